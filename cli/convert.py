@@ -41,6 +41,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 )
 @flags.mla_layout
 @flags.mtp
+@flags.vocab
 @flags.architecture
 @flags.program
 @flags.lora

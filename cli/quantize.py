@@ -59,6 +59,7 @@ _role_types = flags.together(
 @flags.metadata
 @flags.mla_layout
 @flags.mtp
+@flags.vocab
 @flags.architecture
 @flags.program
 @flags.lora

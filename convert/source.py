@@ -19,7 +19,7 @@ from .lora.merge import RECORD, record
 from .metadata import general_keys, size_label
 from .model_card import card_metadata
 from .model_spec import ModelSpec
-from .tokenizers.vocabulary import read_vocabulary
+from .tokenizers.vocabulary import NO_VOCABULARY, read_vocabulary
 
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
@@ -32,6 +32,7 @@ def open_source(
     architecture: str | None = None,
     lora: Sequence[str | Path | AdapterFile] = (),
     mtp: bool | None = None,
+    vocab: bool | None = None,
 ) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
@@ -44,6 +45,8 @@ def open_source(
                 checkpoint a folder of peft
     mtp         draft layers (multi-token prediction) of a checkpoint are kept, or not; None: they are, unless the program that
                 the layout is for does not load them. False leaves out those of a GGUF, too
+    vocab       True: a checkpoint without a tokenizer is an error; False: its tokenizer is left out; None: the metadata has the
+                vocabulary if there is one
 
     Without `remote` a repository is downloaded into the hub's cache. No tensor data is read. Raises FormatError for malformed
     or incomplete models and unknown architectures, PlanError for an unknown layout or `architecture`, or one for a GGUF.
@@ -51,19 +54,21 @@ def open_source(
     if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora, mtp)
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora, mtp, vocab)
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FormatError(f"{path} is no checkpoint: it has no config.json")
-        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora, mtp)
+        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora, mtp, vocab)
     if path.suffix == ".gguf":
         if mla_layout is not None:
             raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
         if architecture is not None:
             raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
+        if vocab is False:
+            raise PlanError(f"{path} is a GGUF, whose vocabulary stays; --no-vocab is for checkpoints")
         source = drop_draft_layers(gguf_source(path)) if mtp is False else gguf_source(path)
         return _merged(source, None, lora)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
@@ -83,13 +88,16 @@ def _checkpoint_source(
     architecture: str | None,
     lora: Sequence[str | Path | AdapterFile],
     mtp: bool | None,
+    vocab: bool | None,
 ) -> TensorSource:
     folder = fetched.folder
     checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
     config = checkpoint.config
     model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture, checkpoint.stored)
     model, tensors, assembly_notes = assemble(checkpoint, model, mtp)
-    vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size)
+    vocabulary, vocabulary_notes = dict(NO_VOCABULARY), ["the GGUF will have no vocabulary, as --no-vocab says"]
+    if vocab is not False:
+        vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size, is_needed=bool(vocab))
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
     metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes)
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})

@@ -35,6 +35,7 @@ def convert_model(
     symmetric_q40: bool = False,
     mla_layout: str | None = None,
     mtp: bool | None = None,
+    vocab: bool = True,
     architecture: str | None = None,
     program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
@@ -72,6 +73,8 @@ def convert_model(
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
     mtp                   draft layers (multi-token prediction) are kept, or left out; None: they are kept where the checkpoint
                           has them, unless it is DeepSeek-V3 in a layout for ik_llama.cpp, which does not load them
+    vocab                 False: the file has no vocabulary; else a checkpoint without a tokenizer is an error, since nothing
+                          could run the file
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
     program               that is to load the file: 'llama.cpp', 'ik_llama.cpp' or 'ollama'. Types and layout are what it knows,
                           what it does not know is an error; None: any
@@ -120,13 +123,13 @@ def convert_model(
         refuse_unused({"--for": program}, "a text model")
     if is_peft_folder(source):
         refuse_unused(splitting, "a text model: an adapter is one file")
-        given = {"--lora": as_adapters(lora), "--symmetric-q40": symmetric_q40}
+        given = {"--lora": as_adapters(lora), "--symmetric-q40": symmetric_q40, "--no-vocab": not vocab}
         refuse_unused(given, "a checkpoint, not an adapter")
         opened = open_adapter(source, base, mla_layout, architecture)
         plan = plan_types(opened, out, adapter_types(opened, outtype), rule=f"--outtype {outtype}", **planning)
     elif mmproj:
         refuse_unused(splitting, "a text model: llama.cpp reads a projector from one file")
-        refuse_unused({"--lora": as_adapters(lora), "--base": base}, "a text model")
+        refuse_unused({"--lora": as_adapters(lora), "--base": base, "--no-vocab": not vocab}, "a text model")
         opened = open_projector(source, remote=remote or ((dry_run or cluster is not None) and is_repository(source)))
         types, file_type = projector_types(opened, outtype)
         plan = plan_types(opened, out, types, file_type=file_type, rule=f"--outtype {outtype}", **planning)
@@ -136,6 +139,7 @@ def convert_model(
             source,
             mla_layout=mla_layout,
             mtp=mtp,
+            vocab=vocab,
             remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
             architecture=architecture,
             lora=as_adapters(lora),

@@ -91,6 +91,7 @@ def quantize_model(
     override_kv: Mapping[str, Any] | None = None,
     mla_layout: str | None = None,
     mtp: bool | None = None,
+    vocab: bool = True,
     architecture: str | None = None,
     program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
@@ -147,7 +148,7 @@ def quantize_model(
                           file is as the whole job writes it; `merge_model` and `hash_model` refuse files of another job
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
                           or for a checkpoint a folder of peft
-    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
+    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, vocab, architecture, split_max_size,
     split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads, cluster,
     cluster_output        as for `convert_model`
     device                of torch ('cuda') that encodes k-quants and IQK types; None: this program's encoders
@@ -197,9 +198,11 @@ def quantize_model(
             return earlier
     architecture = architecture or given.recipe.stages.get("convert", {}).get("architecture")
     mtp = mtp if mtp is not None else given.recipe.stages.get("convert", {}).get("mtp")
+    vocab = vocab and given.recipe.stages.get("convert", {}).get("vocab", True)
     reading = {
         "mla_layout": layout,
         "mtp": mtp,
+        "vocab": vocab,
         "remote": remote or ((dry_run or cluster is not None) and is_repository(source)),
         "architecture": architecture,
         "lora": adapters,
@@ -263,6 +266,7 @@ def quantize_model(
             program=program,
             architecture=architecture,
             mtp=mtp,
+            vocab=vocab,
             split_max_size=planning["split_max_size"],
         )
     inputs = [Path(path) for path in (given.path, imatrix, covariance) if path is not None]

@@ -181,6 +181,7 @@ def _plan(
         model,
         mla_layout=how.get("mla_layout"),
         mtp=how.get("mtp"),
+        vocab=how.get("vocab"),
         remote=is_repository(model),
         architecture=architecture or how.get("architecture"),
         lora=lora,

@@ -47,9 +47,18 @@ def write_shard(path, entries, arrays=None):
         file.truncate(8 + len(text) + at)
 
 
-def write_folder(folder, config, tensors, shards=1):
-    """config.json, and the arrays (ml_dtypes for bf16 and fp8) in `shards` files with an index. Returns the folder."""
+def write_vocabulary(folder):
+    """The smallest one: a word, and no token that is set before a text."""
+    (folder / "vocab.txt").write_text("[UNK]\n")
+
+
+def write_folder(folder, config, tensors, shards=1, vocab=True):
+    """config.json, and the arrays (ml_dtypes for bf16 and fp8) in `shards` files with an index. Returns the folder.
+
+    vocab: with a vocabulary, which other files of a tokenizer take precedence over."""
     folder.mkdir(exist_ok=True)
+    if vocab:
+        write_vocabulary(folder)
     (folder / "config.json").write_text(json.dumps(config))
     names = list(tensors)
     files = [f"model-{i + 1:05d}-of-{shards:05d}.safetensors" for i in range(shards)]
@@ -260,6 +269,7 @@ def header_only_deepseek_v3(tmp_path_factory):
     }
     config["rope_scaling"] = config["rope_scaling"] | {"original_max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(config))
+    write_vocabulary(folder)
     shapes = deepseek_shapes(config)
     sizes = np.cumsum([BYTES[dtype] * int(np.prod(shape, dtype=np.int64)) for dtype, shape in shapes.values()])
     shards, weight_map = 163, {}
@@ -294,6 +304,7 @@ def sparse_llama():
         entries |= {n.replace(".0.", f".{i}."): ("F32", s) for i in range(layers) for n, s in layer.items()}
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
+        write_vocabulary(folder)
         write_shard(folder / "model.safetensors", entries)
         return folder
 

@@ -133,6 +133,14 @@ mtp = click.option(
     help="Keep draft layers (multi-token prediction), or leave them out. [default: keep; not of DeepSeek-V3 in the ik layout, "
     "since ik_llama.cpp does not load them]",
 )
+vocab = click.option(
+    "--no-vocab",
+    "vocab",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Write no vocabulary. Otherwise a checkpoint without a tokenizer is refused: nothing could run its GGUF.",
+)
 cluster = click.option(
     "--cluster", metavar="ADDRESS", help="Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N."
 )

@@ -27,15 +27,17 @@ _SPECIAL_KEYS = {
     "pad": "padding_token_id",
     "mask": "mask_token_id",
 }
+NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}  # the keys of a file without one
 # Tokens that end a turn; the first that the model may generate becomes eot_token_id.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|EOT|>", "<|END_OF_TURN_TOKEN|>")
 _TURN_ENDS += ("[|endofturn|]",)
 
 
-def read_vocabulary(folder: Path, config: Config, vocab_size: int) -> tuple[dict[str, Any], list[str]]:
+def read_vocabulary(folder: Path, config: Config, vocab_size: int, is_needed: bool = False) -> tuple[dict[str, Any], list[str]]:
     """(tokenizer.* metadata for vocab_size tokens, notes). Ids without a token become unused ones named [PADn].
 
-    Without any supported file, the model is 'no_vocab' and a note says so. Raises FormatError for malformed files.
+    Without any supported file, the keys are NO_VOCABULARY and a note says so. Raises FormatError for malformed files, and
+    without any if a vocabulary is needed.
     """
     notes: list[str] = []
     path, settings = folder / "tokenizer.json", _tokenizer_config(folder)
@@ -53,9 +55,13 @@ def read_vocabulary(folder: Path, config: Config, vocab_size: int) -> tuple[dict
         keys = _from_other_files(folder, settings, config, vocab_size, notes)
     if keys is None:
         problem = "tokenizer.json is of an unknown kind" if path.exists() else "there is no tokenizer.json"
-        return {"tokenizer.ggml.model": "no_vocab"}, [
-            f"{problem}: the GGUF will have no vocabulary, without which no program can run it on text"
-        ]
+        if is_needed:
+            raise FormatError(
+                f"{folder} has no tokenizer that can be read ({problem}), and nothing runs a GGUF without a vocabulary: "
+                "add the model's tokenizer files, or give --no-vocab ([convert] vocab = false)"
+            )
+        note = f"{problem}: the GGUF will have no vocabulary, without which no program can run it on text"
+        return dict(NO_VOCABULARY), [note]
     templates = chat_templates(folder, settings, notes)
     keys |= _end_of_turn(keys, config, templates)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates, notes

@@ -57,9 +57,9 @@ class ModelAddress:
 
 
 def address_of(model: ModelLike, source: TensorSource, **options: Any) -> SourceAddress:
-    """How workers open the model that is `source` here. options: of `open_source`, None or False for the usual ones."""
+    """How workers open the model that is `source` here. options: of `open_source`, None for the usual ones."""
     path = str(source.path if isinstance(model, Model | TensorSource) else model)
-    here, given = Path(path), {name: value for name, value in options.items() if value}
+    here, given = Path(path), {name: value for name, value in options.items() if value is not None}
     if given.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
         given["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(given["lora"]))
     return SourceAddress(str(here.resolve()) if here.exists() else path, source_digest(source, given), hashable(given))

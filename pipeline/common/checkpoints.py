@@ -12,6 +12,7 @@ from ...convert.architectures.registry import model_spec
 from ...convert.checkpoint import Checkpoint, assemble, open_checkpoint
 from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_repository
 from ...convert.source import MLA_LAYOUTS
+from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...errors import FormatError
 
 
@@ -96,9 +97,10 @@ def _convertible(checkpoint: Checkpoint) -> tuple[str | None, list[str], str]:
     try:
         model = model_spec(checkpoint.config, MLA_LAYOUTS[0], None, checkpoint.stored)
         model, _, notes = assemble(checkpoint, model, None)
+        _, vocabulary_notes = read_vocabulary(checkpoint.folder, checkpoint.config, model.vocab_size, is_needed=True)
     except FormatError as error:
         return None, [], str(error)
-    return model.architecture, [*notes, *model.notes], ""
+    return model.architecture, [*notes, *model.notes, *vocabulary_notes], ""
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -33,6 +33,7 @@ def reading_of(recipe: Recipe, base: Path, model: str | Path, mla_layout: str | 
     return {
         "mla_layout": mla_layout,
         "mtp": convert.get("mtp"),
+        "vocab": convert.get("vocab", True),
         "architecture": convert.get("architecture"),
         "lora": adapters_of_recipe(recipe, base),
         "remote": cluster is not None and is_repository(model),  # every worker reads what it needs, and this process too

@@ -181,6 +181,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
         "mtp": _SWITCH,
+        "vocab": _SWITCH,
         "architecture": _NAME,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
@@ -252,6 +253,10 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         wants = "[imatrix] nextn" if imatrix.get("nextn") else "[validate] mtp" if validate.get("mtp") else ""
         if wants:
             raise RecipeError(f"{path}: {wants} runs the draft layers, which [convert] mtp = false leaves out")
+    if stages.get("convert", {}).get("vocab") is False:
+        reading = next((stage for stage in ("imatrix", "search", "validate") if "text" in stages.get(stage, {})), None)
+        if reading:
+            raise RecipeError(f"{path}: [{reading}] text needs the vocabulary, which [convert] vocab = false leaves out")
     is_collected, is_given = bool(imatrix.get("covariance")), "covariance" in stages.get("quantize", {})
     if is_collected and is_given:
         raise RecipeError(f"{path}: [imatrix] covariance collects what [quantize] covariance reads; give one of both")

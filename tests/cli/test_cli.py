@@ -109,7 +109,7 @@ REFUSALS = [
     (["quantize", "junk", "out.gguf", "q8_0"], 1, "junk is neither a checkpoint folder nor a .gguf file"),
     (["inspect", "taken.gguf"], 1, "not a GGUF file"),
     (["imatrix", "show", "junk"], 1, "junk: not an imatrix"),
-    (["perplexity", "MODEL", "-f", "junk"], 1, "tokenizer"),
+    (["perplexity", "MODEL", "-f", "junk"], 1, "one window needs 512"),
 ]
 
 

@@ -18,7 +18,7 @@ def tiny(tmp_path, write_checkpoint, tiny_llama):
     def write(changes=None, tensor_changes=None, shards=1):
         config, tensors = tiny_llama()
         tensors = {n: a for n, a in (tensors | (tensor_changes or {})).items() if a is not None}
-        return write_checkpoint(tmp_path / "tiny", config | (changes or {}), tensors, shards)
+        return write_checkpoint(tmp_path / "tiny", config | (changes or {}), tensors, shards, vocab=False)
 
     return write
 

@@ -32,7 +32,7 @@ def dense(tensors, name, block):
 def convert(tmp_path, write_checkpoint, tiny_deepseek):
     def run(block=None, layout="ik", shards=1, **changes):
         config, tensors = tiny_deepseek(block, **changes)
-        folder = write_checkpoint(tmp_path / "tiny", config, tensors, shards)
+        folder = write_checkpoint(tmp_path / "tiny", config, tensors, shards, vocab=False)
         return open_source(folder, mla_layout=layout), tensors
 
     return run
