@@ -80,10 +80,21 @@ def test_it_serves_and_shuts_down(start, number):
 
 
 def test_it_serves_from_a_device(start):
+    """All on torch's processor device, and part of it: the answers of the program's own kernels, and nearly their logits."""
     pytest.importorskip("torch")
-    ask = {"messages": [{"role": "user", "content": "The list"}]}
-    _, url = start("--temp", "0", "-n", "3", "--device", "cpu")
-    assert post(f"{url}/v1/chat/completions", ask)["choices"][0]["message"]["content"]
+    ask = {"messages": [{"role": "user", "content": "The list"}], "logprobs": True, "max_tokens": 4}
+    placements = (), ("--device", "cpu"), ("--device", "cpu", "-ngl", "2", "-ot", r"blk\.3\.attn=CPU,exps=CPU")
+    answers = []
+    for options in placements:
+        _, url = start("--temp", "0", "-t", "1", *options)
+        answers.append(post(f"{url}/v1/chat/completions", ask)["choices"][0])
+    expected, *found = answers
+    for answer in found:
+        assert answer["message"] == expected["message"]
+        assert answer["finish_reason"] == expected["finish_reason"]
+        for token, other in zip(answer["logprobs"]["content"], expected["logprobs"]["content"], strict=True):
+            assert token["token"] == other["token"]
+            assert token["logprob"] == pytest.approx(other["logprob"], abs=0.05)
 
 
 @pytest.mark.parametrize(
