@@ -1,25 +1,25 @@
-"""Codes chosen under a covariance by torch, on its CPU, against the codecs: the same errors, and none larger than before."""
+"""Codes chosen under a covariance by torch, on its DEVICE, against the codecs: the same errors, and none larger than before."""
 
 import numpy as np
 import pytest
 from covariances import covariance, row_errors, weights
 
 torch = pytest.importorskip("torch")
+from op_graphs import DEVICE  # noqa: E402
 
 from ggufmill import quantize  # noqa: E402
 
-CPU = "cpu"  # torch on the processor
 SCALAR = [("q4_1", 1), ("q3_K", 0), ("q4_K", 1), ("iq3_ks", 2), ("mxfp4", 1), ("q8_0", 1), ("iq4_kss", 0), ("iq4_kss", 2)]
 VECTORS = [("iq2_xxs", 1), ("iq2_kl", 1), ("iq3_s", 2), ("iq1_m", 0), ("iq1_s_r4", 1)]
 
 
 @pytest.mark.parametrize(("name", "effort"), [*SCALAR, *VECTORS])
 def test_errors_of_the_cpu(name, effort):
-    """Errors are those of the CPU's refinement, on average over rows; each alone is no larger than before it."""
+    """Errors are those of the DEVICE's refinement, on average over rows; each alone is no larger than before it."""
     x, h = weights(16, 256), covariance(256, 40)
     options = {"covariance": h, "effort": effort}
-    before = row_errors(x, quantize.encode(x, name, h.diagonal, device=CPU), name, h)
-    expected, actual = quantize.encode(x, name, **options), quantize.encode(x, name, **options, device=CPU)
+    before = row_errors(x, quantize.encode(x, name, h.diagonal, device=DEVICE), name, h)
+    expected, actual = quantize.encode(x, name, **options), quantize.encode(x, name, **options, device=DEVICE)
     errors = row_errors(x, actual, name, h)
     assert (errors <= before * (1 + 1e-5)).all()
     assert errors.sum() == pytest.approx(row_errors(x, expected, name, h).sum(), rel=1e-4)
@@ -28,7 +28,7 @@ def test_errors_of_the_cpu(name, effort):
 
 def test_rows_shorter_than_a_panel():
     x, h = weights(8, 96), covariance(96, 40)
-    expected, actual = (quantize.encode(x, "iq1_s_r4", covariance=h, device=device) for device in (None, CPU))
+    expected, actual = (quantize.encode(x, "iq1_s_r4", covariance=h, device=device) for device in (None, DEVICE))
     assert np.mean(actual == expected) > 0.99
 
 
@@ -41,7 +41,7 @@ def test_trellis_types(name):
         for q in (
             quantize.encode(x, name, h.diagonal),
             quantize.encode(x, name, covariance=h, effort=0),
-            quantize.encode(x, name, covariance=h, effort=0, device=CPU),
+            quantize.encode(x, name, covariance=h, effort=0, device=DEVICE),
         )
     )
     assert (actual <= before * (1 + 1e-5)).all()

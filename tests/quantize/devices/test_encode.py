@@ -1,4 +1,4 @@
-"""Encoders by torch, on its CPU, against the codecs: the same bytes, or nearly the same errors."""
+"""Encoders by torch, on its DEVICE, against the codecs: the same bytes, or nearly the same errors."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from op_graphs import DEVICE  # noqa: E402
 
 import ggufmill  # noqa: E402
 from ggufmill import quantize  # noqa: E402
@@ -17,7 +18,6 @@ from ggufmill.quantize.devices.encode import METADATA_KEY, TYPES_ON_DEVICES  # n
 from ggufmill.quantize.devices.packing import packer_of  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
-CPU = "cpu"  # torch on the processor
 N = 512
 
 
@@ -49,7 +49,7 @@ def weighted_error(x: np.ndarray, q: np.ndarray, name: str, qw: np.ndarray | Non
 
 
 def assert_as_good(x: np.ndarray, name: str, qw: np.ndarray | None, same_bytes: float = 0.99) -> None:
-    expected, actual = quantize.encode(x, name, qw), quantize.encode(x, name, qw, device=CPU)
+    expected, actual = quantize.encode(x, name, qw), quantize.encode(x, name, qw, device=DEVICE)
     assert actual.shape == expected.shape
     assert np.mean(actual == expected) > same_bytes
     error = weighted_error(x, expected, name, qw)
@@ -67,7 +67,7 @@ def test_bytes_of_the_codecs(name, kind, qw):
 def test_constant_rows(name):
     """Where all fits are equally good, rounding chooses one: the bytes may be others. (iq2_kl has no pair of equal values.)"""
     x, qw = np.full((2, N), 0.01, np.float32), importance("positive")
-    expected, actual = (weighted_error(x, quantize.encode(x, name, qw, device=device), name, qw) for device in (None, CPU))
+    expected, actual = (weighted_error(x, quantize.encode(x, name, qw, device=device), name, qw) for device in (None, DEVICE))
     assert actual <= max(expected * (1 + 1e-4), 0.01 * weighted_error(x, np.zeros_like(quantize.encode(x, name, qw)), name, qw))
 
 
@@ -75,7 +75,7 @@ def test_constant_rows(name):
 def test_repacked_types_are_encoded_as_their_base(name):
     x = weights("normal")
     qw = importance("positive")
-    assert np.array_equal(quantize.encode(x, name, qw, device=CPU), quantize.encode(x, name, qw))
+    assert np.array_equal(quantize.encode(x, name, qw, device=DEVICE), quantize.encode(x, name, qw))
 
 
 @pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q6_K", "iq2_k", "iq2_ks", "iq3_k", "iq5_ks", "iq4_kss", "iq2_kl"])
@@ -88,9 +88,9 @@ def test_weights_of_a_trained_model(name):
 
 def test_batches_do_not_change_rows(monkeypatch):
     x = weights("spiky")
-    whole = quantize.encode(x, "iq3_ks", importance("positive"), device=CPU)
+    whole = quantize.encode(x, "iq3_ks", importance("positive"), device=DEVICE)
     monkeypatch.setattr("ggufmill.quantize.devices.encode._BATCH_WEIGHTS", 3 * N)
-    assert np.array_equal(quantize.encode(x, "iq3_ks", importance("positive"), device=CPU), whole)
+    assert np.array_equal(quantize.encode(x, "iq3_ks", importance("positive"), device=DEVICE), whole)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(TYPES_ON_DEVICES) if not layout_of(name).gray_words])
@@ -116,15 +116,15 @@ def test_weights_that_are_not_finite_are_refused():
     x = weights("normal")
     x[3, 7] = np.nan
     with pytest.raises(registry.NonFiniteError, match="row 3, column 7"):
-        quantize.encode(x, "q4_K", device=CPU)
+        quantize.encode(x, "q4_K", device=DEVICE)
 
 
 def test_a_model_quantised_on_a_device_says_so(tmp_path: Path):
     made = {"type": "Q4_K_M", "force": True}
-    ggufmill.quantize_model(FOLDER / "demo", tmp_path / "a.gguf", **made, device=CPU)
+    ggufmill.quantize_model(FOLDER / "demo", tmp_path / "a.gguf", **made, device=DEVICE)
     ggufmill.quantize_model(FOLDER / "demo", tmp_path / "b.gguf", **made)
     a, b = open_gguf(tmp_path / "a.gguf"), open_gguf(tmp_path / "b.gguf")
-    assert a.metadata[METADATA_KEY] == CPU
+    assert a.metadata[METADATA_KEY] == DEVICE
     assert METADATA_KEY not in b.metadata
     encoded = [tensor for tensor in a.tensors.values() if tensor.type.name in TYPES_ON_DEVICES]
     assert encoded

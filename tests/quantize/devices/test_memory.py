@@ -7,6 +7,7 @@ import pytest
 from covariances import covariance, weights
 
 torch = pytest.importorskip("torch")
+from op_graphs import DEVICE  # noqa: E402
 
 import ggufmill  # noqa: E402
 from ggufmill import quantize  # noqa: E402
@@ -17,7 +18,6 @@ from ggufmill.quantize.devices.scalar_covariance import DeviceScalarRefinement  
 from ggufmill.quantize.devices.vector_covariance import DeviceVectorRefinement  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
-CPU = "cpu"  # torch on the processor
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
 FULL_ON_MPS = RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
 
@@ -40,9 +40,9 @@ def limit_rows(monkeypatch, target, name, most, error=FULL) -> list[int]:
 @pytest.mark.parametrize("error", [FULL, FULL_ON_MPS])
 def test_fewer_rows_are_encoded_at_a_time(monkeypatch, error):
     x, qw = weights(7, 256), np.linspace(0, 1, 256, dtype=np.float32)
-    expected = quantize.encode(x, "iq4_k", qw, device=CPU)
+    expected = quantize.encode(x, "iq4_k", qw, device=DEVICE)
     given = limit_rows(monkeypatch, iqk, "encode", 2, error)
-    assert np.array_equal(quantize.encode(x, "iq4_k", qw, device=CPU), expected)
+    assert np.array_equal(quantize.encode(x, "iq4_k", qw, device=DEVICE), expected)
     assert given == [7, 3, 1, 1, 1, 1, 1, 1, 1]
 
 
@@ -52,9 +52,10 @@ def test_fewer_rows_are_encoded_at_a_time(monkeypatch, error):
 )
 def test_fewer_rows_are_refined_at_a_time(monkeypatch, name, refinement, given):
     x, h = weights(8, 256), covariance(256, 40)
-    expected = quantize.encode(x, name, covariance=h, effort=0, device=CPU)
+    expected = quantize.encode(x, name, covariance=h, effort=0, device=DEVICE)
     seen = limit_rows(monkeypatch, refinement, "choose_codes", 7 if name == "q4_K" else 4)
-    assert np.array_equal(quantize.encode(x, name, covariance=h, effort=0, device=CPU), expected)
+    actual = quantize.encode(x, name, covariance=h, effort=0, device=DEVICE)
+    assert np.mean(actual == expected) > 0.99  # sums of matrix products may depend on the number of rows
     assert seen == given
 
 
@@ -63,27 +64,27 @@ def test_matrices_are_sent_again_after_a_failure(monkeypatch):
     freed = []
     monkeypatch.setattr(device_refine, "forget_matrices", lambda: freed.append(True))
     limit_rows(monkeypatch, DeviceScalarRefinement, "choose_codes", 2)
-    quantize.encode(x, "q4_K", covariance=h, effort=0, device=CPU)
+    quantize.encode(x, "q4_K", covariance=h, effort=0, device=DEVICE)
     assert freed
 
 
 def test_one_row_is_too_much(monkeypatch):
     limit_rows(monkeypatch, iqk, "encode", 0)
     with pytest.raises(
-        MillError, match=r"^cpu has too little memory to encode iq4_k, even for one row: .*--device none"
+        MillError, match=rf"^{DEVICE} has too little memory to encode iq4_k, even for one row: .*--device none"
     ) as info:
-        quantize.encode(weights(4, 256), "iq4_k", device=CPU)
+        quantize.encode(weights(4, 256), "iq4_k", device=DEVICE)
     assert "\n" not in str(info.value)
 
 
 def test_other_errors_stay_what_they_are(monkeypatch):
     limit_rows(monkeypatch, iqk, "encode", 0, RuntimeError("device-side assert triggered"))
     with pytest.raises(RuntimeError, match="device-side assert"):
-        quantize.encode(weights(4, 256), "iq4_k", device=CPU)
+        quantize.encode(weights(4, 256), "iq4_k", device=DEVICE)
 
 
 def test_a_job_goes_on_after_the_device_was_full(tmp_path: Path, monkeypatch):
-    made = {"type": "q8_0", "custom_q": "kv_a_mqa=iq4_k", "force": True, "device": CPU}
+    made = {"type": "q8_0", "custom_q": "kv_a_mqa=iq4_k", "force": True, "device": DEVICE}
     ggufmill.quantize_model(FOLDER / "demo", tmp_path / "whole.gguf", **made)
     calls, encode = [], iqk.encode
 
