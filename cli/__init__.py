@@ -19,10 +19,13 @@ def main(arguments: list[str] | None = None) -> None:
             from .program import run
 
             run(arguments)
-        except SystemExit:
+        except SystemExit as end:
+            if arguments is None and isinstance(end.code, int):
+                signals.end_with(end.code)
             raise
         except BaseException:
             if not signals.received():  # what an import makes of a KeyboardInterrupt may be another exception
                 raise
             print("ggufmill: interrupted", file=sys.stderr)
+            signals.end_with(signals.exit_code())
             sys.exit(signals.exit_code())

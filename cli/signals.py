@@ -20,7 +20,7 @@ _NAMES = ("SIGINT", "SIGTERM")
 _PATIENCE = 1.0  # seconds in which a signal that follows another one is taken for the same wish
 
 _received: int | None = None  # the first signal
-_ending: int | None = None  # the exit code of a program that was interrupted
+_ending: int | None = None  # the exit code of the program
 _since: float | None = None  # when it came; None: the KeyboardInterrupt that it raised was lost
 
 
@@ -30,16 +30,20 @@ def received() -> bool:
 
 
 def exit_code() -> int:
-    """128 + the signal that asked the program to end (SIGINT if none did: something raised KeyboardInterrupt). To call when it
-    ends with that."""
+    """128 + the signal that asked the program to end (SIGINT if none did: something raised KeyboardInterrupt)."""
+    return 128 + (_received or signal.SIGINT)
+
+
+def end_with(code: int) -> None:
+    """Sets the exit code of the program, for which `raised_as_interrupt` has to be in use."""
     global _ending
-    _ending = 128 + (_received or signal.SIGINT)
-    return _ending
+    _ending = code
 
 
 def _exit() -> None:
-    """Ends an interrupted program as the last that it does: `python -m` would take SIGINT for its exit code, whichever signal
-    came, if KeyboardInterrupt was raised within an exec() of a text, as dataclasses and namedtuple have it."""
+    """Ends the program as the last that it does, without Python's own end: in that a signal would end it as if it had no
+    handlers, and `python -m` would end as by SIGINT, whichever signal came, if KeyboardInterrupt was raised within an exec() of
+    a text, as dataclasses and namedtuple have it."""
     if _ending is not None:
         _leave(_ending)
 
@@ -91,8 +95,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _leave(code: int, line: bytes = b"") -> NoReturn:
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
     with suppress(OSError), open(2, "wb", buffering=0, closefd=False) as stderr:  # whatever else is just being printed
         stderr.write(line)
     os._exit(code)

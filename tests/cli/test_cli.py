@@ -337,7 +337,9 @@ def test_a_signal_before_anything_is_done(number):
 
 AT_THE_END = """
 import atexit, os, signal, sys
-atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+import ggufmill.cli.program as program
+NUMBER = int(sys.argv[1])
+program.raise_open_file_limit = lambda: atexit.register(os.kill, os.getpid(), NUMBER)
 from ggufmill.cli import main
 sys.argv[1:] = ["--version"]
 main()
@@ -348,6 +350,27 @@ main()
 def test_a_signal_when_everything_is_done(number):
     done = subprocess.run([sys.executable, "-c", AT_THE_END, str(int(number))], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + number, "ggufmill: interrupted\n")
+    assert done.stdout.startswith("ggufmill, version")
+
+
+AFTER_THE_END = """
+import os, sys
+class Last:
+    def __init__(self, number, kill=os.kill, pid=os.getpid()):
+        self.number, self.kill, self.pid = number, kill, pid
+    def __del__(self):  # when Python has given up its handlers
+        self.kill(self.pid, self.number)
+last = Last(int(sys.argv[1]))
+from ggufmill.cli import main
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_python_does_not_end_without_handlers(number):
+    done = subprocess.run([sys.executable, "-c", AFTER_THE_END, str(int(number))], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ggufmill, version")
 
 
