@@ -59,6 +59,21 @@ def test_importance_matrix_bench_and_comparison(text, tmp_path):
     run("compare", MODEL, MODEL, "-f", text, "-c", 64, "-t", 1, "--chunks", 1, "--device", DEVICE)
 
 
+def test_covariances_of_a_model_that_is_larger_than_the_device(text, tmp_path):
+    """Those of the processor, but for roundings; and the same bits whether layers stay on the device or are copied there."""
+    placements = {"plain": (), "whole": ("--device", DEVICE), "copied": ("--device", DEVICE, "--device-memory", "8M")}
+    for name, options in placements.items():
+        paths = "-o", tmp_path / f"{name}.imatrix", "--covariance", tmp_path / f"{name}.gguf"
+        run("imatrix", MODEL, "-f", text, *paths, "-c", 64, "--chunks", 3, "-t", 1, *options)
+    plain, whole, copied = (open_gguf(tmp_path / f"{name}.gguf").tensors for name in placements)
+    assert plain.keys() == whole.keys() == copied.keys()
+    for name, tensor in whole.items():
+        assert np.array_equal(tensor.data, copied[name].data), name
+        if tensor.type.name == "f32":
+            found, expected = (np.ascontiguousarray(each.data).view(np.float32) for each in (tensor, plain[name]))
+            assert np.allclose(found, expected, rtol=0.05, atol=1e-3 * np.abs(expected).max()), name
+
+
 # Verbs that run a model, with little to do; TEXT, OUT: paths.
 SHORT = ("-t", 1, "-c", 64)
 VERBS = {
