@@ -21,12 +21,12 @@ from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
-from .blocks import BlockResponse, BlockWriter
 from .checks import RequestError
 from .engine import Engine, check_prompt_length
 from .model_info import describe
 from .prompt_renderer import PromptRenderer
-from .replies import Prompt, ReplyBuilder
+from .replies.blocks import BlockResponse, BlockWriter
+from .replies.openai_replies import Prompt, ReplyBuilder
 from .requests import CompletionRequest
 from .responses import Replies, TaskResponse
 from .stream_parser import StreamParser

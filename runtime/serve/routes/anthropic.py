@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..anthropic_messages import MessageWriter, chat_request
 from ..checks import fields_named
+from ..replies.anthropic_messages import MessageWriter, chat_request
 from ..requests import parse_chat
 from ..responses import json_response
 from ..service import Service

@@ -14,11 +14,11 @@ from .... import __version__
 from ....formats import PlanError
 from ...text.tokenizer import Tokenizer
 from ..checks import RequestError, flag, invalid, number, text
-from ..generation_settings import request_settings, shown_settings
-from ..llama_replies import LlamaReplies
 from ..metrics import metrics_text
 from ..prompt_renderer import PromptRenderer
-from ..replies import Prompt
+from ..replies.generation_settings import request_settings, shown_settings
+from ..replies.llama_replies import LlamaReplies
+from ..replies.openai_replies import Prompt
 from ..requests import parse_chat, parse_completion
 from ..responses import json_response
 from ..service import Service

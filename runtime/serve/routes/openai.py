@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..checks import RequestError, fields_named
-from ..openai_responses import ResponseWriter, chat_request
-from ..replies import Prompt
+from ..replies.openai_replies import Prompt
+from ..replies.openai_responses import ResponseWriter, chat_request
 from ..requests import CompletionRequest, parse_chat, parse_completion
 from ..responses import json_response
 from ..service import Service

@@ -18,7 +18,7 @@ from ...session import Session
 from ...session_file import restore_session, save_session
 from ..checks import JsonObject, RequestError, invalid
 from ..engine import Busy
-from ..generation_settings import shown_settings
+from ..replies.generation_settings import shown_settings
 from ..responses import as_request_error, json_response
 from ..service import Service
 from ..tasks import SlotState

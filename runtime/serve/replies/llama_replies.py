@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..generation.sampling import SampledToken
-from ..text.tokenizer import Tokenizer
-from .checks import JsonObject
-from .replies import Answer, Prompt, timings_object
-from .tasks import EndEvent, Event, PromptEvent
+from ...generation.sampling import SampledToken
+from ...text.tokenizer import Tokenizer
+from ..checks import JsonObject
+from ..tasks import EndEvent, Event, PromptEvent
+from .openai_replies import Answer, Prompt, timings_object
 
 # reason of a Generation -> stop_type
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}

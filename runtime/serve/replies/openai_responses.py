@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import JsonObject, RequestError, invalid, json_object, text
+from ..tasks import EndEvent
 from .blocks import CALL, THOUGHT, Block, BlockWriter
-from .checks import JsonObject, RequestError, invalid, json_object, text
-from .tasks import EndEvent
 
 _RENAMED = {"max_output_tokens": "max_tokens"}
 _SAME_FIELDS = (

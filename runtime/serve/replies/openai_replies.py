@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
-from ..generation.generate import Timings
-from ..generation.sampling import SampledToken
-from ..text.tokenizer import Tokenizer
-from .checks import JsonObject
-from .stream_parser import StreamParser
-from .tasks import EndEvent, Event, PromptEvent, TextEvent
+from ...generation.generate import Timings
+from ...generation.sampling import SampledToken
+from ...text.tokenizer import Tokenizer
+from ..checks import JsonObject
+from ..stream_parser import StreamParser
+from ..tasks import EndEvent, Event, PromptEvent, TextEvent
 
 # reason of a Generation -> finish_reason
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}

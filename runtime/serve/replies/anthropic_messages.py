@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import JsonObject, RequestError, flag, invalid, json_object
+from ..tasks import EndEvent
 from .blocks import CALL, TEXT, THOUGHT, Block, BlockWriter
-from .checks import JsonObject, RequestError, flag, invalid, json_object
-from .tasks import EndEvent
 
 # reason of a Generation -> stop_reason
 _STOP_REASONS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "context": "max_tokens"}

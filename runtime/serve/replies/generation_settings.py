@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..generation.sampling import Sampling
-from .checks import JsonObject
+from ...generation.sampling import Sampling
+from ..checks import JsonObject
 
 _RENAMED = {"temp": "temperature"}
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's number for one
