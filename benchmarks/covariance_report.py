@@ -16,6 +16,8 @@ from typing import Any
 import click
 from covariance import TYPES
 
+from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
+
 RESULTS = Path(__file__).parent / "results"
 LABELS = {
     "none": "no calibration",
@@ -24,7 +26,7 @@ LABELS = {
     "effort2": "covariance, effort 2",
     "effort3": "covariance, effort 3",
 }
-COLOURS = {"none": "#a9b1b8", "imatrix": "#2b6cb0", "effort1": "#f0a02b", "effort2": "#e2711d", "effort3": "#c1272d"}
+VARIANTS = {"none": PALE, "imatrix": COLOURS[0], "effort1": COLOURS[5], "effort2": COLOURS[1], "effort3": COLOURS[3]}
 COLUMN = 0.05  # bits per weight between columns at least
 FAMILIES = {"scalar": "o", "codebook": "s", "trellis": "^", "larger": "o"}
 
@@ -158,54 +160,59 @@ def runtimes(results: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+@styled
 def draw(models: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    figure = Figure(figsize=(7.6 * len(models), 7.4), layout="constrained")
-    for axes, results in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        files = results["files"]
-        places = columns(results)
+    """KL divergence over bits per weight for each model, with standard errors; each type's name stands at its lowest point."""
+    figure, panels = new_axes(1, len(models), 8.5 * len(models), 8)
+    labels = []
+    for axes, results in zip(panels, models, strict=True):
+        files, places = results["files"], columns(results)
         for variant in ("imatrix", highest(files)):
-            axes.plot(*zip(*envelope(results, variant, places), strict=True), color=COLOURS[variant], linewidth=5, alpha=0.18)
+            axes.plot(*zip(*envelope(results, variant, places), strict=True), color=VARIANTS[variant], linewidth=5, alpha=0.15)
+        names, drawn = [], []
         for name, x in places.items():
-            points = [(v, files[f"{name}/{v}"]["kld"]) for v in LABELS if f"{name}/{v}" in files]
-            klds = [kld for _, kld in points]
-            axes.plot([x, x], [min(klds), max(klds)], color="#d5dade", linewidth=2, zorder=1)
-            for variant, kld in points:
-                marker = FAMILIES[family(name)]
-                axes.scatter(x, kld, s=34, c=COLOURS[variant], marker=marker, zorder=3, linewidths=0.4, edgecolors="white")
-            axes.annotate(
-                name, (x, min(klds)), (0, -7), textcoords="offset points", rotation=90, fontsize=7, ha="center", va="top",
-                color="#333333",
-            )  # fmt: skip
+            points = [(v, files[f"{name}/{v}"]) for v in LABELS if f"{name}/{v}" in files]
+            klds = [one["kld"] for _, one in points]
+            axes.plot([x, x], [min(klds), max(klds)], color="#d5dade", linewidth=1.5, zorder=1)
+            for variant, one in points:
+                mark = {"fmt": FAMILIES[family(name)], "color": VARIANTS[variant], "markersize": 4.5, "elinewidth": 0.8}
+                axes.errorbar(x, one["kld"], one["error"], zorder=3, **mark)
+            names.append((x, min(klds), name, INK))
+            drawn.append([(x, min(klds) - points[klds.index(min(klds))][1]["error"]), (x, max(klds))])
         for variant in ("imatrix", "effort1"):
             found = sorted(
                 (f["bits"], f["kld"]) for n, f in files.items() if n.startswith("search") and n.endswith(f"/{variant}")
             )
             if found:
-                axes.plot(*zip(*found, strict=True), "*-", color=COLOURS[variant], markersize=12, linewidth=1.2, zorder=4)
+                axes.plot(*zip(*found, strict=True), "*-", color=VARIANTS[variant], markersize=10, linewidth=1, zorder=4)
+                drawn.append(found)
             mixes = [f for n, f in files.items() if n[0].isupper() and n.endswith(f"/{variant}")]
-            axes.scatter(
-                [f["bits"] for f in mixes], [f["kld"] for f in mixes], marker="D", s=24, facecolors="none", zorder=2,
-                edgecolors=COLOURS[variant], linewidths=1.1,
-            )  # fmt: skip
-        axes.set_yscale("log")
-        axes.set_xlabel("bits per weight of the layers' matrices")
+            axes.plot([f["bits"] for f in mixes], [f["kld"] for f in mixes], "D", color=VARIANTS[variant], ms=4.5, mfc="none")
+            drawn += [[(f["bits"], f["kld"]), (f["bits"], f["kld"])] for f in mixes]
+        axes.set(yscale="log", xlabel="bits per weight of the layers' matrices")
         axes.set_ylabel("KL divergence from bf16 on held-out text (nats per token)")
+        axes.margins(y=0.08)
         weights = f"{results['layer_weights'] / 1e6:.0f} M weights in layers"
-        axes.set_title(f"{results.get('title', results['model'])}: {weights}", fontsize=12)
-        axes.grid(alpha=0.25, which="both", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        variants = [v for v in LABELS if any(n.endswith(f"/{v}") for n in files)]
-        handles = [Line2D([], [], marker="o", ls="", color=COLOURS[v], label=LABELS[v]) for v in variants]
-        shapes = {"scalar types": "o", "codebook types": "s", "trellis types": "^"}
-        handles += [Line2D([], [], marker=m, ls="", color="#555", label=words) for words, m in shapes.items()]
-        if any(n[0].isupper() for n in files):
-            handles.append(Line2D([], [], marker="D", ls="", mfc="none", color="#555", label="stock mixes"))
-            handles.append(Line2D([], [], marker="*", color="#555", markersize=11, label="search"))
-        axes.legend(handles=handles, fontsize=9, frameon=False, loc="upper right")
-    figure.savefig(path, dpi=130)
+        axes.set_title(f"{results.get('title', results['model'])}: {weights}")
+        axes.legend(handles=handles(files, axes), loc="upper right")
+        labels.append((axes, names, drawn))
+    figure.draw_without_rendering()
+    for axes, names, drawn in labels:
+        place_labels(axes, names, drawn)
+    save_figure(figure, path)
+
+
+def handles(files: dict[str, Any], axes: Any) -> list[Any]:
+    """The entries of a legend: what the colours and the marks stand for."""
+    variants = {LABELS[v]: ("o", VARIANTS[v]) for v in LABELS if any(n.endswith(f"/{v}") for n in files)}
+    marks = {"scalar types": ("o", INK), "codebook types": ("s", INK), "trellis types": ("^", INK)}
+    if any(n[0].isupper() for n in files):
+        marks |= {"stock mixes": ("D", INK), "search": ("*", INK)}
+    found = []
+    for label, (mark, colour) in (variants | marks).items():
+        face = "none" if mark == "D" else colour
+        found += axes.plot([], [], mark, color=colour, mfc=face, markersize=9 if mark == "*" else 5, label=label)
+    return found
 
 
 def highest(files: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ import numpy as np
 from models import SIZES, TARGETS, make_model
 
 from ggufmill.formats import TYPES, open_gguf
+from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, save_figure, styled
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.bench import Case, Runner
 from ggufmill.runtime.evaluate.provenance import describe_program
@@ -148,34 +149,35 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@styled
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Ratios by type, for prompts and generation."""
-    from matplotlib.figure import Figure
-
+    """Ratios by type, for prompts and generation; bars of error are the largest distance of a round from its median."""
     rows = [row for row in report["rows"] if "ratio" in row["summary"]["pp"] and "ratio" in row["summary"]["tg"]]
     types = list(dict.fromkeys(row["type"] for row in rows))
     series = list(dict.fromkeys((row["size"], row["threads"]) for row in rows))
     if not rows:
         return
-    figure = Figure(figsize=(max(8, 1.1 * len(types)), 8), layout="constrained")
-    for axes, key in zip(figure.subplots(2, 1, sharex=True), WORDS, strict=True):
+    figure, panels = new_axes(2, 1, max(8, 1.1 * len(types)), 8, sharex=True)
+    width = 0.8 / len(series)
+    for axes, (key, word) in zip(panels, WORDS.items(), strict=True):
         for i, (size, threads) in enumerate(series):
-            ratios = {
-                row["type"]: row["summary"][key]["ratio"] for row in rows if (row["size"], row["threads"]) == (size, threads)
-            }
-            width = 0.8 / len(series)
-            positions = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in ratios]
-            axes.bar(
-                positions, list(ratios.values()), 0.9 * width, label=f"{size}, {threads} thread{'s' if threads > 1 else ''}"
-            )
-        axes.axhline(1, color="black", linewidth=0.8)
-        goal = axes.axhline(GOALS[key], color="tab:red", linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
-        axes.legend(handles=[goal], fontsize=8)
-        axes.set(ylabel="times the rival's speed", title=WORDS[key])
-        axes.grid(axis="y", alpha=0.3)
-    axes.set_xticks(range(len(types)), types, rotation=30, ha="right")
-    figure.axes[0].legend(fontsize=8, ncols=3)
-    figure.savefig(path, dpi=120)
+            found = {r["type"]: r["summary"][key] for r in rows if (r["size"], r["threads"]) == (size, threads)}
+            positions = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in found]
+            ratios = [one["ratio"] for one in found.values()]
+            spreads = [one["ratio"] * one["spread"] for one in found.values()]
+            label = f"{size}, {threads} thread{'s' if threads > 1 else ''}"
+            error = {"elinewidth": 0.8, "ecolor": INK, "capsize": 2}
+            axes.bar(positions, ratios, 0.9 * width, yerr=spreads, error_kw=error, label=label, color=COLOURS[i % len(COLOURS)])
+        axes.axhline(1, color=INK, linewidth=0.8)
+        if GOALS[key] != 1:
+            axes.axhline(GOALS[key], color=PALE, linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
+        axes.set(ylabel="times the rival's speed", title=word, ylim=(0, None))
+        axes.grid(visible=False, axis="x")
+    panels[1].set_xticks(range(len(types)), types, rotation=30, ha="right")
+    panels[0].legend(ncols=len(series) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.06))
+    processor = f", {report['processor']}" if "processor" in report else ""  # which results of earlier versions lack
+    figure.suptitle(f"pp{report['prompt']} and tg{report['generation']}{processor}", fontsize=11)
+    save_figure(figure, path)
 
 
 def with_repacked(names: list[str]) -> list[str]:

@@ -136,7 +136,8 @@ def draw(mixes: list[dict[str, Any]], points: list[dict[str, Any]], path: Path) 
     axes.legend()
     figure.draw_without_rendering()
     lines = [[(p["bits"], p["kld"]) for p in chosen] for _, _, _, chosen in kinds[2:]]
-    lines += [[(m["bits"], m["kld"] - m["error"]), (m["bits"], m["kld"] + m["error"])] for m in mixes]
+    bars = [*mixes, *points]  # a mark with its error bar: a label lies on neither
+    lines += [[(m["bits"], m["kld"] - m["error"]), (m["bits"], m["kld"] + m["error"])] for m in bars]
     place_labels(axes, [(m["bits"], m["kld"], m["name"], INK) for m in plain], lines)
     save_figure(figure, path)
 

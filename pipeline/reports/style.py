@@ -14,6 +14,7 @@ from ...formats import PlanError
 P = ParamSpec("P")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind (Okabe, Ito)
 INK, PALE = "#333333", "#999999"
+_GAP = 8, 2  # pixels between labels beside and above each other
 _RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -105,7 +106,7 @@ def place_labels(
             (_cost(box, taken, area) + 0.02 * distance, i, box)
             for i, (box, distance) in enumerate(_places(at[number], extent.width, extent.height))
         )[2]
-        taken.append(best)
+        taken.append((best[0] - _GAP[0], best[1] - _GAP[1], best[2] + _GAP[0], best[3] + _GAP[1]))
         offset = ((best[0] - at[number][0]) / scale, (best[1] - at[number][1]) / scale)
         far = max(abs(offset[0]), abs(offset[1])) > 1.5 * max(extent.height, 12) / scale
         arrow = {"arrowstyle": "-", "linewidth": 0.5, "color": PALE, "shrinkA": 0, "shrinkB": 3} if far else None
@@ -115,8 +116,8 @@ def place_labels(
 def _places(point: tuple[float, float], width: float, height: float) -> list[tuple[tuple[float, float, float, float], float]]:
     """Boxes (left, bottom, right, top) around a point in pixels, and how far away each is."""
     found = []
-    for ring in range(8):
-        gap = 7 + ring * 0.8 * height
+    for ring in range(12):
+        gap = 7 + ring * 0.6 * height
         for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)):
             left = point[0] + (gap if dx > 0 else -gap - width if dx < 0 else -width / 2)
             bottom = point[1] + (gap if dy > 0 else -gap - height if dy < 0 else -height / 2)
