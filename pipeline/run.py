@@ -171,11 +171,12 @@ def _carry_out(run: Run, plans: list[Plan]) -> RunResult:
             plan = quant.repack(quantized)
             made.append((quant, search, quantized, plan, quant.verify(quantized, plan)))
         validations = run.validate([plan for _, _, _, plan, _ in made])
+        stock = run.stock()
         checksums = run.checksums([plan for _, _, _, plan, _ in made])
     except KeyboardInterrupt:
         raise KeyboardInterrupt(run.how_to_continue) from None
     reports = [
-        report_json(quant, plan, imatrix, validation, verification, quantized, search)
+        report_json(quant, plan, imatrix, validation, verification, quantized, search, stock)
         for (quant, search, quantized, plan, verification), validation in zip(made, validations, strict=True)
     ]
     write_text(run.folder.checksums, "".join(f"{digest}  {name}\n" for name, digest in checksums.items()))

@@ -23,8 +23,10 @@ from .markdown import (
     role_rows,
     search_line,
     search_rows,
+    stock_rows,
     type_rows,
 )
+from .size_plot import TITLE, size_plot
 from .svg import Series, bars, heat_map, lines
 from .text_difference import common_words, marked_texts
 
@@ -49,7 +51,8 @@ pre+h3,.wide+h3{margin-top:1rem}
 svg{display:block;width:100%;height:auto;max-width:36rem}svg text{font:10px system-ui,sans-serif;fill:var(--ink)}
 .grid{stroke:var(--grid)}.gap{fill:var(--card);pointer-events:none}
 .beside{min-width:0}.beside>:first-child{margin-top:0}
-.texts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}.texts>div{min-width:0}
+.alone{max-width:38rem;margin-bottom:1rem}
+.texts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}.texts>div{min-width:0}q{font-style:italic;overflow-wrap:anywhere}
 h3.next{margin-top:1.4rem}mark{background:color-mix(in srgb,var(--c1) 30%,transparent);color:inherit;border-radius:.2rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
@@ -188,7 +191,7 @@ def _validation(data: dict[str, Any]) -> list[str]:
         return []
     running = v.get("running", {})
     windows = [i + 1 for i in range(len(running.get("perplexity", [])))]
-    plots = []
+    plots = [] if data["label"] else [(TITLE, size_plot([data], data["stock"]))]  # of several files all are in one
     if len(windows) > 1:
         both = [Series("result", windows, running["perplexity"], error=running.get("error"))]
         both.append(Series(v["baseline"], windows, running["baseline_perplexity"], dashed=True))
@@ -208,21 +211,25 @@ def _validation(data: dict[str, Any]) -> list[str]:
         percent = [float(p) for p in v["kld_percentiles"]]
         spread = Series("of the predictions diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
         plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
-    tables = f"<p>{escape(measured(v))}</p>{table(COMPARISON, comparison(data))}"
-    return [_section("Quality", plots, tables + _texts(v.get("texts", {})))]
+    tables = f"<p>{escape(measured(v))}</p>{table(COMPARISON, [*comparison(data), *stock_rows(data)])}"
+    return [_section("Quality", plots, tables + _texts(v.get("texts", []), v["baseline"]))]
 
 
-def _texts(texts: dict[str, str]) -> str:
-    """The texts that the baseline and the result wrote, side by side, differences marked."""
-    if len(texts) != 2:
+def _texts(texts: Sequence[dict[str, str]], baseline: str) -> str:
+    """What the baseline and the result wrote after each prompt, side by side, differences marked."""
+    if not texts:
         return ""
-    a, b = texts.values()
-    same, words = common_words(a, b)
-    how = "The texts are the same" if a == b else f"The first {same} of {words} words are the same"
-    shown = zip(texts, marked_texts(a, b), strict=True)
-    columns = "".join(f'<div><h3>{escape(name)}</h3><pre class="text">{html}</pre></div>' for name, html in shown)
-    note = "each the most probable token; what comes after a difference has another context."
-    return f'<h3 class="next">Text from both</h3><p class="soft">{how}: {note}</p><div class="texts">{columns}</div>'
+    note = "Each the most probable token; what comes after a difference has another context."
+    parts = [f'<h3 class="next">Text from both</h3><p class="soft">{note}</p>']
+    for one in texts:
+        a, b = one["baseline"], one["result"]
+        same, words = common_words(a, b)
+        how = "the texts are the same" if a == b else f"the first {same} of {words} words are the same"
+        shown = zip((baseline, "result"), marked_texts(a, b), strict=True)
+        columns = "".join(f'<div><h3>{escape(name)}</h3><pre class="text">{html}</pre></div>' for name, html in shown)
+        parts.append(f"<p>After <q>{escape(one['prompt'])}</q>: {how}.</p>")
+        parts.append(f'<div class="texts">{columns}</div>')
+    return "".join(parts)
 
 
 def _errors(data: dict[str, Any]) -> list[str]:

@@ -28,6 +28,11 @@ def comparison(data: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def stock_rows(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows under COMPARISON of the stock mixes that were measured without being written; of one of several files none."""
+    return [] if data["label"] else [(f"stock {one['label']}", *comparison(one)[1][1:]) for one in data["stock"]]
+
+
 def divergence(v: dict[str, Any]) -> str:
     """The mean KL divergence with its standard error; a single prediction has none."""
     error = v.get("kld_error")
@@ -134,13 +139,16 @@ def report_parts(data: dict[str, Any], level: str = "##") -> list[str]:
     if data["search"] is not None:
         lines += ["", f"{level} Search", "", search_line(data), "", *markdown(SEARCH, search_rows(data))]
     if v is not None:
-        lines += ["", f"{level} Validation", "", *markdown(COMPARISON, comparison(data)), "", measured(v)]
+        rows = [*comparison(data), *stock_rows(data)]
+        lines += ["", f"{level} Validation", "", *markdown(COMPARISON, rows), "", measured(v)]
         if v.get("layers"):
             rows = [(e["layer"], f"{e['relative']:.5f}", f"{e['worst']:.5f}", f"{e['cosine']:.6f}") for e in v["layers"]]
             lines += ["", "Outputs of the layers against those of the baseline, on the first window:", ""]
             lines += markdown(("layer", "relative error", "worst token", "cosine"), rows)
-        for label, text in v.get("texts", {}).items():
-            lines += ["", f"Text from {label}:", "", *(f"    {line}" for line in text.splitlines())]
+        for one in v.get("texts", []):
+            for label, text in ((v["baseline"], one["baseline"]), ("result", one["result"])):
+                said = f"Text from {label} after `{' '.join(one['prompt'].split())}`:"
+                lines += ["", said, "", *(f"    {line}" for line in text.splitlines())]
     lines += ["", f"{level} Types", "", *markdown(TYPES, type_rows(data)), "", *markdown(ROLES, role_rows(data))]
     lines += ["", f"{data['tensors']} tensors, {data['bits_per_weight']:.3f} bits per weight, {data['file_bytes']:,} bytes."]
     if error_rows(data):

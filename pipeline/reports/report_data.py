@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..stages.quant import Quant
     from ..stages.run import Run
 
+# keys of [quantize] of a file whose types are those of its file type
+_STOCK_KEYS = {"type", "name", "imatrix", "for", "split_max_size"}
 # tensors are added up by the first role whose pattern is in their name
 _ROLES = (
     ("routed experts", r"_exps\b"),
@@ -51,8 +53,10 @@ def report_json(
     verification: Verification,
     quantized: Plan | None = None,
     search: dict[str, Any] | None = None,
+    stock: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Quant.search` gave."""
+    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Quant.search` gave;
+    stock: what `Run.stock` gave."""
     run, imatrix = quant.run, imatrix if quant.with_imatrix else None
     errors = {t.name: t.error for t in verification.tensors}
     before = quantized or plan
@@ -99,6 +103,8 @@ def report_json(
         ],
         "warnings": before.warnings,
         "validation": validation,
+        "stock": list(stock),
+        "is_stock": quant.recipe.stages.get("quantize", {}).keys() <= _STOCK_KEYS,
         "failures": run.failures(validation),
         "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
         "seconds": _seconds(quant),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.messages import gib
 from .html_page import failures_shown, page, sections, table
-from .markdown import COMPARISON, FAILED, comparison, markdown, measured_on, recipe_shown, report_parts, texts_shown
-from .svg import Series, lines
+from .markdown import COMPARISON, FAILED, comparison, markdown, measured_on, recipe_shown, report_parts, stock_rows, texts_shown
+from .size_plot import TITLE, size_plot
 
 if TYPE_CHECKING:
     from ..stages.run import Run
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Keys of the report of one file that are the same for all
 _SHARED = (
     *("recipe", "made", "version", "machine", "source", "source_name", "name", "architecture", "report", "card"),
-    *("limits", "coverage"),
+    *("limits", "coverage", "stock"),
 )
 _IMATRIX = ("imatrix", "imatrix_entries", "imatrix_texts", "imatrix_tokens", "imatrix_starved", "coverage")
 
@@ -27,6 +27,7 @@ def several_json(run: Run, reports: list[dict[str, Any]]) -> dict[str, Any]:
     first = reports[0]
     with_imatrix = next((one for one in reports if one["imatrix"]), first)
     return {
+        "label": "",
         **{key: first[key] for key in _SHARED},
         **{key: with_imatrix[key] for key in _IMATRIX},
         "files": [file for one in reports for file in one["files"]],
@@ -69,7 +70,7 @@ def several_text(data: dict[str, Any]) -> str:
     text += [f"Made {data['made']} by ggufmill {data['version']} on {data['machine']}.", "", f"- {data['source']}"]
     if data["imatrix"]:
         text.append(f"- imatrix: `{Path(data['imatrix']).name}`, {data['imatrix_entries']} entries from {texts_shown(data)}")
-    text += ["", *markdown(headings(data), [*baseline_row(data), *rows(data)])]
+    text += ["", *markdown(headings(data), [*baseline_row(data), *rows(data), *stock_rows(data)])]
     if data["quants"][0]["validation"] is not None:
         text += ["", measured_on(data["quants"][0]["validation"])]
     for one in data["quants"]:
@@ -87,7 +88,7 @@ def several_page(data: dict[str, Any]) -> str:
         f'<p class="soft">{escape(data["source"])}, {len(data["quants"])} files by the recipe {escape(data["recipe"])}. '
         f"Made {escape(data['made'])} by ggufmill {escape(data['version'])} on {escape(data['machine'])}.</p>",
         _plot(data),
-        table(headings(data), [*baseline_row(data), *rows(data)]),
+        table(headings(data), [*baseline_row(data), *rows(data), *stock_rows(data)]),
     ]
     if data["quants"][0]["validation"] is not None:
         body.append(f"<p>{escape(measured_on(data['quants'][0]['validation']))}</p>")
@@ -99,11 +100,6 @@ def several_page(data: dict[str, Any]) -> str:
 
 
 def _plot(data: dict[str, Any]) -> str:
-    """KL divergence over bits per weight, a point for each file."""
-    points = [
-        Series(one["label"], [one["bits_per_weight"]], [v["kld_mean"]], error=[v.get("kld_error")])
-        for one in data["quants"]
-        if (v := one["validation"]) is not None
-    ]
-    drawn = lines(points, "bits per weight", "KL divergence, nats per token", log=True) if len(points) > 1 else ""
-    return f'<div class="plots"><div class="plot"><h3>Divergence and size</h3>{drawn}</div></div>' if drawn else ""
+    """KL divergence over bits per weight of all files."""
+    drawn = size_plot(data["quants"], data["stock"])
+    return f'<div class="plots alone"><div class="plot"><h3>{TITLE}</h3>{drawn}</div></div>' if drawn else ""

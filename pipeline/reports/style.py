@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from ...formats import PlanError
+from .labels import label_boxes
 
 P = ParamSpec("P")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind (Okabe, Ito)
 INK, PALE = "#333333", "#999999"
-_GAP = 8, 2  # pixels between labels beside and above each other
 _RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -90,53 +89,19 @@ def place_labels(
     """
     figure = axes.figure
     renderer = figure.canvas.get_renderer()
-    area = axes.get_window_extent(renderer)
+    bounds = axes.get_window_extent(renderer)
     at = [tuple(axes.transData.transform((x, y))) for x, y, _, _ in points]
-    taken: list[tuple[float, float, float, float]] = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
-    for line in lines:
-        ends = [tuple(axes.transData.transform(point)) for point in line]
-        taken += [box for a, b in pairwise(ends) for box in _boxes_along(a, b)]
-    scale = figure.dpi / 72
-    for number in sorted(range(len(points)), key=lambda i: at[i]):
-        x, y, label, colour = points[number]
-        text = axes.annotate(label, (x, y), fontsize=7.5, color=colour, annotation_clip=False)
-        extent = text.get_window_extent(renderer)
+    drawn = [[tuple(axes.transData.transform(point)) for point in line] for line in lines]
+    extents = []
+    for x, y, label, _ in points:
+        text = axes.annotate(label, (x, y), fontsize=7.5, annotation_clip=False)
+        extents.append(text.get_window_extent(renderer))
         text.remove()
-        best = min(
-            (_cost(box, taken, area) + 0.02 * distance, i, box)
-            for i, (box, distance) in enumerate(_places(at[number], extent.width, extent.height))
-        )[2]
-        taken.append((best[0] - _GAP[0], best[1] - _GAP[1], best[2] + _GAP[0], best[3] + _GAP[1]))
-        offset = ((best[0] - at[number][0]) / scale, (best[1] - at[number][1]) / scale)
-        far = max(abs(offset[0]), abs(offset[1])) > 1.5 * max(extent.height, 12) / scale
+    sizes = [(extent.width, extent.height) for extent in extents]
+    boxes = label_boxes(at, sizes, drawn, (bounds.x0, bounds.y0, bounds.x1, bounds.y1))
+    scale = figure.dpi / 72
+    for (x, y, label, colour), place, (_, height), box in zip(points, at, sizes, boxes, strict=True):
+        offset = ((box[0] - place[0]) / scale, (box[1] - place[1]) / scale)
+        far = max(abs(offset[0]), abs(offset[1])) > 1.5 * max(height, 12) / scale
         arrow = {"arrowstyle": "-", "linewidth": 0.5, "color": PALE, "shrinkA": 0, "shrinkB": 3} if far else None
         axes.annotate(label, (x, y), offset, textcoords="offset points", fontsize=7.5, color=colour, arrowprops=arrow)
-
-
-def _places(point: tuple[float, float], width: float, height: float) -> list[tuple[tuple[float, float, float, float], float]]:
-    """Boxes (left, bottom, right, top) around a point in pixels, and how far away each is."""
-    found = []
-    for ring in range(12):
-        gap = 7 + ring * 0.6 * height
-        for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)):
-            left = point[0] + (gap if dx > 0 else -gap - width if dx < 0 else -width / 2)
-            bottom = point[1] + (gap if dy > 0 else -gap - height if dy < 0 else -height / 2)
-            found.append(((left, bottom, left + width, bottom + height), gap))
-    return found
-
-
-def _boxes_along(a: tuple[float, float], b: tuple[float, float]) -> list[tuple[float, float, float, float]]:
-    """Small boxes that cover a line."""
-    steps = max(1, int(max(abs(b[0] - a[0]), abs(b[1] - a[1])) / 6))
-    middles = [(a[0] + (b[0] - a[0]) * i / steps, a[1] + (b[1] - a[1]) * i / steps) for i in range(steps + 1)]
-    return [(x - 2, y - 2, x + 2, y + 2) for x, y in middles]
-
-
-def _cost(box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]], area: Any) -> float:
-    """Pixels of the box that lie on what is there, and many more for what lies outside of the axes."""
-    covered = sum(
-        max(0.0, min(box[2], other[2]) - max(box[0], other[0])) * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
-        for other in taken
-    )
-    outside = max(0.0, area.x0 - box[0], box[2] - area.x1) + max(0.0, area.y0 - box[1], box[3] - area.y1)
-    return covered + 1000 * outside

@@ -7,9 +7,11 @@ Drawn 340 units wide, the width of a telephone, so that letters keep their size 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from .labels import Box, Point, label_boxes
 
 WIDTH = 340
 COLOURS = 10
@@ -20,7 +22,8 @@ _LETTER = 5.6  # estimated width of a letter of font size 10
 @dataclass(frozen=True)
 class Series:
     """A line through points; y is None where there is none. dashed: a limit or a baseline, not a measurement. error: standard
-    errors of y, drawn as a band of one to both sides, as a bar around a single point."""
+    errors of y, drawn as a band of one to both sides, as a bar around a single point. labels: names of the points, which then
+    have bars each. joined: whether there is a line at all."""
 
     label: str
     x: Sequence[float]
@@ -28,6 +31,8 @@ class Series:
     dashed: bool = False
     colour: int | None = None
     error: Sequence[float | None] | None = None
+    labels: Sequence[str] = ()
+    joined: bool = True
 
     def bands(self) -> list[list[tuple[float, float, float]]]:
         """Runs of points with an error: (x, lower end, upper end)."""
@@ -37,7 +42,7 @@ class Series:
                 runs.append([])
             else:
                 runs[-1].append((x, y - e, y + e))
-        return [run for run in runs if run]
+        return [[point] for run in runs for point in run] if self.labels else [run for run in runs if run]
 
 
 def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence[str], unit: str = "") -> str:
@@ -87,6 +92,7 @@ def lines(
     out.append(_text((WIDTH + _LEFT) / 2, bottom + 26, x_label, "middle"))
     for i, s in enumerate(series):
         out += _line(s, i, at)
+    out += _labels(series, at, (_LEFT, top - 14, WIDTH, bottom))
     legend, below = _legend([(s.label, _colour(s, i), s.dashed) for i, s in enumerate(series)], height + 6)
     return _picture(out + legend, below)
 
@@ -125,30 +131,51 @@ def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -
     return _picture(out, bottom + 52)
 
 
-def _line(s: Series, index: int, at: object) -> list[str]:
+def _line(s: Series, index: int, at: Callable[[float, float], Point]) -> list[str]:
     colour, dashes = _colour(s, index), ' stroke-dasharray="4 3"' if s.dashed else ""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(s.x, s.y, strict=True):
         if y is None or not math.isfinite(y):
             runs.append([])
         else:
-            runs[-1].append(at(x, y))  # type: ignore[operator]
+            runs[-1].append(at(x, y))
     out = []
     for band in s.bands():
         if len(band) == 1:
             (x, low, high) = band[0]
-            (across, bottom), (_, top) = at(x, low), at(x, high)  # type: ignore[operator]
+            (across, bottom), (_, top) = at(x, low), at(x, high)
             out.append(f'<line x1="{across:.1f}" x2="{across:.1f}" y1="{bottom:.1f}" y2="{top:.1f}" class="s{colour}"/>')
             continue
-        corners = [at(x, high) for x, _, high in band] + [at(x, low) for x, low, _ in reversed(band)]  # type: ignore[operator]
+        corners = [at(x, high) for x, _, high in band] + [at(x, low) for x, low, _ in reversed(band)]
         out.append(f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in corners)}" class="f{colour} band"/>')
     for run in runs:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
-        if len(run) > 1:
+        if len(run) > 1 and s.joined:
             out.append(f'<polyline points="{path}" class="s{colour}"{dashes}/>')
         if not s.dashed and len(run) <= 40:
             out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" class="f{colour}"/>' for x, y in run]
     return out
+
+
+def _labels(series: Sequence[Series], at: Callable[[float, float], Point], area: Box) -> list[str]:
+    """The names of the points that have one, with a thin line to a point that a name had to leave."""
+    named = [(s, i) for s in series for i in range(len(s.labels)) if _is_drawn(s.y[i])]
+    points = [at(s.x[i], float(s.y[i] or 0)) for s, i in named]
+    sizes = [(len(s.labels[i]) * _LETTER, 10.0) for s, i in named]
+    drawn = [[at(x, float(y)) for x, y in zip(s.x, s.y, strict=True) if y is not None and _is_drawn(y)] for s in series]
+    joined = [line for s, line in zip(series, drawn, strict=True) if s.joined]
+    bars = [[at(x, low), at(x, high)] for s in series for band in s.bands() if s.labels for x, low, high in band]
+    out = []
+    for (s, i), (x, y), box in zip(named, points, label_boxes(points, sizes, [*joined, *bars], area, radius=3), strict=True):
+        near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+        if math.dist(near, (x, y)) > 10:
+            out.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{near[0]:.1f}" y2="{near[1]:.1f}" class="grid"/>')
+        out.append(_text(box[0], box[3] - 2, s.labels[i]))
+    return out
+
+
+def _is_drawn(y: float | None) -> bool:
+    return y is not None and math.isfinite(y)
 
 
 def _colour(s: Series, index: int) -> int:

@@ -269,6 +269,20 @@ class Run:
             self.cache.stage(name, key, [], partial(work, i)) for i, (name, key) in enumerate(zip(names, keys, strict=True))
         ]
 
+    def stock(self) -> list[dict[str, Any]]:
+        """The figures of the stock mixes that [validate] names, which no file is made of; see `Validation.measure_stock`."""
+        validation = self._validation
+        if validation is None or not validation.stock:
+            return []
+        imatrix = self.imatrix_key if self.imatrix_path is not None else ""
+        key = key_of(code_digest(), self.source.identity, self.reading_text, imatrix, *validation.measuring, validation.stock)
+
+        def work() -> dict[str, Any]:
+            importance = self.importance() if self.imatrix_path is not None else None
+            return {"mixes": validation.measure_stock(validation.stock, importance, self.report)}
+
+        return self.cache.stage("stock", key, [], work)["mixes"]
+
     def checksums(self, plans: Sequence[Plan]) -> dict[str, str]:
         """sha256 in hex of each quant's files, and of the imatrix that is computed, by name."""
         digests: dict[str, str] = {}

@@ -10,7 +10,9 @@ from ...convert import open_source
 from ...formats import TYPES, PlanError, TensorSource
 from ...jobs.plan import Plan
 from ...quantize.gguf_source import simulate_quantization
+from ...quantize.importance import Importance
 from ...quantize.planning import plan_quantize
+from ...quantize.recipes.mixes import file_type_name
 from ...runtime import Model, load_model
 from ...runtime.evaluate.baseline import ModelBaseline
 from ...runtime.evaluate.compare import compare
@@ -34,7 +36,9 @@ class Validation:
 
     def __init__(self, recipe: str, table: dict[str, Any], text: StageText, source: TensorSource, allow_nonfinite: bool):
         self.where, self.table, self.text, self.source = f"{recipe}, [validate]", table, text, source
-        self.baseline, self.prompt = table.get("baseline", "bf16"), table.get("prompt", "")
+        self.baseline, prompts = table.get("baseline", "bf16"), table.get("prompt", [])
+        self.prompts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) if prompt]
+        self.stock: list[str] = [name for one in table.get("stock", []) if (name := file_type_name(one)) is not None]
         self.n_predict: int = table.get("n", 64)
         self.mtp: bool = table.get("mtp", False)
         try:
@@ -45,25 +49,56 @@ class Validation:
 
     def check(self, model: Model) -> None:
         """Raises PlanError for a prompt that the model cannot hold."""
-        length = len(model.tokenizer.encode(self.prompt, parse_special=True))
-        if length > model.n_ctx:
-            raise PlanError(f"{self.where} prompt: it has {length} tokens, the model holds {model.n_ctx}")
+        for prompt in self.prompts:
+            length = len(model.tokenizer.encode(prompt, parse_special=True))
+            if length > model.n_ctx:
+                raise PlanError(f"{self.where} prompt: it has {length} tokens, the model holds {model.n_ctx}")
 
     @property
     def settings(self) -> tuple[object, ...]:
         """All that decides the figures, beside the two models."""
-        return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.prompt, self.n_predict, self.mtp
+        return (*self.measuring, self.prompts, self.n_predict)
+
+    @property
+    def measuring(self) -> tuple[object, ...]:
+        """What of that decides the figures of stock mixes."""
+        return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.mtp
 
     def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
-        """Of each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and a
-        text from each. The baseline reads the text once for all.
+        """Of each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and
+        texts from each. The baseline reads the text once for all.
 
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
-        text, stage = self.text, Stage(report, "validate", unit=WINDOWS)
-        baseline = load_model(simulate_quantization(self.source, self.baseline_plan))
-        results = [load_model(open_source(plan.files[0].path)) for plan in plans]
-        running: list[dict[str, list[float | None]]] = [{figure: [] for figure in _RUNNING} for _ in plans]
+        baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
+        measured = self._figures(baseline, results, Stage(report, "validate", unit=WINDOWS))
+        base_texts = self._texts_of(baseline)
+        for result, figures in zip(results, measured, strict=True):
+            layers = compare(baseline, result, self.text.tokens, self.text.n_ctx, chunks=1, weights=None).layers
+            figures["layers"] = [asdict(layer) for layer in layers]
+            told = zip(self.prompts, base_texts, self._texts_of(result), strict=True)
+            figures["texts"] = [{"prompt": prompt, "baseline": base, "result": own} for prompt, base, own in told]
+        return measured
+
+    def measure_stock(self, names: Sequence[str], importance: Importance | None, report: OnProgress) -> list[dict[str, Any]]:
+        """The figures of file types of the source as they would be written, without a file: label, total_bytes, bits_per_weight
+        and `validation`, as JSON."""
+        given: dict[str, Any] = {"importance": importance, "ignore_imatrix_rules": True}
+        plans = [plan_quantize(self.source, "stock.gguf", type=name, **given) for name in names]
+        models = [load_model(simulate_quantization(self.source, plan)) for plan in plans]
+        measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", unit=WINDOWS))
+        return [
+            {"label": name, "total_bytes": plan.total_bytes, "bits_per_weight": plan.bits_per_weight, "validation": figures}
+            for name, plan, figures in zip(names, plans, measured, strict=True)
+        ]
+
+    def _baseline(self) -> Model:
+        return load_model(simulate_quantization(self.source, self.baseline_plan))
+
+    def _figures(self, baseline: Model, results: Sequence[Model], stage: Stage) -> list[dict[str, Any]]:
+        """The figures of each result, with their values after each window."""
+        text, base = self.text, self.baseline_plan
+        running: list[dict[str, list[float | None]]] = [{figure: [] for figure in _RUNNING} for _ in results]
 
         def on_chunk(so_far: list[Perplexity], total: int) -> None:
             stage.reach(so_far[0].chunks, total, f"perplexity {so_far[0].perplexity:.4f}")
@@ -71,29 +106,13 @@ class Validation:
                 for figure in _RUNNING:
                     values[figure].append(getattr(one, figure))
 
-        base = ModelBaseline(baseline)
-        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, base, self.mtp)
-        base_text = self._text_of(baseline) if self.prompt else ""
-        return [
-            self._described(one, values, baseline, result, base_text)
-            for one, values, result in zip(figures, running, results, strict=True)
-        ]
+        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.mtp)
+        about = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
+        about["baseline_bits"] = base.bits_per_weight
+        return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
 
-    def _text_of(self, model: Model) -> str:
-        return generate(model, self.prompt, n_predict=self.n_predict, temp=0).text()
-
-    def _described(
-        self, figures: Perplexity, running: dict[str, list[float | None]], baseline: Model, result: Model, base_text: str
-    ) -> dict[str, Any]:
-        """The figures of a file with those of its layers, and what both models write."""
-        text, base = self.text, self.baseline_plan
-        measured: dict[str, Any] = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
-        measured |= {"baseline_bits": base.bits_per_weight, **figures.as_json(), "running": running}
-        layers = compare(baseline, result, text.tokens, text.n_ctx, chunks=1, weights=None)
-        measured["layers"] = [asdict(layer) for layer in layers.layers]
-        if self.prompt:
-            measured["texts"] = {self.baseline: base_text, "result": self._text_of(result)}
-        return measured
+    def _texts_of(self, model: Model) -> list[str]:
+        return [generate(model, prompt, n_predict=self.n_predict, temp=0).text() for prompt in self.prompts]
 
     def failures(self, figures: dict[str, Any]) -> list[str]:
         """The figures that exceed the recipe's limits, in words."""

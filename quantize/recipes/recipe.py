@@ -15,6 +15,7 @@ from ...formats.file_range import read_text
 from ...formats.loaders import PROGRAMS
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
+from .mixes import file_type_name
 from .rules import RecipeError, Rule, parse_default, parse_rules, parse_type
 from .shell import rules_from_shell
 from .variants import Variant, plain_tables, toml_text, variants
@@ -155,6 +156,10 @@ def _is_size(value: Any) -> bool:
         return False
 
 
+def _is_list(value: Any, spec: KeySpec) -> bool:
+    return isinstance(value, list) and all(map(spec.accepts, value))
+
+
 def _is_regex(value: Any) -> bool:
     try:
         return isinstance(value, str) and value != "" and bool(NamePattern(value))
@@ -170,6 +175,7 @@ _TEXT = KeySpec("text", lambda v: isinstance(v, str))
 _NAME = KeySpec("text that is not empty", lambda v: isinstance(v, str) and v != "")
 _N_CTX = _integer(4)
 _COUNT = _integer(1)
+_FILE_TYPE = KeySpec("a file type such as 'Q4_K_M'", lambda v: isinstance(v, str) and file_type_name(v) is not None)
 _SWITCH = KeySpec("true or false", lambda v: isinstance(v, bool))
 _SWITCH_OR_NAME = KeySpec("true, false or a file to write", lambda v: isinstance(v, bool) or _NAME.accepts(v))
 _SIZE = KeySpec("a size such as '180G', or a number of bytes", _is_size)
@@ -220,7 +226,8 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "ctx": _N_CTX,
         "chunks": _COUNT,
         "baseline": _NAME,
-        "prompt": _TEXT,
+        "prompt": KeySpec("text, or a list of texts", lambda v: isinstance(v, str) or _is_list(v, _TEXT)),
+        "stock": KeySpec("a list of file types such as 'Q4_K_M'", lambda v: _is_list(v, _FILE_TYPE)),
         "n": _COUNT,
         "mtp": _SWITCH,
         "max_ppl_ratio": _POSITIVE,

@@ -28,6 +28,9 @@ type = ["Q8_0", "q4_0", "q6_0"]
 text = "words.txt"
 ctx = 32
 chunks = 2
+prompt = ["abc", "<b>"]
+n = 3
+stock = ["q4_1", "Q5_1"]
 [report]
 base_model = "me/m"
 license = "mit"
@@ -107,6 +110,15 @@ def test_a_repository_of_quants(mill, recipe, tmp_path):
     page, report = (out / "report.html").read_text(), (out / "report.md").read_text()
     assert page.count("<details><summary><b>") == 3
     assert "Divergence and size" in page
+    texts = data["quants"][0]["validation"]["texts"]
+    assert [one["prompt"] for one in texts] == ["abc", "<b>"]
+    assert all(one.keys() == {"prompt", "baseline", "result"} for one in texts)
+    assert page.count("<q>&lt;b&gt;</q>") == 3
+    assert [one["label"] for one in data["stock"]] == ["Q4_1", "Q5_1"]
+    divergences = [one["validation"]["kld_mean"] for one in data["stock"]]
+    assert 0 < divergences[1] < divergences[0]
+    assert "| stock Q4_1 |" in report
+    assert [one["is_stock"] for one in data["quants"]] == [True, True, True]
     assert report.count("### Types") == 3
 
     # another file later: the others stay
@@ -153,7 +165,7 @@ def test_the_baseline_reads_the_text_once(mill, recipe, tmp_path, monkeypatch):
         return known(self, windows, first)
 
     monkeypatch.setattr(ModelBaseline, "predictions", counted)
-    code, _, err = mill("run", recipe(), "-o", tmp_path / "out")
+    code, _, err = mill("run", recipe(**{'stock = ["q4_1", "Q5_1"]\n': ""}), "-o", tmp_path / "out")
     assert code == 0, err
     assert read == [0, 1]
 

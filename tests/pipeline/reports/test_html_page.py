@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from ggufmill.pipeline.reports.html_page import page_text
+from ggufmill.pipeline.reports.labels import label_boxes
 from ggufmill.pipeline.reports.markdown import recipe_shown, texts_shown
 from ggufmill.pipeline.reports.svg import Series, bars, heat_map, lines
 from ggufmill.pipeline.reports.text_difference import marked_texts
@@ -31,7 +32,7 @@ VALIDATION = {
         **{"perplexity": [11.0, 12.0, 12.3], "baseline_perplexity": [10.9, 11.8, 12.0], "kld_mean": [0.01, 0.02, 0.02]},
         **{"error": [2.0, 0.6, 0.4], "ratio_error": [0.02, 0.01, 0.005], "kld_error": [0.003, 0.002, 0.001]},
     },
-    "texts": {"bf16": "is sorted down", "result": "is sorted up"},
+    "texts": [{"prompt": "The list", "baseline": "is sorted down", "result": "is sorted up"}],
 }
 
 
@@ -52,6 +53,7 @@ def report():
         **{"version": "1", "machine": "Linux", "file_bytes": total, "total_bytes": total, "bits_per_weight": 4.5, "tensors": 9},
         **{"weights": 10**9, "validation": None, "warnings": [], "search": None, "table": [], "coverage": None, "rules": ""},
         "limits": {},
+        **{"label": "", "stock": [], "is_stock": False},
         "types": {name: {"tensors": 100, "nbytes": n} for name, n in sizes.items()},
         "roles": roles,
         "seconds": {"quantize": 100.0, "verify": 3.0},
@@ -141,10 +143,43 @@ def test_texts_are_shown_side_by_side_with_marks_where_they_differ(report):
     assert marked_texts("", "new") == ("", "<mark>new</mark>")
     assert marked_texts("same", "same") == ("same", "same")
     page = page_text(report | {"validation": VALIDATION})
-    assert "The first 2 of 3 words are the same" in page
+    assert "<q>The list</q>: the first 2 of 3 words are the same" in page
     assert "sorted <mark>up</mark>" in page
-    both = VALIDATION | {"texts": {"bf16": "one", "result": "one"}}
-    assert "The texts are the same" in page_text(report | {"validation": both})
+    same = {"prompt": "a <b>", "baseline": "one", "result": "one"}
+    page = page_text(report | {"validation": VALIDATION | {"texts": [*VALIDATION["texts"], same]}})
+    assert "sorted <mark>up</mark>" in page
+    assert "<q>a &lt;b&gt;</q>: the texts are the same" in page
+
+
+def stock(label, bits, kld):
+    return {"label": label, "total_bytes": 1 << 30, "bits_per_weight": bits, "validation": VALIDATION | {"kld_mean": kld}}
+
+
+def test_stock_mixes_are_a_line_that_results_are_held_against(report):
+    page = page_text(report | {"validation": VALIDATION})
+    assert "Divergence and size" not in page  # of one point
+    mixes = [stock("Q5_K_M", 5.7, 0.01), stock("IQ3_M", 3.7, 0.08), stock("Q4_K_M", 4.8, 0.03)]
+    page = page_text(report | {"validation": VALIDATION, "stock": mixes})
+    drawing = page[page.index("Divergence and size") :]
+    drawing = drawing[: drawing.index("</svg>")]
+    (line,) = re.findall(r'<polyline points="([^"]*)"', drawing)
+    at = [tuple(map(float, point.split(","))) for point in line.split()]
+    assert at == sorted(at)
+    assert [y for _, y in at] == sorted(y for _, y in at)  # fewer bits diverge more, which is higher up
+    assert re.findall(r">(Q\w+|IQ\w+|result)</text>", drawing) == ["IQ3_M", "Q4_K_M", "Q5_K_M", "result"]
+    assert drawing.count("<circle") == 4
+    assert "<td>stock IQ3_M</td>" in page
+
+
+def test_names_of_points_do_not_touch():
+    """Points that lie close together: no two boxes of names overlap, and none leaves the picture."""
+    points = [(100.0 + 7 * i, 60.0 + 5 * (i % 3)) for i in range(9)]
+    area = (46.0, 4.0, 340.0, 210.0)
+    boxes = label_boxes(points, [(40.0, 10.0)] * 9, [points], area, radius=3)
+    for i, a in enumerate(boxes):
+        assert area[0] <= a[0] < a[2] <= area[2]
+        assert area[1] <= a[1] < a[3] <= area[3]
+        assert all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] for b in boxes[:i])
 
 
 def test_figures_have_their_errors(report):
