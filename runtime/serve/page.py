@@ -7,7 +7,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-_SCRIPTS = ("state", "markdown", "conversations", "tokens", "settings", "chat")  # in this order
+_SCRIPTS = ("state", "markdown", "conversations", "tokens", "settings", "versions", "chat")  # in this order
 
 
 @cache

@@ -37,6 +37,8 @@ function drawTurn(turn) {
   if (turn.classList.contains("busy")) return;
   const again = action("Regenerate", () => regenerate(turn));
   const parts = [action("Copy", (button) => copyText(answerText(message), button), "Copy answer"), again];
+  const versions = versionsNode(message);
+  if (versions) parts.unshift(versions);
   if (message.tokens?.length) {
     const tokens = action("Tokens", () => showTokens(turn, tokens), "Show tokens with their probabilities");
     tokens.setAttribute("aria-pressed", "false");
@@ -157,7 +159,8 @@ function editTurn(turn) {
 
 function regenerate(turn) {
   if (state.running) return;
-  cutBefore(turn.message);
+  const question = questionOf(turn.message);
+  if (question) newVersion(state.current.messages, question);
   drawConversation();
   answerNext();
 }
@@ -243,7 +246,9 @@ function addChunk(message, { choices, timings }) {
 // Has the model answer the current conversation.
 async function answerNext() {
   const conversation = state.current, running = state.running = new AbortController();
-  const message = { role: "assistant", content: "", tokens: [] }, turn = turnOf(message), text = turn.querySelector(".text");
+  const message = { role: "assistant", content: "", tokens: [] };
+  let turn = turnOf(message);
+  const text = turn.querySelector(".text");
   turn.classList.add("busy");
   turn.setAttribute("aria-busy", "true");
   turn.querySelector(".acts").replaceChildren();
@@ -288,6 +293,10 @@ async function answerNext() {
   if (kept && conversations.has(conversation.id)) {
     conversation.messages.push(message);
     saveConversation(conversation);
+  }
+  if (!kept && dropEmptyVersion(conversation.messages) && isCurrent) {
+    drawConversation();
+    turn = $("log").lastElementChild;
   }
   if (!isCurrent) return;
   const follow = nearEnd();

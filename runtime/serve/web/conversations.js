@@ -29,15 +29,19 @@ function loadConversations() {
 // A conversation of a file or of the storage, with nothing in it but what is known. Throws for what is none.
 function checkedConversation(value) {
   if (typeof value?.id !== "string" || !Array.isArray(value.messages)) throw new Error("this is not a conversation");
-  const messages = value.messages.map((m) => {
+  const checkedMessage = (m) => {
     if (!["user", "assistant", "tool"].includes(m?.role) || typeof m.content !== "string") throw new Error("a message has no role or no content");
     const one = { role: m.role, content: m.content };
     for (const key of ["reasoning", "note", "tool_call_id"]) if (typeof m[key] === "string") one[key] = m[key];
     if (Array.isArray(m.tool_calls) && m.tool_calls.every((c) => typeof c?.function?.name === "string" && typeof c.function.arguments === "string")) {
       one.tool_calls = m.tool_calls.map((c) => ({ id: String(c.id), type: "function", function: { name: c.function.name, arguments: c.function.arguments } }));
     }
+    const answers = checkedVersions(m, checkedMessage);
+    if (answers) Object.assign(one, { answers, shown: m.shown });
     return one;
-  });
+  };
+  const messages = value.messages.map(checkedMessage);
+  dropEmptyVersion(messages);  // which was being written when the page went
   return { id: value.id.slice(0, 100), title: String(value.title ?? "").slice(0, 200) || "Conversation", updated: Number(value.updated) || 0, messages };
 }
 

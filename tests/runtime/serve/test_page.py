@@ -264,6 +264,85 @@ def test_regenerate_edit_and_copy(visit, url):
     assert browser.execute_script("return copied") == [ANSWER]
 
 
+def versions(browser):
+    return [one.text.split() for one in browser.find_elements(By.CSS_SELECTOR, ".versions")]
+
+
+def test_versions_of_an_answer(visit, url):
+    """Regenerating keeps what was there, with all that followed it; by keyboard, for screen readers, and over a reload."""
+    browser = visit(url)
+    say(browser, "First")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    say(browser, "Second")
+    wait_for(browser, lambda: answers(browser) == [ANSWER] * 2)
+    assert versions(browser) == []
+    for number, limit in ((2, 4), (3, 2)):
+        browser.execute_script("$('limit').value = arguments[0]; $('limit').dispatchEvent(new Event('change'))", limit)
+        button(turns(browser)[0], "Regenerate").click()
+        expected = [ANSWER[:limit]], [["◀", f"{number}/{number}", "▶"]]
+        wait_for(browser, lambda wanted=expected: (answers(browser), versions(browser)) == wanted)
+    assert not button_named(turns(browser)[0], "Next version").is_enabled()
+
+    button_named(turns(browser)[0], "Previous version").send_keys(Keys.ENTER)
+    assert (answers(browser), versions(browser)) == ([ANSWER[:4]], [["◀", "2/3", "▶"]])
+    assert browser.switch_to.active_element.get_attribute("aria-label") == "Previous version"
+    assert find(browser, "#status").get_attribute("textContent") == f"Version 2 of 3: {ANSWER[:4]}"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert answers(browser) == [ANSWER] * 2  # with the question and the answer that came after it
+    assert [turn.find_element(By.CSS_SELECTOR, ".text").text for turn in turns(browser, "user")] == ["First", "Second"]
+    assert browser.switch_to.active_element.get_attribute("aria-label") == "Next version"  # there is none before
+    group = find(browser, ".versions")
+    assert (group.get_attribute("role"), group.get_attribute("aria-label")) == ("group", "Versions of this answer")
+    assert group.find_element(By.CSS_SELECTOR, "[role=img]").get_attribute("aria-label") == "Version 1 of 3"
+
+    exported = browser.execute_script("return JSON.stringify({ conversations: [...conversations.values()] })")
+    browser.get(url)
+    find(browser, "#conversations .choose").click()
+    assert (answers(browser), versions(browser)) == ([ANSWER] * 2, [["◀", "1/3", "▶"]])
+    browser.execute_script("importConversations(arguments[0])", exported)
+    browser.find_elements(By.CSS_SELECTOR, "#conversations li:not(.current) .choose")[0].click()
+    button_named(turns(browser)[0], "Next version").click()
+    assert (answers(browser), versions(browser)) == ([ANSWER[:4]], [["◀", "2/3", "▶"]])
+
+
+def test_a_version_that_came_to_nothing_is_dropped(visit, url):
+    browser = visit(url)
+    say(browser, "First")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    browser.execute_script("window.known = fetch; window.fetch = async () => { throw new Error('no connection') }")
+    button(turns(browser)[0], "Regenerate").click()
+    wait_for(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".note.bad"))
+    assert find(browser, ".note.bad").text == "no connection"
+    assert (answers(browser), versions(browser)) == ([ANSWER], [])
+    browser.execute_script("window.fetch = known")
+    button(turns(browser)[0], "Regenerate").click()
+    wait_for(browser, lambda: versions(browser) == [["◀", "2/2", "▶"]])
+    assert answers(browser) == [ANSWER]
+
+
+BROKEN_VERSIONS = """
+const question = { role: 'user', content: 'a', ...arguments[0] }, answer = { role: 'assistant', content: 'b' };
+return checkedConversation({ id: 'd', title: 'T', messages: [question, answer] }).messages"""
+
+
+def test_versions_of_a_damaged_file_are_left_out(visit, url):
+    browser = visit(url)
+    plain = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    other = [{"role": "assistant", "content": "c"}]
+    for broken in (
+        {"answers": "x", "shown": 0},
+        {"answers": [None], "shown": 0},
+        {"answers": [None, None], "shown": 0},
+        {"answers": [None, []], "shown": 0},
+        {"answers": [other, other], "shown": 0},
+        {"answers": [None, other], "shown": "0"},
+        {"answers": [None, other], "shown": 2},
+    ):
+        assert browser.execute_script(BROKEN_VERSIONS, broken) == plain
+    whole = {"answers": [other, None], "shown": 1}
+    assert browser.execute_script(BROKEN_VERSIONS, whole) == [plain[0] | whole, plain[1]]
+
+
 def test_probabilities_of_tokens(visit, url):
     browser = visit(url)
     say(browser, "Hello")
