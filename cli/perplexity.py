@@ -277,21 +277,23 @@ def _figures(r: Perplexity) -> str:
 
 def _table(result: PerplexityTable) -> str:
     first = result.results[0]
-    compared = first.kld_mean is not None
-    heads = ("model", "size", "bits", "perplexity", *(("KL divergence", "99.9 %", "same top token") if compared else ()), "t/s")
+    compared, is_bound = first.kld_mean is not None, first.kld_missing is not None  # of a baseline's most probable tokens
+    divergence = ("KL divergence", *(("lacks about",) if is_bound else ()), "99.9 %", "same top token")
+    heads = ("model", "size", "bits", "perplexity", *(divergence if compared else ()), "t/s")
     rows = []
     for r in result.results:
         row: list[object] = [r.model, gib(r.about["nbytes"]), r.about["bits_per_weight"]]
         row.append(_with_error(r.perplexity, r.error, 4))
         if compared:
             kld = _with_error(r.kld_mean, r.kld_error)
-            row += [kld, (r.kld_percentiles or {})["99.9"], _with_error(r.top1_agreement, r.top1_error, 2, " %")]
+            row += [kld, *([f"{r.kld_missing:.6f}"] if is_bound else [])]
+            row += [(r.kld_percentiles or {})["99.9"], _with_error(r.top1_agreement, r.top1_error, 2, " %")]
         rows.append([*row, f"{r.tokens_per_second:.1f}"])
     lines = [f"{first.chunks} windows of {first.n_ctx} tokens, {first.tokens_scored:,} predictions; tokens {first.tokens_xxh3}"]
     if compared:
         lines.append(f"baseline {first.baseline}, perplexity {_with_error(first.baseline_perplexity, first.baseline_error, 4)}")
-    if first.kld_missing is not None:
-        lines.append(f"its tokens left out take about {first.kld_missing:.6f} from the KL divergence of {first.model}")
+    if is_bound:
+        lines.append("the KL divergences lack what the baseline's tokens left out take from them, which is estimated for each")
     return "\n".join([*lines, "", table(heads, rows)])
 
 

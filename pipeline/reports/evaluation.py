@@ -20,6 +20,7 @@ class EvaluationRow:
     kind               'model', 'stock' (a file type without a recipe) or 'joined' (measured by another call)
     nbytes             of its tensors; bits: per weight
     ratio              perplexity / the baseline's
+    kld_missing        estimate of what kld lacks, of a baseline that keeps only its most probable tokens; else None
     kld_p999           the 99.9th percentile of the KL divergence
     tokens_per_second  of the windows scored; None for what was never written to a file
     """
@@ -34,6 +35,7 @@ class EvaluationRow:
     ratio_error: float | None
     kld: float
     kld_error: float | None
+    kld_missing: float | None
     kld_p999: float | None
     same_top: float
     same_top_error: float | None
@@ -55,6 +57,7 @@ def row_of(result: dict[str, Any], joined: bool) -> EvaluationRow:
         ratio_error=result.get("ratio_error"),
         kld=result["kld_mean"],
         kld_error=result.get("kld_error"),
+        kld_missing=result.get("kld_missing"),
         kld_p999=(result.get("kld_percentiles") or {}).get("99.9"),
         same_top=result["top1_agreement"],
         same_top_error=result.get("top1_error"),
@@ -72,7 +75,7 @@ def cells(row: EvaluationRow) -> tuple[object, ...]:
         gib(row.nbytes),
         f"{row.bits:.3f}",
         _with_error(row.perplexity, row.error, 4),
-        _with_error(row.kld, row.kld_error, 6),
+        _with_error(row.kld, row.kld_error, 6) + ("" if row.kld_missing is None else f", lacks about {row.kld_missing:.6f}"),
         "" if row.kld_p999 is None else f"{row.kld_p999:.4f}",
         _with_error(row.same_top, row.same_top_error, 2) + " %",
         "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",

@@ -63,6 +63,17 @@ def test_stock_mixes_and_results_of_another_call(mill, quants, tmp_path):
     assert "was measured of another text, or of other windows of it" in err
 
 
+def test_each_model_shows_what_a_small_file_of_predictions_lacks(mill, quants, tmp_path):
+    small, cut = tmp_path / "small.kld", ("-f", TEXT, "-c", 64, "--chunks", 3)
+    assert mill("perplexity", DEMO, *cut, "--save-all-logits", small, "--top-logits", 16)[0] == 0
+    code, out, _ = mill("evaluate", quants, "--against", small, "--no-plot", "-o", tmp_path / "judged")
+    assert code == 0
+    results = json.loads((tmp_path / "judged" / "results.json").read_text())["results"]
+    lacking = [f"lacks about {result['kld_missing']:.6f}" for result in results]
+    assert len(set(lacking)) == 2
+    assert all(text in out and text in (tmp_path / "judged" / "table.md").read_text() for text in lacking)
+
+
 def test_what_cannot_be_judged(mill, quants, tmp_path):
     folder = tmp_path / "quants"
     shutil.copytree(quants, folder)
@@ -111,6 +122,7 @@ def test_the_picture(quants, tmp_path, monkeypatch):
             bits=4.2 + 0.03 * i,
             perplexity=6.2,
             kld=0.02 - 0.0005 * i,
+            kld_missing=None,
             kld_p999=0.3,
             tokens_per_second=40.0,
             **figures_of,

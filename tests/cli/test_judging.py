@@ -96,6 +96,11 @@ def test_several_models_and_files_of_predictions(mill, files, tmp_path):
         assert result["kld_mean"] == pytest.approx(live[1]["kld_mean"], abs=error)
         assert result["tokens_xxh3"] == live[1]["tokens_xxh3"]
     assert result["baseline_about"]["model"]["files"][0]["name"] == "bf16.gguf"
+    rows = json.loads(mill("perplexity", *files, "--kl-divergence", small, "--json")[1])["results"]
+    code, out, _ = mill("perplexity", *files, "--kl-divergence", small)
+    assert code == 0
+    for row, path in zip(rows, files, strict=True):  # what the kept tokens lack is another figure for each model
+        assert re.search(rf"^{re.escape(str(path))} .* ± \d\.\d+  +{row['kld_missing']:.6f} ", out, re.M)
     code, out, _ = mill("perplexity", files[1], "-f", TEXT, "--kl-divergence", base)
     assert code == 0
     assert "llama-perplexity's log probabilities, 16 bits per token, 3 windows" in out
