@@ -11,6 +11,7 @@ html_theme = "furo"
 html_title = "ggufmill"
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 nitpicky = False

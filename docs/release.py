@@ -157,6 +157,7 @@ def bill_of_materials(wheel: Path) -> None:
     """Writes the CycloneDX list of what an installation of the program alone consists of."""
     folder, out = OUT / "bill", OUT / f"ggufmill-{version()}.cdx.json"
     python = install(folder, str(wheel))
+    command([python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", "pip"], folder)  # of the environment
     run("cyclonedx_py", "environment", "--output-reproducible", "-o", out, python)
     shutil.rmtree(folder)
     names = {component["name"] for component in json.loads(out.read_text("utf-8"))["components"]}
@@ -176,6 +177,8 @@ def manual_pages() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     context = click.Context(group, info_name="ggufmill")
     group.commands = {verb: command for verb in VERBS if (command := group.get_command(context, verb)) is not None}
+    for verb, one in group.commands.items():
+        one.short_help = VERBS[verb].summary  # of the line NAME, which else is cut short
     write_man_pages("ggufmill", group, version=version(), target_dir=str(folder))
     if missing := [verb for verb in VERBS if not (folder / f"ggufmill-{verb}.1").is_file()]:
         sys.exit(f"no manual page of {missing[0]}")

@@ -5,7 +5,6 @@ import os
 import re
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.formats import open_gguf
 from ggufmill.quantize.recipes.recipe import load_recipe
@@ -30,23 +29,14 @@ VALIDATE = '[validate]\ntext = "words.txt"\nctx = 32\nchunks = 2'
 
 
 @pytest.fixture
-def recipe(tiny_llama, write_checkpoint, tmp_path):
-    config, tensors = tiny_llama(hidden_size=64, intermediate_size=96, vocab_size=288)
-    folder = write_checkpoint(tmp_path / "m", config, {name: 0.2 * x for name, x in tensors.items()})
-    tokenizer = Tokenizer(models.BPE())  # of single bytes
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["hello"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (tmp_path / "words.txt").write_text("".join(chr(97 + i * i % 23) for i in range(200)))
-
+def recipe(recipe_folder):
     def write(search="", imatrix="", more="", **changes):
         text = RECIPE.format(search=search, imatrix=imatrix, more=more)
         for old, new in changes.items():
             assert old in text
             text = text.replace(old, new)
-        (tmp_path / "r.toml").write_text(text)
-        return tmp_path / "r.toml"
+        (recipe_folder / "r.toml").write_text(text)
+        return recipe_folder / "r.toml"
 
     return write
 
