@@ -87,25 +87,26 @@ def _forecast_text(result: RunResult) -> str:
 
 def _several_text(data: dict[str, Any]) -> str:
     """The table of all files, and where the results are."""
+    from ..pipeline.reports.markdown import stock_rows
     from ..pipeline.reports.several import baseline_row, headings, rows
 
     places = [("folder", str(Path(data["report"]).parent)), ("report", data["report"]), ("sha256", data["checksums"])]
     total = f"{len(data['quants'])} models, {gib(data['file_bytes'])} in {len(data['files'])} files"
-    return "\n\n".join(
-        [table(headings(data), [*baseline_row(data), *rows(data)]), total, "\n".join(f"{n:8} {path}" for n, path in places)]
-    )
+    files = table(headings(data), [*baseline_row(data), *rows(data), *stock_rows(data)])
+    return "\n\n".join([files, total, "\n".join(f"{n:8} {path}" for n, path in places)])
 
 
 def _report_text(data: dict[str, Any]) -> str:
     """The figures that count, and where the results are."""
-    from ..pipeline.reports.markdown import COMPARISON, SEARCH, comparison, ratio, search_rows
+    from ..pipeline.reports.markdown import COMPARISON, SEARCH, comparison, ratio, search_rows, stock_rows
 
     parts, v = [], data["validation"]
     if v is not None:
-        parts.append(table(COMPARISON, comparison(data)))
+        parts.append(table(COMPARISON, [*comparison(data), *stock_rows(data)]))
         parts.append(f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens, ratio {ratio(v)}")
         parts += [f"note: {note}" for note in v.get("notes", [])]
-        parts += [f"{label}: {text!r}" for label, text in v.get("texts", {}).items()]
+        for one in v["texts"]:
+            parts += [f"after {one['prompt']!r}, {v['baseline']}: {one['baseline']!r}", f"result: {one['result']!r}"]
     else:
         parts.append(f"{gib(data['total_bytes'])}, {data['bits_per_weight']:.3f} bits per weight")
     if data["search"] is not None:
