@@ -102,9 +102,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Reads config.json and the headers of all safetensors files of a folder, or of shards elsewhere. Raises FormatError."""
     read_config(folder)  # first: a folder without one is not a checkpoint at all
-    stored = open_safetensors(folder, shards)
+    stored: Mapping[str, StoredTensor] = open_safetensors(folder, shards)
     for place, *_ in read_modules(folder).dense:
-        stored |= {f"{place}.{name}": tensor for name, tensor in open_safetensors(folder / place).items()}
+        stored = stored | {f"{place}.{name}": tensor for name, tensor in open_safetensors(folder / place).items()}
     return Checkpoint(folder, read_config(folder, len(stored)), stored, origin, prefetch)
 
 

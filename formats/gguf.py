@@ -23,7 +23,7 @@ from ..errors import FormatError
 from .deleted_shards import DeletableShard, read_record, record_path
 from .file_range import check_regular, read_range
 from .source import files_stamp
-from .tensor_table import FileTensors, TensorInfo, TensorKind, TensorTable
+from .tensor_table import FileTensors, TensorInfo, TensorKind, tensor_table
 from .types import TYPES
 
 MAGIC = b"GGUF"
@@ -123,7 +123,7 @@ def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
     count = len(paths)
     if SPLIT_NAME.match(path.name) is None or not paths:
         metadata, tensors, alignment = open_file(path)
-        return GGUFFile(path, metadata, TensorTable([tensors]), [path], alignment)
+        return GGUFFile(path, metadata, tensor_table([tensors]), [path], alignment)
 
     missing = [p for p in paths if not p.exists() and not (deletable and record_path(p).exists())]
     if missing:
@@ -138,7 +138,7 @@ def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
         if number and _integer(shard, shard_metadata, "split.no", number) != number:
             raise FormatError(f"{shard}: its metadata says that it is shard {shard_metadata['split.no']}, counted from 0")
     _check_plans(paths, [repr(shard_metadata.get(PLAN_KEY)) for shard_metadata, _, _ in opened])
-    merged = TensorTable([tensors for _, tensors, _ in opened])
+    merged = tensor_table([tensors for _, tensors, _ in opened])
     declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
@@ -149,7 +149,7 @@ def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
 def open_shards(paths: Sequence[Path]) -> GGUFFile:
     """Opens some files of a split, or a whole model's, as they are; the metadata are the first's. Raises FormatError."""
     opened = [open_file(path) for path in paths]
-    tensors = TensorTable([tensors for _, tensors, _ in opened])
+    tensors = tensor_table([tensors for _, tensors, _ in opened])
     return GGUFFile(paths[0], _without_split(opened[0][0]), tensors, list(paths), opened[0][2])
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..errors import FormatError
 from .deleted_shards import deleted_error, deleted_shard_names, read_record
 from .file_range import check_file_size, check_regular, read_range, read_text
+from .tensor_table import TensorTable
 
 # safetensors dtype -> (numpy dtype of the stored words, name as a source type)
 DTYPES: dict[str, tuple[str, str]] = {
@@ -40,6 +42,7 @@ DTYPES: dict[str, tuple[str, str]] = {
     "BOOL": ("u1", "bool"),
 }
 _ITEM_BYTES = {name: np.dtype(words).itemsize for name, (words, _) in DTYPES.items()}
+_LIMIT = 1 << 60  # bytes and dimensions, beyond any file
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
@@ -133,7 +136,49 @@ class StoredTensor:
         return DTYPES[self.dtype][1]
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+class StoredKind(NamedTuple):
+    """What many tensors have in common."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ShardTensors:
+    """The tensors of one file in the header's order: names, kinds, and offsets from the start of the file (int64)."""
+
+    path: Path
+    shard: Shard
+    names: Sequence[str]
+    kinds: Sequence[StoredKind]
+    offsets: np.ndarray
+
+    def check_places(self, start: int, size: int) -> None:
+        """Raises FormatError if tensors overlap, or reach beyond a file of `size` bytes with data from `start` on."""
+        nbytes = np.fromiter((kind.nbytes for kind in self.kinds), np.int64, len(self.kinds))
+        order = np.argsort(self.offsets, kind="stable")
+        begins, ends = self.offsets[order], np.maximum.accumulate((self.offsets + nbytes)[order])
+        overlaps = (begins[1:] < ends[:-1]) & (nbytes[order][1:] > 0)
+        if overlaps.any():
+            name = self.names[order[1 + int(np.argmax(overlaps))]]
+            raise FormatError(f"{self.path}: tensor {name} overlaps the one before it")
+        excess = int(ends[-1]) - size if len(ends) else start - size
+        if excess > 0:
+            raise FormatError(
+                f"{self.path}: the file is {excess} bytes shorter than its header says: truncated (download it again)"
+            )
+
+
+StoredTensors = TensorTable[ShardTensors, StoredTensor]  # name -> tensor
+
+
+def _stored_tensor(file: ShardTensors, at: int) -> StoredTensor:
+    kind = file.kinds[at]
+    return StoredTensor(file.names[at], kind.dtype, kind.shape, file.path, int(file.offsets[at]), kind.nbytes, file.shard)
+
+
+def read_safetensors(path: Path) -> StoredTensors:
     """The tensors of one file, name -> tensor; no data is read. Raises FormatError if the file is truncated or malformed."""
     check_regular(path)
     try:
@@ -157,49 +202,83 @@ def header_length(path: Path, prefix: bytes, size: int) -> int:
     return length
 
 
-def parse_header(path: Path, header: bytes, size: int, shard: Shard) -> dict[str, StoredTensor]:
+def parse_header(path: Path, header: bytes, size: int, shard: Shard) -> StoredTensors:
     """A JSON header of a file of `size` bytes -> its tensors. Raises FormatError as `read_safetensors` does."""
-    entries, data_start = _parse_json(path, header), 8 + len(header)
-    tensors = {
-        name: _parse_entry(path, name, entry, data_start, shard) for name, entry in entries.items() if name != "__metadata__"
-    }
-    end = data_start
-    for tensor in sorted(tensors.values(), key=lambda t: t.offset):
-        if tensor.offset < end and tensor.nbytes:
-            raise FormatError(f"{path}: tensor {tensor.name} overlaps the one before it")
-        end = max(end, tensor.offset + tensor.nbytes)
-    if end > size:
-        raise FormatError(f"{path}: the file is {end - size} bytes shorter than its header says: truncated (download it again)")
-    return tensors
+    entries = _Entries()
+    try:
+        rows = json.loads(header, object_hook=entries.add)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the header is not JSON ({error})") from None
+    if not isinstance(rows, dict):
+        raise FormatError(f"{path}: the header is not a JSON object")
+    rows.pop("__metadata__", None)
+    for name, row in rows.items():
+        if type(row) is not _Row:
+            raise _refused(path, name, row)
+    if len(rows) != len(entries.begins):
+        raise FormatError(f"{path}: the header names a tensor twice")
+    data_start = 8 + len(header)
+    offsets = np.array(entries.begins, np.int64) + data_start
+    file = ShardTensors(path, shard, list(rows), entries.kinds, offsets)
+    file.check_places(data_start, size)
+    return StoredTensors([file], _stored_tensor)
 
 
-def _open_deleted(path: Path) -> dict[str, StoredTensor]:
+def _open_deleted(path: Path) -> StoredTensors:
     record = read_record(path)
     return parse_header(path, record.header, record.size, DeletedShard(path))
 
 
-def _parse_json(path: Path, header: bytes) -> dict[str, Any]:
-    try:
-        entries = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: the header is not JSON ({error})") from None
-    if not isinstance(entries, dict):
-        raise FormatError(f"{path}: the header is not a JSON object")
-    return entries
+class _Row(int):
+    """The number of a tensor's entry, to be told from a number that the file has in place of an entry."""
 
 
-def _parse_entry(path: Path, name: str, entry: Any, data_start: int, shard: Shard) -> StoredTensor:
+class _Entries:
+    """What a header says of its tensors, in columns, filled while the JSON is decoded.
+
+    begins: of each tensor's bytes, from the end of the header
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[StoredKind] = []
+        self.begins = array("q")
+        self._known: dict[tuple[str, tuple[int, ...]], StoredKind] = {}
+
+    def add(self, entry: dict[str, Any]) -> Any:
+        """The number of a tensor's entry; an object that is none, or one that is not sound, as it is."""
+        try:
+            begin, end = entry["data_offsets"]
+            spelt = entry["dtype"], tuple(entry["shape"])
+            kind = self._known.get(spelt) or _kind(*spelt)
+        except (TypeError, KeyError, ValueError):
+            return entry
+        if type(begin) is not int or type(end) is not int or not 0 <= begin < _LIMIT or end - begin != kind.nbytes:
+            return entry
+        self._known[spelt] = kind
+        self.kinds.append(kind)
+        self.begins.append(begin)
+        return _Row(len(self.begins) - 1)
+
+
+def _kind(dtype: str, shape: tuple[int, ...]) -> StoredKind:
+    """Raises KeyError for an unknown dtype, ValueError for an impossible shape."""
+    nbytes = prod(shape) * _ITEM_BYTES[dtype]
+    if len(shape) > 8 or not all(type(v) is int and 0 <= v < _LIMIT for v in shape) or nbytes >= _LIMIT:
+        raise ValueError
+    return StoredKind(dtype, shape, nbytes)
+
+
+def _refused(path: Path, name: str, entry: Any) -> FormatError:
+    """What is wrong with an entry that `_Entries` does not take."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise FormatError(f"{path}: tensor {name} lacks dtype, shape or data_offsets") from None
-    if not all(type(v) is int and 0 <= v < 1 << 60 for v in (*shape, begin, end)) or end < begin or len(shape) > 8:
-        raise FormatError(f"{path}: tensor {name} has an impossible shape or place: {shape}, {begin} to {end}")
+        return FormatError(f"{path}: tensor {name} lacks dtype, shape or data_offsets")
+    if not all(type(v) is int and 0 <= v < _LIMIT for v in (*shape, begin, end)) or end < begin or len(shape) > 8:
+        return FormatError(f"{path}: tensor {name} has an impossible shape or place: {shape}, {begin} to {end}")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise FormatError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-    if prod(shape) * _ITEM_BYTES[dtype] != end - begin:
-        raise FormatError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
-    return StoredTensor(name, dtype, shape, path, data_start + begin, end - begin, shard)
+        return FormatError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+    return FormatError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
 
 
 def find_indexes(folder: Path) -> list[Path]:
@@ -207,7 +286,7 @@ def find_indexes(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors.index.json"))
 
 
-ShardOpener = Callable[[], dict[str, StoredTensor]]  # reads a shard's header: tensor name -> tensor
+ShardOpener = Callable[[], StoredTensors]  # reads a shard's header: tensor name -> tensor
 
 
 def local_shards(folder: Path) -> dict[str, ShardOpener]:
@@ -229,7 +308,9 @@ def shard_names(folder: Path) -> dict[str, str] | None:
         return None
     try:
         weight_map = json.loads(read_text(indexes[0]))["weight_map"]
-        names = sorted(set(weight_map.values()), key=str)
+        shards = {name: name for name in weight_map.values()}
+        weight_map = {name: shards[shard] for name, shard in weight_map.items()}  # one text for each shard, not for each tensor
+        names = sorted(shards, key=str)
     except OSError as error:
         raise FormatError(f"{indexes[0]}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -240,7 +321,7 @@ def shard_names(folder: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = None) -> dict[str, StoredTensor]:
+def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = None) -> StoredTensors:
     """All tensors of a checkpoint folder, name -> tensor: those of the shards that its index file names, else of all shards.
 
     shards: file name -> opener, for shards that are not in the folder. Raises FormatError if there is no shard, one is missing
@@ -263,12 +344,7 @@ def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = No
                     " safetensors first, with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
                 )
             raise FormatError(f"{folder}: no *.safetensors file in this folder")
-    tensors: dict[str, StoredTensor] = {}
-    for shard in names:
-        for name, tensor in openers[shard]().items():
-            if name in tensors:
-                raise FormatError(f"{folder / shard}: tensor {name} is also in {tensors[name].path.name}")
-            tensors[name] = tensor
+    tensors = StoredTensors([file for shard in names for file in openers[shard]().files], _stored_tensor)
     if weight_map is not None:
         absent = [name for name in weight_map if name not in tensors]
         if absent:

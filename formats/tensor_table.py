@@ -1,4 +1,4 @@
-"""The tensors of GGUF files in columns: a file may have a million, and an object for each would take gigabytes."""
+"""The tensors of files in columns: a file may have a million, and an object for each would take gigabytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class TensorKind(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTensors:
-    """The tensors of one file in its order: names, kinds, offsets and sizes in bytes (int64); the file, if it is mapped; the
+    """The tensors of one GGUF file: names, kinds, offsets and sizes in bytes (int64); the file, if it is mapped; the
     number of bytes before the first tensor."""
 
     path: Path
@@ -109,14 +109,27 @@ class MadeOnDemand(Mapping[str, Made], Generic[Known, Made]):
         return len(self._known)
 
 
-class TensorTable(MadeOnDemand[int, TensorInfo]):
-    """Name -> tensor of one or several files, in their order; a `TensorInfo` is made when it is asked for.
+class Columns(Protocol):
+    """The tensors of a file in columns; names: all of them, in its order."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
+File = TypeVar("File", bound=Columns)
+
+
+class TensorTable(MadeOnDemand[int, Made], Generic[File, Made]):
+    """Name -> tensor of one or several files, in their order; made of its file and its place there when it is asked for.
 
     Raises FormatError for a tensor that is in two files.
     """
 
-    def __init__(self, files: Sequence[FileTensors]):
-        self._files = files
+    def __init__(self, files: Sequence[File], make: Callable[[File, int], Made]):
+        self.files, self._make_at = files, make
         self._starts = [0]
         rows: dict[str, int] = {}
         for file in files:
@@ -125,20 +138,28 @@ class TensorTable(MadeOnDemand[int, TensorInfo]):
             rows.update(zip(file.names, range(first, self._starts[-1]), strict=True))
             if len(rows) < self._starts[-1]:
                 raise self._duplicate()
-        super().__init__(rows, self._info)
+        super().__init__(rows, self._made)
 
-    def _info(self, row: int) -> TensorInfo:
+    def _made(self, row: int) -> Made:
         number = bisect_right(self._starts, row) - 1
-        file, at = self._files[number], row - self._starts[number]
-        kind = file.kinds[at]
-        place = int(file.offsets[at]), int(file.nbytes[at])
-        return TensorInfo(file.names[at], kind.shape, kind.type, *place, file.path, file.mapped)
+        return self._make_at(self.files[number], row - self._starts[number])
 
     def _duplicate(self) -> FormatError:
         first: dict[str, Path] = {}
-        for file in self._files:
+        for file in self.files:
             for name in file.names:
                 if name in first:
                     return FormatError(f"{file.path}: tensor {name} is also in {first[name].name}")
                 first[name] = file.path
         raise AssertionError("no name is there twice")
+
+
+def tensor_table(files: Sequence[FileTensors]) -> TensorTable[FileTensors, TensorInfo]:
+    """The tensors of GGUF files, name -> tensor. Raises FormatError for a tensor that is in two files."""
+    return TensorTable(files, _tensor_info)
+
+
+def _tensor_info(file: FileTensors, at: int) -> TensorInfo:
+    kind = file.kinds[at]
+    place = int(file.offsets[at]), int(file.nbytes[at])
+    return TensorInfo(file.names[at], kind.shape, kind.type, *place, file.path, file.mapped)

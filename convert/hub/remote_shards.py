@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ...formats import FormatError, MillError, PlanError
-from ...formats.safetensors import StoredTensor, header_length, parse_header
+from ...formats.safetensors import StoredTensor, StoredTensors, header_length, parse_header
 from .http_ranges import Transport, without_query
 
 CHUNK_BYTES = 8 << 20
@@ -37,7 +37,7 @@ class RemoteShard:
         self.url, self.size, self._prefetcher = url, size, prefetcher
         self.chunks: list[tuple[int, int]] = []
 
-    def read_header(self, path: Path) -> dict[str, StoredTensor]:
+    def read_header(self, path: Path) -> StoredTensors:
         """The tensors of the file, name -> tensor; `path` names it in messages. Raises MillError."""
         transport = self._prefetcher.transport
         data = transport.fetch(self.url, 0, min(HEADER_GUESS_BYTES, self.size), self.size).tobytes()

@@ -96,6 +96,9 @@ def test_an_index_cannot_name_files_in_other_folders(tmp_path, name):
         ({"w": entry(offsets=(100, 108))}, "shorter than its header says"),
         ({"w": entry(), "v": entry(offsets=(4, 12))}, "overlaps"),
         ({"w": entry(shape=(1 << 59, 1 << 59), offsets=(0, 8))}, "does not take 8 bytes"),
+        ({"w": entry(), "v": 0}, "v lacks dtype"),
+        (b'{"w": %b, "w": %b}' % ((json.dumps(entry()).encode(),) * 2), "names a tensor twice"),
+        ({"__metadata__": entry(), "w": entry()}, "names a tensor twice"),
     ],
 )
 def test_malformed(tmp_path, header, message):
