@@ -21,6 +21,7 @@ def openai_routes(service: Service) -> list[Route]:
 
     def model_object() -> dict[str, Any]:
         meta = {"n_vocab": service.description["vocabulary"], "n_ctx_train": service.description["n_ctx_train"]}
+        meta |= {"n_ctx": service.model.n_ctx, "n_embd": service.model.graph.n_embd}
         meta |= {"n_params": service.description["parameters"], "size": service.description["bytes"]}
         return {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill", "meta": meta}
 

@@ -136,7 +136,9 @@ def test_paths_without_a_version_are_those_with_one(url):
     ):
         answers = [read(post(url, version + path, **body).json()) for version in ("", "/v1")]
         assert answers[0] == answers[1] == (len("<u:Hello\na:") if path.endswith("input_tokens") else ANSWER)
-    assert httpx.get(f"{url}/models", timeout=300).json() == httpx.get(f"{url}/v1/models", timeout=300).json()
+    (model,) = httpx.get(f"{url}/models", timeout=300).json()["data"]
+    assert [model] == httpx.get(f"{url}/v1/models", timeout=300).json()["data"]
+    assert (model["id"], model["meta"]["n_ctx"], model["meta"]["n_embd"]) == ("reciter", 512, 32)
     assert httpx.get(f"{url}/lora-adapters", timeout=300).json() == []
     assert httpx.get(f"{url}/slots", params={"fail_on_no_slot": 1}, timeout=300).status_code == 200
 
