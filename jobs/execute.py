@@ -68,6 +68,7 @@ class OpenFiles:
         try:
             for fd in self.fds.values():
                 sync_file(fd)
+            sync_folder(self.journal.path.resolve().parent)  # the names, without which a power cut leaves the journal alone
             self.journal.sync()
         except OSError:
             self.journal.sync_failed()

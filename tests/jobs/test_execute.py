@@ -213,6 +213,15 @@ def test_a_name_that_cannot_be_given(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["out.gguf"]
 
 
+def test_the_names_of_the_parts_are_on_disk_before_the_journal_calls_them_complete(tmp_path, monkeypatch):
+    """Else a power cut may leave the journal alone: there is nothing to give a name to, and the source may be deleted."""
+    calls, complete = [], Journal.complete
+    monkeypatch.setattr("ggufmill.jobs.execute.sync_folder", lambda folder: calls.append(sorted(os.listdir(folder))))
+    monkeypatch.setattr(Journal, "complete", lambda self: (calls.append("complete"), complete(self)))
+    execute(plan_of(tmp_path, [output("a", (256, 40))]))
+    assert calls == [["out.gguf.journal", "out.gguf.part"], "complete", ["out.gguf", "out.gguf.journal"]]
+
+
 def interrupted_plan(tmp_path):
     """A plan of three tensors, of which two are written; its last one cannot be made."""
     plan = plan_of(tmp_path, [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))])
