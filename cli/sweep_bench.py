@@ -26,6 +26,14 @@ _HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), 
 @run_options(n_ctx=4096)
 @click.option("--pp", type=click.IntRange(1), help="Prompt tokens per step. [default: -ub, or 512]")
 @click.option("-n", "--tg", type=click.IntRange(1), help="Tokens generated per step. [default: a quarter of the prompt's]")
+@click.option(
+    "-r",
+    "--repetitions",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Measurements at each depth, whose means are shown; with bars of error in the picture.",
+)
 @click.option("--no-warmup", is_flag=True, help="Measure at once: the first figures then include the compiling of kernels.")
 @flags.plot("the speeds")
 @click.option(

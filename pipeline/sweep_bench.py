@@ -49,6 +49,7 @@ def sweep_benchmark(
     *,
     pp: int | None = None,
     tg: int | None = None,
+    repetitions: int = 1,
     no_warmup: bool = False,
     plot: str | Path | None = None,
     n_ctx: int | None = None,
@@ -62,6 +63,8 @@ def sweep_benchmark(
     model      as for `perplexity`
     pp         prompt tokens per step; None: `ubatch` if that is given, else 512
     tg         tokens generated per step; None: a quarter of the prompt's
+    repetitions
+               of both at each depth: the figures are means, and the picture has their standard deviations
     no_warmup  measure at once: the first figures then include the compiling of kernels
     plot       a picture of the speeds (.png, .svg, .pdf), which needs matplotlib
     n_ctx      tokens of context; None: 4096
@@ -83,7 +86,7 @@ def sweep_benchmark(
     result = SweepResult([], context, describe_model(opened), describe_settings(opened), describe_program())
     with reporting(progress) as report:
         stage = Stage(report, "sweep-bench", len(range(0, context - max(step, tg or 0) + 1, step)), "depth")
-        for depth in sweep(opened, context, step, tg, not no_warmup):
+        for depth in sweep(opened, context, step, tg, not no_warmup, repetitions):
             result.rows.append(depth)
             stage.advance(1, f"{depth.n_kv} tokens", result)
     if plot is not None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @styled
 def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
-    """Prompt and generation speed over the tokens in the cache."""
+    """Prompt and generation speed over the tokens in the cache, with standard deviations where there are repetitions."""
     figure, (upper, lower) = new_axes(2, 1, 10, 6.5, sharex=True)
     depths = [r.n_kv for r in rows]
-    for axes, label, speeds, colour in (
-        (upper, f"prompt, {rows[0].pp} tokens", [r.s_pp for r in rows], COLOURS[0]),
-        (lower, f"generation, {rows[0].tg} tokens", [r.s_tg for r in rows], COLOURS[1]),
+    for axes, label, speeds, errors, colour in (
+        (upper, f"prompt, {rows[0].pp} tokens", [r.s_pp for r in rows], [r.stddev_pp for r in rows], COLOURS[0]),
+        (lower, f"generation, {rows[0].tg} tokens", [r.s_tg for r in rows], [r.stddev_tg for r in rows], COLOURS[1]),
     ):
-        axes.plot(depths, speeds, "o-", color=colour, markersize=4)
+        axes.errorbar(depths, speeds, errors if any(errors) else None, fmt="o-", color=colour, markersize=4, elinewidth=1)
         axes.set(ylabel="tokens per second", title=label, ylim=(0, 1.1 * max(speeds)))
     lower.set(xlabel="tokens in the context before")
     figure.suptitle(title, fontsize=10)

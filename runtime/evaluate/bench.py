@@ -58,7 +58,7 @@ class Speed:
     @property
     def stddev(self) -> float:
         """0 for a single repetition."""
-        return stdev(self.samples) if len(self.samples) > 1 else 0.0
+        return _stddev(self.samples)
 
 
 class Runner:
@@ -126,7 +126,8 @@ def bench(
 class Depth:
     """Speeds with n_kv tokens in the KV cache; the fields are the columns of llama-sweep-bench.
 
-    t_pp: seconds for a prompt of pp tokens; t_tg: seconds for tg generated tokens; s_pp, s_tg: tokens per second.
+    t_pp: seconds for a prompt of pp tokens; t_tg: seconds for tg generated tokens; s_pp, s_tg: tokens per second; all means of
+    the repetitions. stddev_pp, stddev_tg: standard deviations of the speeds between them; 0 of a single one.
     """
 
     pp: int
@@ -134,6 +135,8 @@ class Depth:
     n_kv: int
     t_pp: float
     t_tg: float
+    stddev_pp: float = 0.0
+    stddev_tg: float = 0.0
 
     @property
     def s_pp(self) -> float:
@@ -144,11 +147,13 @@ class Depth:
         return self.tg / self.t_tg
 
 
-def sweep(model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_up: bool = True) -> Iterator[Depth]:
+def sweep(
+    model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_up: bool = True, repetitions: int = 1
+) -> Iterator[Depth]:
     """Fills a context of n_ctx tokens in steps of pp tokens and measures both speeds at each depth.
 
-    At each depth tg tokens are generated and removed from the cache again, then a prompt of pp tokens is run, which stays.
-    tg: pp / 4 if None. Raises PlanError when not one step fits.
+    At each depth tg tokens are generated and removed from the cache again, then a prompt of pp tokens is run, which stays;
+    both so many times. tg: pp / 4 if None. Raises PlanError when not one step fits.
     """
     tg = max(1, pp // 4) if tg is None else tg
     if pp < 1 or tg < 1 or n_ctx < max(pp, tg):
@@ -158,11 +163,23 @@ def sweep(model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_u
         runner.warm_up(Case(pp, tg))
     cache = model.new_cache(n_ctx)
     for depth in range(0, n_ctx - max(pp, tg) + 1, pp):
-        cache.checkpoint()
-        start = time.perf_counter()
-        runner.generate(cache, tg)
-        t_tg = time.perf_counter() - start
-        cache.truncate(depth)
-        start = time.perf_counter()
-        runner.prompt(cache, pp)
-        yield Depth(pp, tg, depth, time.perf_counter() - start, t_tg)
+        prompts: list[float] = []
+        generations: list[float] = []
+        for _ in range(repetitions):
+            if prompts:
+                cache.truncate(depth)
+            cache.checkpoint()
+            start = time.perf_counter()
+            runner.generate(cache, tg)
+            generations.append(time.perf_counter() - start)
+            cache.truncate(depth)
+            start = time.perf_counter()
+            runner.prompt(cache, pp)
+            prompts.append(time.perf_counter() - start)
+        spread = (_stddev([n / t for t in times]) for n, times in ((pp, prompts), (tg, generations)))
+        yield Depth(pp, tg, depth, mean(prompts), mean(generations), *spread)
+
+
+def _stddev(values: Sequence[float]) -> float:
+    """0 of a single value."""
+    return stdev(values) if len(values) > 1 else 0.0

@@ -7,7 +7,18 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from ggufmill.pipeline.reports import plots
 from ggufmill.pipeline.reports.imatrix_plots import _map
+from ggufmill.runtime.evaluate.bench import Depth
+
+
+@pytest.mark.parametrize(("errors", "bars"), [((0.0, 0.0), 0), ((5.0, 0.5), 1)])
+def test_a_sweep_has_bars_of_error_where_it_was_repeated(tmp_path, monkeypatch, errors, bars):
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    plots.plot_sweep([Depth(8, 2, n, 1.0, 2.0, *errors) for n in (0, 8)], "a sweep", tmp_path / "sweep.png")
+    drawn = [len(axes.containers[0].lines[2]) for axes in figures[0].axes]
+    assert drawn == [bars, bars]
 
 
 @pytest.mark.parametrize(

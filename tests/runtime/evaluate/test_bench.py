@@ -82,5 +82,27 @@ def test_passes_of_a_sweep(counting):
     expected = [p for depth in (0, 8, 16, 24) for p in ([1, depth, 1], [1, depth + 1, 1], [8, depth, 1])]
     assert counting.passes == expected
     assert all(r.s_pp == pytest.approx(8 / r.t_pp) and r.s_tg == pytest.approx(2 / r.t_tg) for r in rows)
+    assert all((r.stddev_pp, r.stddev_tg) == (0, 0) for r in rows)
     with pytest.raises(PlanError, match="no room"):
         next(sweep(counting, 7, pp=8))
+
+
+def test_repetitions_of_a_sweep(counting, monkeypatch):
+    seconds = iter([2, 1, 4, 2, 1, 1, 1, 1])  # of generation and prompt in turn, twice at each of two depths
+    now = [0.0]
+
+    def clock():
+        now[0] += next(seconds) if clock.running else 0
+        clock.running = not clock.running
+        return now[0]
+
+    clock.running = False
+    monkeypatch.setattr("ggufmill.runtime.evaluate.bench.time.perf_counter", clock)
+    first, second = sweep(counting, 16, pp=8, tg=2, warm_up=False, repetitions=2)
+    once = [[1, 0, 1], [1, 1, 1], [8, 0, 1]]
+    later = [[1, 8, 1], [1, 9, 1], [8, 8, 1]]
+    assert counting.passes == [*once, *once, *later, *later]
+    assert (first.t_tg, first.t_pp) == (3, 1.5)
+    assert first.stddev_tg == pytest.approx(math.sqrt(0.125))  # of 1 and 0.5 tokens per second
+    assert first.stddev_pp == pytest.approx(math.sqrt(8))  # of 8 and 4
+    assert (second.stddev_tg, second.stddev_pp) == (0, 0)
