@@ -10,13 +10,12 @@ import weakref
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..covariance.panels import from_panels
 from ..covariance.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.refinement import Refinement
-from .memory import one_at_a_time
+from .memory import one_at_a_time, sent
 
 Owner = DampedCovariance | FeedbackMatrix
 
@@ -27,7 +26,7 @@ def kept_on(device: str, owner: Owner, name: str, make: Callable[[], np.ndarray]
     """An array that belongs to a matrix, on a device; it is sent once and stays there as long as the matrix does."""
     tensors = _kept.setdefault(owner, {})
     if (device, name) not in tensors:
-        tensors[device, name] = torch.from_numpy(make()).to(device)
+        tensors[device, name] = sent(make(), device)
     return tensors[device, name]
 
 
@@ -42,7 +41,7 @@ class OnDevice(Refinement):
     device: str  # to be set before __init__ of the class for the CPU
 
     def sent(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return sent(array, self.device)
 
     def matrix(self, owner: Owner) -> Tensor:
         """H, or the matrix that feeds errors back: float32 [size, size]."""

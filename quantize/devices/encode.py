@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .memory import in_pieces, one_at_a_time
-
-if TYPE_CHECKING:
-    import torch
+from .memory import in_pieces, one_at_a_time, sent
 
 _MODULES = {
     "kquants": ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
@@ -42,14 +38,8 @@ def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device:
             weights = None
             if importance is not None:
                 own = importance.ndim == 2 and len(importance) > 1
-                weights = _sent(importance[first:stop] if own else importance, device)
-            return family.encode(_sent(x[first:stop], device), weights, type_name).cpu().numpy()
+                weights = sent(importance[first:stop] if own else importance, device)
+            return family.encode(sent(x[first:stop], device), weights, type_name).cpu().numpy()
 
     rows = max(1, _BATCH_WEIGHTS // _SHARE_OF_BATCH.get(type_name, 1) // x.shape[1])
     return in_pieces(encode_rows, len(x), rows, f"encode {type_name}", device)
-
-
-def _sent(array: np.ndarray, device: str) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -5,13 +5,25 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import MillError
 
+if TYPE_CHECKING:
+    import torch
+
 one_at_a_time = threading.Lock()
 """Held while a device computes: threads read, decode and write meanwhile, and only one fills its memory."""
+
+
+def sent(array: np.ndarray, device: str) -> torch.Tensor:
+    """An array on a device; of one that cannot be written, which torch warns of, a copy."""
+    import torch
+
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
 def in_pieces(

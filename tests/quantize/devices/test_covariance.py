@@ -1,5 +1,7 @@
 """Codes chosen under a covariance by torch, on its DEVICE, against the codecs: the same errors, and none larger than before."""
 
+import warnings
+
 import numpy as np
 import pytest
 from covariances import covariance, row_errors, weights
@@ -24,6 +26,15 @@ def test_errors_of_the_cpu(name, effort):
     assert (errors <= before * (1 + 1e-5)).all()
     assert errors.sum() == pytest.approx(row_errors(x, expected, name, h).sum(), rel=1e-4)
     assert np.mean(actual == expected) > 0.99
+
+
+def test_rows_that_cannot_be_written():
+    """As those of a mapped file: torch would warn of them."""
+    x, h = weights(4, 256), covariance(256, 40)
+    x.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantize.encode(x, "q4_K", covariance=h, effort=1, device=DEVICE)
 
 
 def test_rows_shorter_than_a_panel():
