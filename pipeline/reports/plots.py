@@ -24,7 +24,8 @@ def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
         (lower, f"generation, {rows[0].tg} tokens", [r.s_tg for r in rows], [r.stddev_tg for r in rows], COLOURS[1]),
     ):
         axes.errorbar(depths, speeds, errors if any(errors) else None, fmt="o-", color=colour, markersize=4, elinewidth=1)
-        axes.set(ylabel="tokens per second", title=label, ylim=(0, 1.1 * max(speeds)))
+        highest = max(speed + error for speed, error in zip(speeds, errors, strict=True))
+        axes.set(ylabel="tokens per second", title=label, ylim=(0, 1.05 * highest))
     lower.set(xlabel="tokens in the context before")
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
