@@ -114,7 +114,7 @@ def command(models: Any, form: str, as_json: bool, placement: dict[str, Any], **
     if as_json or form == "json":
         with progress_bars() as progress:
             result = benchmark(models, progress=progress, **options, **placement)
-        emit(result.as_json(), True, str)
+        emit(result.as_json, True, str)
     else:
         benchmark(models, progress=writer, **options, **placement)
 

@@ -63,18 +63,17 @@ def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -
 
 
 def _checkpoint_text(result: CheckpointSummary) -> str:
-    tensors = [
-        (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], printable(t["file"]))
-        for t in result.tensors
-    ]
+    def row(t: dict[str, Any]) -> tuple[object, ...]:
+        return (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], printable(t["file"]))
+
     histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in result.types.items()]
     verdict = f"converts to {result.gguf_architecture}" if not result.problem else f"does not convert: {result.problem}"
     return "\n\n".join(
         [
             metadata_text(result.config),
-            table(("tensor", "shape", "type", "bytes", "file"), tensors),
+            table(("tensor", "shape", "type", "bytes", "file"), result.tensors, row),
             table(("type", "tensors", "size"), histogram),
-            f"{result.architecture}: {len(tensors)} tensors, {result.parameters:,} numbers, {gib(result.total_bytes)}",
+            f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} numbers, {gib(result.total_bytes)}",
             verdict,
             *(f"note: {note}" for note in result.notes),
         ]
@@ -83,18 +82,18 @@ def _checkpoint_text(result: CheckpointSummary) -> str:
 
 def _text(result: InspectResult) -> str:
     extra = [key for key in ("xxh3", "nonfinite") if key in (result.tensors or [{}])[0]]
-    tensors = [
-        (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
-        for t in result.tensors
-    ]
+
+    def row(t: dict[str, Any]) -> tuple[object, ...]:
+        return (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
+
     histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in result.types.items()]
     shards = f" in {len(result.files)} files" if len(result.files) > 1 else ""
     return "\n\n".join(
         [
             metadata_text(result.metadata),
-            table(("tensor", "shape", "type", "bytes", *extra), tensors),
+            table(("tensor", "shape", "type", "bytes", *extra), result.tensors, row),
             table(("type", "tensors", "size"), histogram),
-            f"{len(tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
+            f"{len(result.tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
             *(f"note: {note}" for note in result.notes),
         ]
     )

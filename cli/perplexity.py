@@ -153,7 +153,7 @@ def command(
             result = perplexity(next(iter(model)), text, progress=progress, **options, **settings)
         finally:
             running.end()
-    emit(result.as_json(), as_json, lambda: _text(result))
+    emit(result.as_json, as_json, lambda: _text(result))
 
 
 def _refuse_beside_tasks(model: tuple[Any, ...], text: Any, settings: dict[str, Any], options: dict[str, Any]) -> None:

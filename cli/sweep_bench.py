@@ -61,7 +61,7 @@ def command(model: Any, form: str, as_json: bool, settings: dict[str, Any], **op
     if as_json or form == "json":
         with progress_bars() as progress:
             result = sweep_benchmark(model, progress=progress, **options, **settings)
-        emit(result.as_json(), True, str)
+        emit(result.as_json, True, str)
     else:
         sweep_benchmark(model, progress=_print_json_line if form == "jsonl" else _print_row, **options, **settings)
 

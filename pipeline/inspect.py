@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import OnProgress, Stage, reporting
+from .common.rows import Rows
 
 _SHOWN = 16  # values of an array that are listed in full
 _FIRST = 8  # values of a longer one
@@ -47,7 +48,7 @@ class InspectResult:
     architecture: str
     metadata: dict[str, Any]
     metadata_types: dict[str, str]
-    tensors: list[dict[str, Any]]
+    tensors: Sequence[dict[str, Any]]
     types: dict[str, dict[str, int]]
     parameters: int
     total_bytes: int
@@ -73,7 +74,7 @@ class InspectResult:
             "architecture": self.architecture,
             "metadata": self.metadata,
             "metadata_types": self.metadata_types,
-            "tensors": self.tensors,
+            "tensors": list(self.tensors),
             "types": self.types,
             "parameters": self.parameters,
             "total_bytes": self.total_bytes,
@@ -113,12 +114,15 @@ def inspect_model(
         ('deepseek2', 4, [256, 1536])
     """
     opened = open_gguf(Path(file))
-    tensors = [_describe(info) for info in opened.tensors.values()]
-    total = sum(t["nbytes"] for t in tensors)
+    found: dict[str, dict[str, Any]] = {}  # what reading a tensor's data gave
+    tensors = Rows(opened.tensors, lambda info: _describe(info) | found.get(info.name, {}))
+    types = type_histogram(tensors)
+    total = sum(entry["nbytes"] for entry in types.values())
     if check or checksums:
         with reporting(progress) as report:
             stage = Stage(report, "inspect", total)
-            for info, entry in zip(opened.tensors.values(), tensors, strict=True):
+            for info in opened.tensors.values():
+                entry = found[info.name] = {}
                 if checksums:
                     entry["xxh3"] = range_checksum(info.path, info.offset, info.nbytes)
                 if check:
@@ -133,8 +137,8 @@ def inspect_model(
         metadata=plain_metadata(opened.metadata, arrays),
         metadata_types={key: value_type(key, value) for key, value in opened.metadata.items()},
         tensors=tensors,
-        types=type_histogram(tensors),
-        parameters=sum(t["n_elements"] for t in tensors),
+        types=types,
+        parameters=sum(prod(info.shape) for info in opened.tensors.values()),
         total_bytes=total,
     )
     result.notes = _notes(opened.metadata, result.types)
@@ -142,7 +146,7 @@ def inspect_model(
         headers = {name: LoaderTensor(tuple(info.shape), info.type) for name, info in opened.tensors.items()}
         result.problems = loader_problems(opened.metadata, headers, program)
         result.notes += [f"in {program} {line}" for line in loader_differences(opened.metadata, headers, program)]
-    damaged = [t["name"] for t in tensors if t.get("nonfinite")]
+    damaged = [name for name, entry in found.items() if entry.get("nonfinite")]
     if damaged:
         raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
     if result.problems:

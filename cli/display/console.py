@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
 _GIB = 1 << 30
+MOST_ROWS = 100_000  # of a table; the largest checkpoints have as many tensors
 # stage -> bytes below which it has no bar
 _HIDDEN = {**dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB), "compare": 1 << 28}
 
@@ -49,9 +50,9 @@ def call(
             result = function(*arguments, **keywords, **({"progress": progress} if bars else {}))
     except CheckFailed as error:
         failed = error.result
-        emit(failed.as_json(), as_json, lambda: show(failed))
+        emit(failed.as_json, as_json, lambda: show(failed))
         raise
-    emit(result.as_json(), as_json, lambda: show(result))
+    emit(result.as_json, as_json, lambda: show(result))
     return result
 
 
@@ -72,8 +73,12 @@ def progress_bars() -> Iterator[Bars]:
         bars.close()
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned: numbers (and headings over them) to the right, text to the left."""
+def table(headings: Sequence[str], rows: Sequence[Any], row_of: Callable[[Any], Sequence[object]] = tuple) -> str:
+    """Columns aligned: numbers (and headings over them) to the right, text to the left. Rows beyond MOST_ROWS are counted.
+
+    row_of: makes the cells of what `rows` holds
+    """
+    more, rows = len(rows) - MOST_ROWS, [row_of(row) for row in rows[:MOST_ROWS]]
     cells = [[_text(c) for c in row] for row in rows]
     widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(headings)]
     right = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(headings))]
@@ -81,7 +86,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     def line(values: Sequence[str]) -> str:
         return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)).rstrip()
 
-    return "\n".join([line(headings), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+    lines = [line(headings), line(["-" * w for w in widths]), *(line(r) for r in cells)]
+    return "\n".join([*lines, f"and {more:,} more, which --json has"] if more > 0 else lines)
 
 
 def _text(cell: object) -> str:
@@ -92,10 +98,10 @@ def _text(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
 
 
-def emit(value: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
-    """Prints one JSON object, with null for what is not finite, or the text for people."""
+def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], str]) -> None:
+    """Prints one JSON object, with null for what is not finite, or the text for people. Only what is printed is made."""
     if as_json:
-        click.echo(json_text(value))
+        click.echo(json_text(value()))
     else:
         encoding = sys.stdout.encoding or "utf-8"
         click.echo(text().encode(encoding, "backslashreplace").decode(encoding))

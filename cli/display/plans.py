@@ -9,7 +9,7 @@ from ...pipeline.common.messages import duration, gib
 from .console import table
 
 if TYPE_CHECKING:
-    from ...jobs.plan import Plan
+    from ...jobs.plan import Output, Plan
     from ...pipeline.cluster.writing import Share
     from ...pipeline.writing.forecast import Forecast
     from ...pipeline.writing.write_model import WriteResult
@@ -42,13 +42,13 @@ def shares_text(shares: Sequence[Share]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """A row per tensor, the histogram of types, and the totals."""
-    tensors = [
-        (o.name, shape_text(o.shape), o.source_type, o.type.name, o.nbytes, f"{o.rule} ({o.note})" if o.note else o.rule)
-        for o in plan.outputs
-    ]
-    return "\n\n".join(
-        [table(("tensor", "shape", "from", "to", "bytes", "rule"), tensors), histogram_text(plan), totals_text(plan)]
-    )
+
+    def row(o: Output) -> tuple[object, ...]:
+        rule = f"{o.rule} ({o.note})" if o.note else o.rule
+        return (o.name, shape_text(o.shape), o.source_type, o.type.name, o.nbytes, rule)
+
+    tensors = table(("tensor", "shape", "from", "to", "bytes", "rule"), plan.outputs, row)
+    return "\n\n".join([tensors, histogram_text(plan), totals_text(plan)])
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_reposit
 from ...convert.source import MLA_LAYOUTS
 from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...errors import FormatError
+from ...formats.safetensors import StoredTensor
+from .rows import Rows
 
 
 @dataclass
@@ -35,7 +37,7 @@ class CheckpointSummary:
     gguf_architecture: str | None
     problem: str
     config: dict[str, Any]
-    tensors: list[dict[str, Any]]
+    tensors: Sequence[dict[str, Any]]
     types: dict[str, dict[str, int]]
     parameters: int
     total_bytes: int
@@ -43,7 +45,7 @@ class CheckpointSummary:
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: the fields."""
-        return asdict(self)
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "tensors": list(self.tensors)}
 
 
 def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
@@ -56,18 +58,8 @@ def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
     if not (fetched.folder / "config.json").is_file():
         raise FormatError(f"{source} is no checkpoint: it has no config.json")
     checkpoint = open_checkpoint(fetched.folder, fetched.shards, fetched.origin, fetched.prefetch)
-    tensors = [
-        {
-            "name": t.name,
-            "shape": list(t.shape),
-            "type": t.dtype.lower(),
-            "file": t.path.name,
-            "offset": t.offset,
-            "nbytes": t.nbytes,
-            "n_elements": prod(t.shape),
-        }
-        for t in checkpoint.stored.values()
-    ]
+    tensors = Rows(checkpoint.stored, _describe)
+    types = type_histogram(tensors)
     architecture, notes, problem = _convertible(checkpoint)
     return CheckpointSummary(
         source=str(source),
@@ -76,14 +68,26 @@ def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
         problem=problem,
         config=_flat(checkpoint.config.values),
         tensors=tensors,
-        types=type_histogram(tensors),
-        parameters=sum(t["n_elements"] for t in tensors),
-        total_bytes=sum(t["nbytes"] for t in tensors),
+        types=types,
+        parameters=sum(prod(t.shape) for t in checkpoint.stored.values()),
+        total_bytes=sum(entry["nbytes"] for entry in types.values()),
         notes=notes,
     )
 
 
-def type_histogram(tensors: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def _describe(tensor: StoredTensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "type": tensor.dtype.lower(),
+        "file": tensor.path.name,
+        "offset": tensor.offset,
+        "nbytes": tensor.nbytes,
+        "n_elements": prod(tensor.shape),
+    }
+
+
+def type_histogram(tensors: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """type -> tensors and bytes, most bytes first."""
     types: dict[str, dict[str, int]] = {}
     for t in tensors:

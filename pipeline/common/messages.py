@@ -55,7 +55,10 @@ def printable(text: str) -> str:
 
 def json_text(value: dict[str, Any], indent: int | None = None) -> str:
     """JSON with null for NaN and infinity."""
-    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ggufmill.cli import main
+from ggufmill.cli.display import console
 from ggufmill.cli.display.console import emit
 from ggufmill.formats import TYPES
 from ggufmill.formats.gguf_header import header_bytes
@@ -90,7 +91,8 @@ def test_json_without_nan(nasty, monkeypatch):
 
 
 def test_emit_replaces_nan_and_infinity_at_any_depth(capsys):
-    emit({"a": math.inf, "b": [1.5, -math.inf, {"c": math.nan}], "d": (math.nan, 1), "e": None}, True, str)
+    value = {"a": math.inf, "b": [1.5, -math.inf, {"c": math.nan}], "d": (math.nan, 1), "e": None}
+    emit(lambda: value, True, str)
     assert strict(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": None}], "d": [None, 1], "e": None}
 
 
@@ -149,3 +151,14 @@ def test_a_checkpoint_that_does_not_convert_is_shown_too(mill, tiny_llama, write
     (tmp_path / "empty").mkdir()
     code, _, err = mill("inspect", tmp_path / "empty")
     assert (code, "has no config.json" in err) == (1, True)
+
+
+def test_a_table_counts_the_rows_beyond_its_limit(monkeypatch):
+    monkeypatch.setattr(console, "MOST_ROWS", 2)
+    lines = console.table(("name", "bytes"), ["a", "bb", "ccc"], lambda name: (name, len(name))).splitlines()
+    assert lines == ["name  bytes", "----  -----", "a         1", "bb        2", "and 1 more, which --json has"]
+
+
+def test_what_is_not_printed_is_not_made(capsys):
+    emit(pytest.fail, False, lambda: "a text")
+    assert capsys.readouterr().out == "a text\n"
