@@ -131,7 +131,7 @@ def torture(trials: int, names: list[str] | None = None, report=print, seed: int
         for name in names or JOBS:
             draw = random.Random(f"{seed} {name}")
             began = time.monotonic()
-            made = undisturbed(name, sources, Path(tmp) / "undisturbed")
+            made = undisturbed(name, sources, Path(tmp) / "trial")  # the same folder: manifests name it
             seconds = min(time.monotonic() - began, SECONDS / 2)
 
             def trial(name: str = name, made: Result = made) -> Trial:
