@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES, TensorType
+from ...formats.layouts import layout_of
 from .prepared import PreparedCovariance
 from .refinement import Refinement
 from .scalar_refinement import ScalarRefinement
@@ -25,13 +26,13 @@ def refine(
     """Rows that the encoder of a type made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
 
     x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better come back as they
-    are, as do all rows of types that are neither scalar nor of vectors. device: of torch, which chooses the codes; None: this
-    program. Raises MillError when a device's memory does not suffice.
+    are, as do all rows of types that are neither scalar nor of vectors. device: of torch, which chooses the codes, but those of
+    trellis types, whose search it cannot follow; None: this program. Raises MillError when a device's memory does not suffice.
     """
     damped = prepared.damped
     if damped is None or not takes_covariance(TYPES[type_name]):
         return q
-    if device is not None:
+    if device is not None and layout_of(type_name).trellis is None:
         from ..devices.refine import refine_on_device
 
         return refine_on_device(x, q, type_name, damped, effort, device, _refined)

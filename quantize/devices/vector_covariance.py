@@ -1,9 +1,9 @@
-"""Entries of codebook and trellis types chosen on a device: the sweep of `quantize.covariance.vector_descent`, a vector of all
+"""Entries of codebook types chosen on a device: the sweep of `quantize.covariance.vector_descent`, a vector of all
 rows at a time.
 
 The error p H' p^T - 2 p g'^T / f of an entry p is linear in its elements, their products of two and their squares. So the
-errors of all entries for all rows are one product of matrices: [rows, features] times [features, entries]. Of trellis
-codebooks, too, all entries are tried, of which the CPU tries those that are near the optimum.
+errors of all entries for all rows are one product of matrices: [rows, features] times [features, entries]. (Of trellis
+codebooks the CPU tries the entries near the optimum only, so that a device would come to other codes.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _entries_of(type_name: str, device: str) -> _Entries:
 
 
 class DeviceVectorRefinement(OnDevice, VectorRefinement):
-    """Of codebook and trellis types."""
+    """Of codebook types."""
 
     def __init__(self, x: np.ndarray, rows: VectorRows, damped: DampedCovariance, effort: int, device: str):
         self.device = device

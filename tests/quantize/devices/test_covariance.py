@@ -43,17 +43,7 @@ def test_rows_shorter_than_a_panel():
     assert np.mean(actual == expected) > 0.99
 
 
-@pytest.mark.parametrize("name", ["iq4_kt", "iq2_kt"])
-def test_trellis_types(name):
-    """Of trellis codebooks a device tries all entries, not only near ones: other codes, whose errors are as small."""
+def test_trellis_types_stay_with_the_processor():
     x, h = weights(8, 256), covariance(256, 40)
-    before, expected, actual = (
-        row_errors(x, q, name, h)
-        for q in (
-            quantize.encode(x, name, h.diagonal),
-            quantize.encode(x, name, covariance=h, effort=0),
-            quantize.encode(x, name, covariance=h, effort=0, device=DEVICE),
-        )
-    )
-    assert (actual <= before * (1 + 1e-5)).all()
-    assert actual.sum() < 1.05 * expected.sum() < 0.8 * before.sum()
+    expected, actual = (quantize.encode(x, "iq2_kt", covariance=h, effort=0, device=device) for device in (None, DEVICE))
+    assert np.array_equal(actual, expected)
