@@ -42,6 +42,7 @@ def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
     from ..pipeline.merge import merge_model
 
     shards = split_paths(source[0])
-    if others := [str(path) for path in source[1:] if path.resolve() not in {shard.resolve() for shard in shards}]:
-        raise UsageError(f"{others[0]} is no shard of the model that {source[0]} belongs to")
+    if others := [path for path in source[1:] if path.resolve() not in {shard.resolve() for shard in shards}]:
+        problem = f"is no shard of the model that {source[0]} belongs to" if others[0].exists() else "does not exist"
+        raise UsageError(f"{others[0]} {problem}")
     call(merge_model, source[0], out, show=written_text, as_json=as_json, **options)

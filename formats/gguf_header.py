@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -22,22 +24,25 @@ def align(offset: int, alignment: int) -> int:
 
 
 def header_bytes(
-    metadata: dict[str, Any], tensors: list[tuple[str, tuple[int, ...], TensorType]], alignment: int
+    metadata: dict[str, Any], tensors: Iterable[tuple[str, tuple[int, ...], TensorType]], alignment: int
 ) -> tuple[bytes, list[int], int]:
     """Metadata and tensors -> (header padded to the alignment, offset of each tensor from the start of the file, file size).
 
     tensors: (name, shape in ne order, type), in file order; offsets and sizes are in bytes. Raises FormatError for a metadata
     value that GGUF cannot hold.
     """
-    out = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
-    out += metadata_bytes(metadata)
-    offsets, end = [], 0  # relative to the end of the header
+    out = BytesIO()  # whose bytes can be had without a copy: a header with a million tensors is large
+    out.write(MAGIC + struct.pack("<IQQ", VERSION, 0, len(metadata)) + metadata_bytes(metadata))
+    offsets, end = array("Q"), 0  # relative to the end of the header
     for name, shape, tensor_type in tensors:
-        out += _string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor_type.id, end)
+        out.write(_string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor_type.id, end))
         offsets.append(end)
         end = align(end + tensor_type.nbytes(shape), alignment)
-    out += bytes(align(len(out), alignment) - len(out))
-    return bytes(out), [len(out) + offset for offset in offsets], len(out) + end
+    nbytes = align(out.tell(), alignment)
+    out.write(bytes(nbytes - out.tell()))
+    out.seek(len(MAGIC) + 4)
+    out.write(struct.pack("<Q", len(offsets)))
+    return out.getvalue(), [nbytes + offset for offset in offsets], nbytes + end
 
 
 def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:

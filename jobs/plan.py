@@ -23,7 +23,7 @@ from ..formats.source import TensorScale
 from ..formats.types import TensorType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """One tensor to be written: what it becomes, why, and how its bytes are made.
 
@@ -56,7 +56,7 @@ class Output:
         return prod(self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where a tensor goes: the index of its file in the plan, and the byte offset from that file's start."""
 
@@ -202,7 +202,7 @@ def make_plan(
             keys = {**metadata, **split} if number == 0 else alignment_key | split
             stem = path.name.removesuffix(".gguf")
             file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
-        header, offsets, size = header_bytes(keys, [(o.name, o.shape, o.type) for o in group], alignment)
+        header, offsets, size = header_bytes(keys, ((o.name, o.shape, o.type) for o in group), alignment)
         files.append(PlannedFile(file_path, header, size))
         locations += [Location(number, offset) for offset in offsets]
     digest = hashlib.sha256(identity.encode())

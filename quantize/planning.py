@@ -16,6 +16,7 @@ from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..formats.loaders import LoaderTensor, loader_problems
 from ..jobs.plan import Output, Plan, make_plan
 from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES
+from .encoding import Encoding, repacks, uses_importance
 from .importance import Importance
 from .prune import draft_layer_prefixes
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
@@ -34,8 +35,7 @@ from .recipes.type_selection import (
     TypeOverrides,
     TypeSelector,
 )
-from .tensor_scale import missing_scales, scale_for, scale_outputs, shards_with_scales
-from .transform import row_producer
+from .tensor_scale import missing_scales, scale_outputs, shards_with_scales
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -123,17 +123,17 @@ def plan_quantize(
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
-    encoding = _Encoding(importance, covariances, nonfinite_counts, device)
+    encoding = Encoding(source.tensors, importance, covariances, nonfinite_counts, device)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
-        if _is_quantized(tensor) and not allow_requantize and not _repacks(tensor, selection.type):
+        if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
             raise PlanError(
                 f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} loses twice: "
                 "start from the f16 or bf16 model, or say --allow-requantize"
             )
-        if _uses_importance(tensor, selection.type):
+        if uses_importance(tensor, selection.type):
             noticed.note_covariance(tensor, selection.type, covariances)
-        if _uses_importance(tensor, selection.type) and not encoding.has_importance(tensor):
+        if uses_importance(tensor, selection.type) and not encoding.has_importance(tensor):
             file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
             _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
         output = encoding.output(tensor, tensor.name, selection)
@@ -182,37 +182,11 @@ def check_loads(plan: Plan, program: str | None) -> None:
         raise PlanError(f"{program} would not load {plan.files[0].path}: {'; '.join(problems)}")
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """What a job encodes rows with; nonfinite_counts: see `plan_quantize`."""
-
-    importance: Importance | None
-    covariances: Covariances | None
-    nonfinite_counts: list[tuple[str, int]] | None
-    device: str | None
-
-    def has_importance(self, tensor: SourceTensor) -> bool:
-        """Whether there is importance for a tensor, or a covariance, whose diagonal is taken for it."""
-        has_covariance = self.covariances is not None and self.covariances.collected(tensor) is not None
-        return has_covariance or (self.importance is not None and self.importance.for_tensor(tensor) is not None)
-
-    def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
-        weights, covariance_of, effort = None, None, 1
-        if _uses_importance(tensor, selection.type):
-            weights = self.importance.for_tensor(tensor) if self.importance is not None else None
-            if self.covariances is not None:
-                covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
-        scale = scale_for(tensor, name, selection.type)
-        counts = self.nonfinite_counts
-        produce = row_producer(tensor, selection.type, weights, counts, covariance_of, effort, scale, self.device)
-        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
-
-
 def _extra_output(
     source: TensorSource,
     requested: TensorType,
     outputs: Sequence[Output],
-    encoding: _Encoding,
+    encoding: Encoding,
     types: LoaderTypes,
 ) -> Output:
     """A second, smaller output matrix for drafting tokens, as --extra-output-tensor of llama-quantize writes it."""
@@ -236,15 +210,6 @@ def _is_quantized(tensor: SourceTensor) -> bool:
     too, are what they are meant to be: their source type is the checkpoint's."""
     stored = tensor.stored
     return stored is not None and not (stored.is_float or stored.name in INTEGER_TYPES) and tensor.source_type == stored.name
-
-
-def _repacks(tensor: SourceTensor, target: TensorType) -> bool:
-    """Whether the tensor becomes `target` by copying or repacking its stored bytes."""
-    return tensor.raw is not None and tensor.stored is not None and tensor.stored.repacks_to(target)
-
-
-def _uses_importance(tensor: SourceTensor, target: TensorType) -> bool:
-    return not target.is_float and not _repacks(tensor, target)
 
 
 def _check_importance(

@@ -1,0 +1,83 @@
+"""What the tensors of a job are encoded with, and the functions that make their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..formats import SourceTensor, TensorScale, TensorType
+from ..jobs.plan import Output
+from ..repack.interleave import ReadRows
+from .importance import Importance
+from .recipes.type_selection import Selection
+from .tensor_scale import scale_for
+from .transform import row_producer
+
+if TYPE_CHECKING:
+    from .covariance.source import Covariances
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The tensors of a job and what it encodes their rows with; nonfinite_counts: see `plan_quantize`."""
+
+    tensors: Mapping[str, SourceTensor]
+    importance: Importance | None
+    covariances: Covariances | None
+    nonfinite_counts: list[tuple[str, int]] | None
+    device: str | None
+    producers: dict[str, ReadRows] = field(default_factory=dict)  # of outputs, by name
+    lock: Lock = field(default_factory=Lock)
+
+    def has_importance(self, tensor: SourceTensor) -> bool:
+        """Whether there is importance for a tensor, or a covariance, whose diagonal is taken for it."""
+        has_covariance = self.covariances is not None and self.covariances.collected(tensor) is not None
+        return has_covariance or (self.importance is not None and self.importance.for_tensor(tensor) is not None)
+
+    def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
+        """What becomes of a tensor, under this name."""
+        scale = scale_for(tensor, name, selection.type)
+        produce = _Rows(self, tensor.name, name, selection.type, scale)
+        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
+
+    def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> ReadRows:
+        """What makes the rows of an output."""
+        weights, covariance_of, effort = None, None, 1
+        if uses_importance(tensor, target):
+            weights = self.importance.for_tensor(tensor) if self.importance is not None else None
+            if self.covariances is not None:
+                covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
+        return row_producer(tensor, target, weights, self.nonfinite_counts, covariance_of, effort, scale, self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """(start, stop) -> encoded rows. What makes them is set up when the first ones are asked for: a plan may have a million."""
+
+    encoding: Encoding
+    source_name: str
+    name: str
+    target: TensorType
+    scale: TensorScale | None
+
+    def __call__(self, start: int, stop: int) -> np.ndarray:
+        encoding = self.encoding
+        with encoding.lock:
+            produce = encoding.producers.get(self.name)
+            if produce is None:
+                produce = encoding.producer(encoding.tensors[self.source_name], self.target, self.scale)
+                encoding.producers[self.name] = produce
+        return produce(start, stop)
+
+
+def repacks(tensor: SourceTensor, target: TensorType) -> bool:
+    """Whether the tensor becomes `target` by copying or repacking its stored bytes."""
+    return tensor.raw is not None and tensor.stored is not None and tensor.stored.repacks_to(target)
+
+
+def uses_importance(tensor: SourceTensor, target: TensorType) -> bool:
+    return not target.is_float and not repacks(tensor, target)
