@@ -17,7 +17,7 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.layouts import layout_of
 from .codecs.registry import decode, encode
-from .subnormal_scales import can_refit, refit
+from .subnormal_scales import has_float16_scales, refit
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
 _UNITS = 16  # a scale of so many units of the smallest float16 is as good as any
@@ -37,7 +37,7 @@ def plain_range(name: str) -> tuple[float, float] | None:
     levels = np.abs(layout.levels).astype(np.float64) if layout.levels is not None else np.ones(1)
     if layout.d is None and layout.row_scale is None:
         return value * _UNITS * float(levels[levels > 0].min()), value * float(levels.max())
-    if (layout.row_scale or layout.d_format) != "f16":
+    if not has_float16_scales(name):
         return None
     return value * float(levels.max()) * _UNITS * _F16_UNIT, _LARGEST_PLAIN
 
@@ -96,7 +96,7 @@ class ScaleRange:
         limit = np.minimum(2 * expected + 0.01, halfway)
         by_group = (-1, self._target.rows)
         again = ((amax > 0) & (errors > limit)).reshape(by_group).any(1) & (amax.reshape(by_group) <= self._range[1]).all(1)
-        if again.any() and can_refit(name):
+        if again.any() and has_float16_scales(name):
             again = np.repeat(again, self._target.rows)
             refitted = refit(x[again], name, importance)
             found, before = row_errors(x[again], refitted, name), row_errors(x[again], q[rows[again]], name)

@@ -22,7 +22,7 @@ _STEPS_PER_OCTAVE = 4  # of the scales that are tried
 _WEIGHTS = 1 << 16  # at a time
 
 
-def can_refit(name: str) -> bool:
+def has_float16_scales(name: str) -> bool:
     """Whether the type's weights have float16 scales, of a block or a row."""
     layout = layout_of(name)
     return layout.number is None and (layout.row_scale == "f16" or (layout.d is not None and layout.d_format == "f16"))
@@ -31,7 +31,7 @@ def can_refit(name: str) -> bool:
 def refit(x: np.ndarray, name: str, importance: np.ndarray | None) -> np.ndarray:
     """Encodes small weights, float32 [rows, n] in whole groups of interleaved rows: uint8 [rows, row_bytes].
 
-    importance: as for `encode`. `can_refit(name)` must hold, and no scale may be above float16's range.
+    importance: as for `encode`. `has_float16_scales(name)` must hold, and no scale may be above float16's range.
     """
     step = max(1, _WEIGHTS // (x.shape[1] * TYPES[name].rows)) * TYPES[name].rows
     return np.concatenate([_refit(x[i : i + step], name, importance) for i in range(0, len(x), step)])

@@ -16,3 +16,17 @@ def recipe_folder(tiny_llama, write_checkpoint, tmp_path):
     tokenizer.save(str(folder / "tokenizer.json"))
     (tmp_path / "words.txt").write_text("".join(chr(97 + i * i % 23) for i in range(200)))
     return tmp_path
+
+
+@pytest.fixture
+def write_recipe(recipe_folder):
+    """write_recipe(text, {old: new}): the path of r.toml in that folder, the text with some of its parts replaced."""
+
+    def write(text, changes):
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (recipe_folder / "r.toml").write_text(text)
+        return recipe_folder / "r.toml"
+
+    return write

@@ -52,16 +52,8 @@ rows = 8
 
 
 @pytest.fixture
-def recipe(recipe_folder):
-    def write(**changes):
-        text = RECIPE
-        for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
-        (recipe_folder / "r.toml").write_text(text)
-        return recipe_folder / "r.toml"
-
-    return write
+def recipe(write_recipe):
+    return lambda **changes: write_recipe(RECIPE, changes)
 
 
 def sums(folder):

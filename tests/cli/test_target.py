@@ -29,14 +29,9 @@ VALIDATE = '[validate]\ntext = "words.txt"\nctx = 32\nchunks = 2'
 
 
 @pytest.fixture
-def recipe(recipe_folder):
+def recipe(write_recipe):
     def write(search="", imatrix="", more="", **changes):
-        text = RECIPE.format(search=search, imatrix=imatrix, more=more)
-        for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
-        (recipe_folder / "r.toml").write_text(text)
-        return recipe_folder / "r.toml"
+        return write_recipe(RECIPE.format(search=search, imatrix=imatrix, more=more), changes)
 
     return write
 

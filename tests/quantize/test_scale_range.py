@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES, MillError, SourceTensor
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.quantize.scale_range import plain_range
-from ggufmill.quantize.subnormal_scales import can_refit, refit
+from ggufmill.quantize.subnormal_scales import has_float16_scales, refit
 from ggufmill.quantize.transform import row_producer
 from ggufmill.quantize.verify import reference_error
 
@@ -92,7 +92,7 @@ def test_zeros_are_no_error():
     assert not _encoded(np.zeros((8, 256), np.float32), "q4_K").any()
 
 
-F16_SCALED = [name for name in ENCODED if can_refit(name)]
+F16_SCALED = [name for name in ENCODED if has_float16_scales(name)]
 
 
 def _error(x, q, name, importance):
