@@ -16,6 +16,16 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
+def random_model(tiny):
+    """random_model(keys, **settings of load_model): one with random weights, and these keys in its metadata."""
+
+    def build(keys, **settings):
+        return load_model(dataclasses.replace(tiny, metadata=tiny.metadata | keys), **settings)
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def reciting(tiny):
     """reciting(text, end=True, n_ctx=512): a model that recites a text (no byte twice) after ':', then ends or starts again."""
 

@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ggufmill.runtime import load_model
-
 openai = pytest.importorskip("openai")
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -27,14 +25,13 @@ ANY = {"temperature": 2.0, "top_p": 1.0, "extra_body": {"top_k": 0, "min_p": 0.0
 
 
 @pytest.fixture(scope="module")
-def client(tiny, served):
+def client(random_model, served):
     """Of a model with random weights."""
-    import dataclasses
 
     template = "{% if tools %}{{ tools | tojson }}{% endif %}{# <tool_call> #}"
     template += "{% for m in messages %}{{ m.content }}{% endfor %}{# <think> #}{{ '<think>' if thinking }}"
-    metadata = tiny.metadata | {"tokenizer.chat_template": template, "llama.context_length": 1024}
-    url = served(load_model(dataclasses.replace(tiny, metadata=metadata), parallel=2), warm_up=False)
+    keys = {"tokenizer.chat_template": template, "llama.context_length": 1024}
+    url = served(random_model(keys, parallel=2), warm_up=False)
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
 
 

@@ -1,10 +1,6 @@
 """Anthropic's Python client against a running server."""
 
-import dataclasses
-
 import pytest
-
-from ggufmill.runtime import load_model
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -27,10 +23,10 @@ def client(served, reciting):
 
 
 @pytest.fixture(scope="module")
-def random_client(served, tiny):
+def random_client(served, random_model):
     """Of a model with random weights, whose template knows functions and thoughts."""
-    metadata = tiny.metadata | {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 2048}
-    return client_of(served(load_model(dataclasses.replace(tiny, metadata=metadata)), warm_up=False))
+    keys = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 2048}
+    return client_of(served(random_model(keys), warm_up=False))
 
 
 def test_a_message(client):

@@ -1,11 +1,8 @@
 """llama-server's /completion, /slots and /metrics."""
 
-import dataclasses
 import json
 
 import pytest
-
-from ggufmill.runtime import load_model
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
@@ -187,10 +184,10 @@ def test_prompts_are_kept_across_restarts(served, reciting, tmp_path):
     assert post(served(reciting(ANSWER), warm_up=False), "/slots/0?action=save", filename="a").status_code == 501
 
 
-def test_infill_is_a_completion_between_two_texts(served, tiny):
+def test_infill_is_a_completion_between_two_texts(served, random_model):
     """The control tokens of the vocabulary stand around the texts, and what is generated goes on after `prompt`."""
     keys = {f"tokenizer.ggml.fim_{part}_token_id": token for part, token in (("pre", 250), ("suf", 251), ("mid", 252))}
-    url = served(load_model(dataclasses.replace(tiny, metadata=tiny.metadata | keys)), warm_up=False)
+    url = served(random_model(keys), warm_up=False)
     asked = {"n_predict": 4, "temperature": 0, "return_tokens": True}
     reply = post(url, "/infill", input_prefix="ab", input_suffix="y", prompt="c", **asked)
     ids = [0, 250, 2 + ord("a"), 2 + ord("b"), 251, 2 + ord("y"), 252, 2 + ord("c")]

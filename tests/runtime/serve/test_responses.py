@@ -1,11 +1,8 @@
 """OpenAI's API of responses, with OpenAI's Python client."""
 
-import dataclasses
 import json
 
 import pytest
-
-from ggufmill.runtime import load_model
 
 openai = pytest.importorskip("openai")
 
@@ -26,9 +23,9 @@ def client(served, reciting):
 
 
 @pytest.fixture(scope="module")
-def random_client(served, tiny):
-    metadata = tiny.metadata | {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 2048}
-    return client_of(served(load_model(dataclasses.replace(tiny, metadata=metadata)), warm_up=False))
+def random_client(served, random_model):
+    keys = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 2048}
+    return client_of(served(random_model(keys), warm_up=False))
 
 
 def test_a_response(client):
