@@ -15,7 +15,8 @@ from ..simd.compile_time import compilation_lines
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta
-_ARGUMENT_OF = {"-m": "model", "--model": "model", "--outfile": "out"}  # options of llama.cpp's programs; arguments here
+# Options of llama.cpp's programs; arguments here.
+_ARGUMENT_OF = {"-m": "model", "--model": "model", "--outfile": "out", "-o": "out", "--output": "out"}
 _LIKENESS = 0.75  # of a typing error: `--only` is none of `--json`
 
 
@@ -53,10 +54,12 @@ class Verb(click.Command):
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:
             argument = _ARGUMENT_OF.get(error.option_name)
-            at = args.index(error.option_name) if error.option_name in args else len(args)
-            if at + 1 < len(args) and any(parameter.name == argument for parameter in self.params):
-                rest = args[:at] + args[at + 2 :]
-                return self.parse_args(ctx, [args[at + 1], *rest] if argument == "model" else [*rest, args[at + 1]])
+            at = next((i for i, given in enumerate(args) if given.partition("=")[0] == error.option_name), len(args))
+            _, equals, value = args[at].partition("=") if at < len(args) else ("", "", "")
+            end = at + (1 if equals else 2)
+            if end <= len(args) and any(parameter.name == argument for parameter in self.params):
+                value, rest = value if equals else args[at + 1], args[:at] + args[end:]
+                return self.parse_args(ctx, [value, *rest] if argument == "model" else [*rest, value])
             near = [option for option in error.possibilities or () if _alike(option, error.option_name)]
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 

@@ -57,6 +57,9 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
         (("plan", "-m", DEMO, "-fmoe", "-ngl", "99", "-fa", "--ram", "64GiB"), 0, ""),
         (("plan", DEMO, "-fa", "0"), 0, ""),
         (("convert", DEMO, "--outfile", "o.gguf", "--outtype", "F16", "--dry-run"), 0, ""),
+        (("convert", "-o", "o.gguf", DEMO, "--dry-run"), 0, ""),
+        (("convert", f"--model={DEMO}", "--outfile=o.gguf", "--dry-run"), 0, ""),
+        (("convert", DEMO, "--outfile"), 2, "No such option '--outfile'"),
         (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes; write 64GiB or 64MiB"),
         (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes; write 24GiB or 24MiB"),
         (
