@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from gguf import TokenType
 
 from ..errors import PlanError
 from .types import TensorType
@@ -87,11 +88,14 @@ class LoaderTensor:
 Tensors = Mapping[str, LoaderTensor]
 
 
+ANY = "*"
+
+
 @dataclass(frozen=True)
 class Fact:
     """Of files of some architectures: what a program does with those that `holds` for.
 
-    architectures  names, separated by spaces; programs: of those with facts of their own
+    architectures  names, separated by spaces, or ANY; programs: of those with facts of their own
     holds          (metadata without the architecture's prefix, tensors) -> whether it concerns the file
     says           what comes of it
     """
@@ -152,6 +156,12 @@ def _wide_heads(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     """Heads that are not embedding_length numbers together."""
     query = tensors.get("blk.0.attn_q.weight")
     return query is not None and query.shape[1] != query.shape[0]
+
+
+def _no_byte_tokens(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """A SentencePiece vocabulary without <0x00> to <0xFF>."""
+    kinds = np.asarray(keys.get("tokenizer.ggml.token_type", ()))
+    return keys.get("tokenizer.ggml.model") == "llama" and bool(kinds.size) and not np.any(kinds == TokenType.BYTE)
 
 
 def _layers(keys: Mapping[str, Any]) -> int:
@@ -285,6 +295,7 @@ PROBLEMS = (
 )
 # What is computed otherwise.
 DIFFERENCES = (
+    Fact(_LC_IK, ANY, _no_byte_tokens, "it aborts at characters that the vocabulary lacks (there are no byte tokens)"),
     Fact(_LC, "llama qwen2 qwen3 qwen3moe starcoder2 phi3", _window, "it ignores the sliding window"),
     Fact(_IK, "llama qwen2 qwen3 qwen3moe mistral3", _window, "it ignores the sliding window"),
     Fact(
@@ -341,5 +352,6 @@ def _facts(
     facts: tuple[Fact, ...], architecture: str, metadata: Mapping[str, Any], tensors: Tensors, loader: Loader
 ) -> list[str]:
     keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    concerned = (fact for fact in facts if loader.facts_of in fact.programs and architecture in fact.architectures.split())
+    names = {architecture, ANY}
+    concerned = (fact for fact in facts if loader.facts_of in fact.programs and names & set(fact.architectures.split()))
     return [fact.says for fact in concerned if fact.holds(keys, tensors)]

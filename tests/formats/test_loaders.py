@@ -5,6 +5,7 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError
 from ggufmill.formats.loaders import (
+    ANY,
     ARCHITECTURES,
     DIFFERENCES,
     PROBLEMS,
@@ -81,9 +82,17 @@ def test_what_is_computed_otherwise():
     assert problems("ik_llama.cpp", "olmo", find=loader_differences) == ["it rotates keys twice"]
 
 
+def test_a_vocabulary_without_byte_tokens():
+    for kinds, kind, expected in (([2, 3, 1], "llama", 1), ([2, 3, 6], "llama", 0), ([1, 1, 1], "gpt2", 0), ([], "llama", 0)):
+        vocabulary = {"tokenizer.ggml.model": kind, "tokenizer.ggml.token_type": np.array(kinds, np.int32)}
+        metadata = {"general.architecture": "llama", **vocabulary}
+        lines = loader_differences(metadata, {}, "llama.cpp")
+        assert ["no byte tokens" in line for line in lines] == [True] * expected
+
+
 def test_the_table_names_programs_and_architectures_that_there_are():
     for fact in PROBLEMS + DIFFERENCES:
         assert set(fact.programs) <= set(PROGRAMS)
         for program in fact.programs:
-            known = set(fact.architectures.split()) & ARCHITECTURES[program]
+            known = set(fact.architectures.split()) & (ARCHITECTURES[program] | {ANY})
             assert known, fact.says
