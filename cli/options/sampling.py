@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from ...errors import FormatError
+from ...errors import FormatError, PlanError
 from ...formats.file_range import read_text
+from ...runtime.generation.sampler_order import DEFAULT_ORDER, parse_samplers
 from .flags import together
 
 
@@ -38,6 +39,13 @@ def _breakers(context: click.Context, parameter: click.Parameter, value: tuple[s
     return (
         () if value == ("none",) else tuple(_ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text) for text in value)
     )
+
+
+def _samplers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    try:
+        return parse_samplers(value)
+    except PlanError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 # All have llama.cpp's names and defaults.
@@ -191,6 +199,17 @@ sampling_options = together(
         default=0.1,
         show_default=True,
         help="How fast Mirostat follows its target.",
+    ),
+    click.option(
+        "--samplers",
+        "--sampling-seq",
+        "--sampler-seq",
+        "samplers",
+        default=";".join(DEFAULT_ORDER),
+        show_default=True,
+        callback=_samplers,
+        metavar="NAME;NAME",
+        help="Samplers in their order, by name, or by llama.cpp's letters (edskypmxt); one that is left out does nothing.",
     ),
     click.option("-s", "--seed", type=click.IntRange(0), help="The same seed gives the same text."),
 )

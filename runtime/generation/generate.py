@@ -81,6 +81,7 @@ def generate(
     ignore_eos: bool = False,
     session: Session | None = None,
     n_probs: int | None = None,
+    post_sampling: bool = False,
     visible_special: Collection[int] = (),
     draft_max: int = 0,
     score_prompt: bool = False,
@@ -95,6 +96,7 @@ def generate(
     ignore_eos       tokens that end a generation are generated like any other
     session          session to continue: what it shares with the beginning of the prompt is not computed again
     n_probs          record each token's log probability and those of the n_probs most probable ones in `sampled`; None: do not
+    post_sampling    these are the probabilities that tokens are drawn by, not those of the model
     visible_special  ids of control tokens whose text is part of the output instead of left out
     draft_max        tokens that the model's draft layer proposes at a time, for the model to verify in one pass; the text stays
                      the same. 0: none
@@ -122,7 +124,19 @@ def generate(
         session.drafter = Drafter(model, session.n_ctx, draft_max)
     sampler, special = Sampler(settings, model.tokenizer), frozenset(visible_special)
     return Generation(
-        model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max, score_prompt, grammar
+        model,
+        session,
+        ids,
+        n_predict,
+        tuple(stop),
+        ignore_eos,
+        sampler,
+        n_probs,
+        post_sampling,
+        special,
+        draft_max,
+        score_prompt,
+        grammar,
     )
 
 
@@ -152,6 +166,7 @@ class Generation:
         ignore_eos: bool,
         sampler: Sampler,
         n_probs: int | None = None,
+        post_sampling: bool = False,
         visible_special: Collection[int] = (),
         draft_max: int = 0,
         score_prompt: bool = False,
@@ -163,7 +178,12 @@ class Generation:
             raise MillError(f"the context is full: the prompt has {n_tokens}; choose a larger n_ctx (-c)")
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
-        self.n_probs, self.visible_special, self.draft_max = n_probs, visible_special, draft_max
+        self.n_probs, self.post_sampling, self.visible_special, self.draft_max = (
+            n_probs,
+            post_sampling,
+            visible_special,
+            draft_max,
+        )
         self._mask = grammar.start() if grammar is not None else None
         self._drafts: list[int] = []  # the last of the pending tokens
         self.tokens: list[int] = []
@@ -287,14 +307,19 @@ class Generation:
         """Adds a sampled token to the text; length: tokens before it. Returns the new text."""
         if token in self._eog_ids:
             if self.n_probs is not None:
-                self.ending = SampledToken.from_logits(token, logits, self.n_probs)
+                self.ending = self._sampled(token, logits, self.n_probs)
             return self._finish("eos")
         self.tokens.append(token)
         if self.n_probs is not None:
-            self.sampled.append(SampledToken.from_logits(token, logits, self.n_probs))
+            self.sampled.append(self._sampled(token, logits, self.n_probs))
         self.timings.generated_tokens += 1
         self.pending_tokens = [token]
         return self._new_text(token, length)
+
+    def _sampled(self, token: int, logits: np.ndarray, n_probs: int) -> SampledToken:
+        if self.post_sampling:
+            return SampledToken.from_candidates(token, *self.sampler.candidates, n_probs)
+        return SampledToken.from_logits(token, logits, n_probs)
 
     def _draft(self) -> None:
         """Adds drafts to the pending token: as many as the answer, the context and a pass with exact results have space for."""

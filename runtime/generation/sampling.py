@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...formats import PlanError
 from ..text.tokenizer import Tokenizer
+from .filters import FILTERS, NOT_PREFIXES, by_logit, most_probable
 from .mirostat import ZIPF_TOKENS, Mirostat
 from .repetition import Breakers, RepetitionPenalty, find_breakers
+from .sampler_order import DEFAULT_ORDER, apply_in_order, parse_samplers
 
 _TOP_P_CANDIDATES = 256  # tokens that top_p sorts at first: nearly always enough
 
@@ -76,6 +78,7 @@ class Sampling:
     mirostat           keeps the surprise of the tokens near a target (arXiv:2007.14966): version 1, 2, or 0 for none
     mirostat_tau       that target in bits
     mirostat_eta       how fast it is followed
+    samplers           names of the samplers in their order; one that is not among them does nothing
     logit_bias         token id -> what is added to its logit; -inf: the token is never sampled
     seed               the same seed, prompt and settings give the same text; None: a random seed
     """
@@ -102,6 +105,7 @@ class Sampling:
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    samplers: tuple[str, ...] = DEFAULT_ORDER
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
@@ -117,6 +121,7 @@ class Sampling:
                 raise PlanError(f"sampling cannot work with {name} = {value}")
         if self.mirostat not in (0, 1, 2):
             raise PlanError(f"sampling cannot work with mirostat = {self.mirostat}: there are versions 1 and 2")
+        object.__setattr__(self, "samplers", parse_samplers(self.samplers))
         for text in self.dry_sequence_breakers:
             if not 0 < len(text) <= MAX_BREAKER:
                 raise PlanError(f"a sequence breaker of DRY has to have 1 to {MAX_BREAKER} characters, not {len(text)}")
@@ -139,59 +144,22 @@ def token_biases(tokenizer: Tokenizer, biases: Mapping[int | str, float]) -> dic
     return result
 
 
-# A filter gets the settings, weights of candidates (float64 [n], descending), what these have to be divided by to be
-# probabilities (their sum, and the weights of tokens that are missing because a later filter drops them), and a source of
-# random numbers. It returns which candidates stay: bool [n].
-_Filter = Callable[[Sampling, np.ndarray, float, np.random.Generator], np.ndarray]
-
-
-def _typical_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
-    p = weights / total
-    surprise = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
-    order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
-    kept = np.zeros(len(p), bool)
-    kept[order] = np.cumsum(p[order]) - p[order] < s.typical_p
-    return kept
-
-
-def _top_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
-    return np.cumsum(weights) - weights < s.top_p * total
-
-
-def _min_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
-    return weights >= s.min_p * weights[0]
-
-
-def _exclude_top_choices(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
-    kept = np.ones(len(weights), bool)
-    n_above = np.count_nonzero(weights >= s.xtc_threshold * total)
-    if n_above > 1 and random.random() < s.xtc_probability:
-        kept[: n_above - 1] = False
-    return kept
-
-
-# (setting, value that turns the filter off, filter), in their order
-_FILTERS: tuple[tuple[str, float, _Filter], ...] = (
-    ("typical_p", 1, _typical_p),
-    ("top_p", 1, _top_p),
-    ("min_p", 0, _min_p),
-    ("xtc_probability", 0, _exclude_top_choices),
-)
-_NOT_PREFIXES = {_typical_p, _exclude_top_choices}  # what these keep need not include the most probable token
-
-
 class Sampler:
-    """Samples the tokens of a text, with a random generator of its own."""
+    """Samples the tokens of a text, with a random generator of its own.
+
+    candidates  of the last token: the ids that it was drawn from, and their weights (probabilities times a factor)
+    """
 
     def __init__(self, settings: Sampling, tokenizer: Tokenizer | None = None):
         """tokenizer: for dry_sequence_breakers. Raises PlanError where these are needed and it is None."""
         self.settings = settings
-        self._random = np.random.default_rng(settings.seed)
-        self._filters = [apply for name, off, apply in _FILTERS if getattr(settings, name) != off]
+        self.random = np.random.default_rng(settings.seed)
+        self._filters = [apply for name, off, apply in FILTERS.values() if getattr(settings, name) != off]
         self._biased = np.array(list(settings.logit_bias), np.int64)
         self._biases = np.array(list(settings.logit_bias.values()), np.float64)
         self._mirostat = Mirostat(settings.mirostat_tau, settings.mirostat_eta) if settings.mirostat else None
-        self._repetition = _repetition_penalty(settings, tokenizer)
+        self.repetition = _repetition_penalty(settings, tokenizer)
+        self.candidates: tuple[np.ndarray, np.ndarray] = np.zeros(0, np.int64), np.zeros(0)
 
     def sample(self, logits: np.ndarray, past: Sequence[int]) -> int:
         """Samples a token id. logits: float32 [n_vocab], not changed, -inf for tokens that are excluded; past: all tokens so
@@ -204,30 +172,42 @@ class Sampler:
             raise PlanError("logit_bias and grammar exclude every token")
         if self._mirostat is not None:
             return self._sample_near_target(logits, self._mirostat)
-        self._penalise(logits, past)
-        if self._repetition is not None:
-            self._repetition.apply(logits, past)
-        if s.temp == 0 and not s.dynatemp_range and not _NOT_PREFIXES.intersection(self._filters):
-            return int(logits.argmax())
+        if s.samplers != DEFAULT_ORDER:
+            return self._draw_from(*apply_in_order(self, logits, past))
+        self.penalise(logits, past)
+        if self.repetition is not None:
+            self.repetition.apply(logits, past)
+        if s.temp == 0 and not s.dynatemp_range and not NOT_PREFIXES.intersection(self._filters):
+            return self._only(int(logits.argmax()))
         candidates = self._candidates(logits)
         candidates = candidates[logits[candidates] > -math.inf]
         remaining = logits[candidates]
         remaining = remaining - remaining.max()
-        temp = self._temperature(remaining)
+        temp = self.temperature(remaining)
         if temp == 0:
-            return int(candidates[remaining.argmax()])
-        return int(candidates[self._draw(np.exp(remaining / temp))])
+            return self._only(int(candidates[remaining.argmax()]))
+        return self._draw_from(candidates, np.exp(remaining / temp))
+
+    def _only(self, token: int) -> int:
+        """The token that is the only candidate."""
+        self.candidates = np.array([token]), np.ones(1)
+        return token
+
+    def _draw_from(self, ids: np.ndarray, weights: np.ndarray) -> int:
+        """One of these ids, as probable as its weight."""
+        self.candidates = ids, weights
+        return int(ids[self._draw(weights)])
 
     def _draw(self, weights: np.ndarray) -> int:
         """An index, as probable as its weight."""
         cumulative = np.cumsum(weights)
-        index = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        index = int(np.searchsorted(cumulative, self.random.random() * cumulative[-1], side="right"))
         return min(index, len(weights) - 1)
 
     def _sample_near_target(self, logits: np.ndarray, mirostat: Mirostat) -> int:
         """Samples with Mirostat."""
         if self.settings.temp == 0:
-            return int(logits.argmax())
+            return self._only(int(logits.argmax()))
         p = np.exp((logits - logits.max()) / self.settings.temp)
         p /= p.sum()
         if self.settings.mirostat == 1:
@@ -235,11 +215,12 @@ class Sampler:
         else:
             kept = np.flatnonzero(p >= min(mirostat.least, p.max()))
         weights = p[kept]
+        self.candidates = kept, weights
         index = self._draw(weights)
         mirostat.learn(weights[index] / weights.sum())
         return int(kept[index])
 
-    def _penalise(self, logits: np.ndarray, past: Sequence[int]) -> None:
+    def penalise(self, logits: np.ndarray, past: Sequence[int]) -> None:
         """Changes logits in place."""
         s = self.settings
         if not past or not s.repeat_last_n or (s.repeat_penalty, s.presence_penalty, s.frequency_penalty) == (1, 0, 0):
@@ -249,8 +230,8 @@ class Sampler:
         values = np.where(values > 0, values / s.repeat_penalty, values * s.repeat_penalty)
         logits[recent] = values - counts * s.frequency_penalty - s.presence_penalty
 
-    def _temperature(self, logits: np.ndarray) -> float:
-        """The temperature for these candidates."""
+    def temperature(self, logits: np.ndarray) -> float:
+        """The temperature for these candidates. logits: the largest one is 0."""
         s = self.settings
         if not s.dynatemp_range or len(logits) < 2:
             return s.temp
@@ -264,7 +245,7 @@ class Sampler:
         """Ids that all filters keep, by descending logit; if all are off, every id in ascending order."""
         ids, weights, total = self._pool(logits)
         for apply in self._filters:
-            kept = apply(self.settings, weights, total, self._random)
+            kept = apply(self.settings, weights, total, self.random)
             ids, weights = ids[kept], weights[kept]
             total = weights.sum()
         return ids
@@ -282,13 +263,13 @@ class Sampler:
             return np.arange(len(logits)), every, 1.0
         if s.top_n_sigma > 0 or 0 < s.top_k < len(logits):
             least = peak - s.top_n_sigma * logits[logits > -math.inf].std() if s.top_n_sigma > 0 else -math.inf
-            ids = most_probable(logits, s.top_k) if s.top_k else _sorted(logits, np.flatnonzero(logits >= least))
+            ids = most_probable(logits, s.top_k) if s.top_k else by_logit(logits, np.flatnonzero(logits >= least))
             ids = ids[logits[ids] >= least]
             return ids, every[ids], every[ids].sum()
-        if _NOT_PREFIXES.intersection(self._filters):
+        if NOT_PREFIXES.intersection(self._filters):
             ids = most_probable(logits, 0)
         elif s.min_p > 0:
-            ids = _sorted(logits, np.flatnonzero(every >= s.min_p))
+            ids = by_logit(logits, np.flatnonzero(every >= s.min_p))
         else:
             k, ids = _TOP_P_CANDIDATES, most_probable(logits, _TOP_P_CANDIDATES)
             while len(ids) < len(logits) and every[ids].sum() < s.top_p * every.sum():
@@ -308,24 +289,11 @@ def _repetition_penalty(s: Sampling, tokenizer: Tokenizer | None) -> RepetitionP
     return RepetitionPenalty(s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, breakers)
 
 
-def most_probable(logits: np.ndarray, k: int) -> np.ndarray:
-    """The k ids with the largest logits, descending; of equal logits the lower id first, so that a seed gives the same text on
-    every machine. All ids if k is 0 or not less than n_vocab."""
-    if not 0 < k < len(logits):
-        return _sorted(logits, np.arange(len(logits)))
-    threshold = np.partition(logits, -k)[-k]
-    return _sorted(logits, np.flatnonzero(logits >= threshold))[:k]
-
-
-def _sorted(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return ids[np.argsort(-logits[ids], kind="stable")]
-
-
 @dataclass(frozen=True)
 class SampledToken:
     """A sampled token with its log probability, and the most probable tokens as pairs (id, log probability).
 
-    These are the probabilities of the model, before penalties, filters and temperature.
+    These are the probabilities of the model, before penalties, filters and temperature, or those that the token was drawn by.
     """
 
     token: int
@@ -340,3 +308,12 @@ class SampledToken:
         log_sum = peak + np.log(np.exp(logits - peak).sum())
         top = most_probable(logits, n_top) if n_top else []
         return SampledToken(token, float(logits[token] - log_sum), [(int(i), float(logits[i] - log_sum)) for i in top])
+
+    @staticmethod
+    def from_candidates(token: int, ids: np.ndarray, weights: np.ndarray, n_top: int) -> SampledToken:
+        """Of a token that was drawn. ids, weights: `Sampler.candidates`; n_top: number of most probable tokens to record."""
+        with np.errstate(divide="ignore"):  # a weight may be too small for its logarithm
+            logs = np.log(weights / weights.sum())
+        order = np.argsort(-logs, kind="stable")[:n_top]
+        logprob = float(logs[ids == token][0])
+        return SampledToken(token, logprob, [(int(ids[i]), float(logs[i])) for i in order if logs[i] > -math.inf])

@@ -8,23 +8,32 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ...errors import PlanError
+from ..generation.sampler_order import parse_samplers
 from ..generation.sampling import MAX_BREAKER
 
 JsonObject = dict[str, Any]
 
 
-class RequestError(Exception):
-    """An error of OpenAI's API. param: the invalid field; code: an identifier for programs; status: of HTTP."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error"}
+CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's code
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
+
+class RequestError(Exception):
+    """An error of OpenAI's API. param: the invalid field; code: an identifier for programs; status: of HTTP; details: further
+    fields of the error object."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400, **details: int):
         super().__init__(message)
-        self.message, self.param, self.code, self.status = message, param, code, status
+        self.message, self.param, self.code, self.status, self.details = message, param, code, status, details
 
     def as_json(self) -> JsonObject:
-        """The error object."""
-        types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-        error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+        """The error object. Its type for a prompt that is too long is llama-server's, whose clients look for it."""
+        error_type = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        if self.code == CONTEXT_EXCEEDED:
+            error_type = "exceed_context_size_error"
+        error = {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
+        return {"error": error | self.details}
 
 
 @contextmanager
@@ -39,7 +48,8 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
         if not made:
             raise
         sent = names[made] + param.removeprefix(made)
-        raise RequestError(error.message.replace(param, sent, 1), sent, error.code, error.status) from None
+        message = error.message.replace(param, sent, 1)
+        raise RequestError(message, sent, error.code, error.status, **error.details) from None
 
 
 Check = Callable[[str, Any], Any]
@@ -111,6 +121,16 @@ def breakers(name: str, value: Any) -> tuple[str, ...]:
     if not valid or not all(isinstance(each, str) and 0 < len(each) <= MAX_BREAKER for each in value):
         raise invalid(name, f"a list of up to {_MAX_BREAKERS} texts of at most {MAX_BREAKER} characters", value)
     return tuple(value)
+
+
+def samplers(name: str, value: Any) -> tuple[str, ...]:
+    """Checks the names of samplers in their order, or llama.cpp's letters for them."""
+    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise invalid(name, "a list of names of samplers", value)
+    try:
+        return parse_samplers(value)
+    except PlanError as error:
+        raise RequestError(f"{name}: {error}", param=name, code="invalid_value") from None
 
 
 def token_limit(name: str, value: Any) -> int:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...formats import MillError, PlanError
+from ...formats import MillError
 from ...simd.compile_time import seconds_without_compilation
 from ..embedding import embed_tokens
 from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
@@ -105,12 +105,19 @@ class Engine:
     def use_slot(self, number: int, use: Callable[[Session], Any]) -> Iterator[Any]:
         """A computation (see `compute`): what a function makes of the session of slot `number`. Raises Busy while a task runs
         in it."""
-        while len(self._slots) <= number:
-            self._slots.append(_Slot(self.model.session()))
-        slot = self._slots[number]
+        slot = self._numbered(number)
         if any(running.slot is slot for running in self._running):
             raise Busy(f"slot {number} is working on a request; try again later")
         yield use(slot.session)
+
+    def _numbered(self, number: int) -> _Slot:
+        while len(self._slots) <= number:
+            self._slots.append(_Slot(self.model.session()))
+        return self._slots[number]
+
+    def _wanted(self, task: Task) -> _Slot | None:
+        """The slot that a task waits for."""
+        return self._numbered(task.slot) if 0 <= task.slot < self.n_slots else None
 
     def slots(self) -> list[SlotState]:
         """The state of each slot."""
@@ -215,9 +222,10 @@ class Engine:
 
     def _next_task(self) -> Task | None:
         """The waiting task whose request has had its turn longest ago; None if there is none. Tasks with a prompt that is being
-        read wait for it."""
+        read, or that name a slot with a task, wait for it."""
         reading = {id(running.task.prompt) for running in self._running if running.generation.is_reading}
-        ready = (task for task in self._waiting if id(task.prompt) not in reading)
+        in_use = [running.slot for running in self._running]
+        ready = (task for task in self._waiting if id(task.prompt) not in reading and self._wanted(task) not in in_use)
         return min(ready, key=lambda task: self._requests[task].turn, default=None)
 
     def _start(self, task: Task) -> None:
@@ -236,11 +244,15 @@ class Engine:
     def _slot_for(self, task: Task) -> _Slot:
         """The free slot whose session has most of the prompt, of equals the one least recently used; a new slot if no session
         has more than one of its tokens and there are less than n_slots. If a running task's session has more of the prompt than
-        any that is free, the slot gets a copy of that. Prompts that are scored are read anew."""
+        any that is free, the slot gets a copy of that. Prompts that are scored are read anew. A task that names a slot gets
+        it as it is."""
         prompt = [] if task.options.get("score_prompt") else task.prompt
         cached = {slot: slot.session.resumable(common_prefix(slot.session.tokens, prompt)) for slot in self._slots}
         in_use = [running.slot for running in self._running]
         free = [slot for slot in self._slots if slot not in in_use]
+        if (wanted := self._wanted(task)) is not None:
+            wanted.last_used = self._n_started
+            return wanted
         slot = max(free, key=lambda each: (cached[each], -each.last_used), default=None)
         source = max(in_use, key=lambda each: cached[each], default=None)
         n_cached = max(cached[slot] if slot is not None else 0, 1)
@@ -300,7 +312,7 @@ class Engine:
 
     def _send_events(self, running: _RunningTask, text: str) -> None:
         """Sends new text, if there is any, and the end of the task if its generation has ended."""
-        generation, sampled = running.generation, []
+        generation, sampled, number = running.generation, [], self._slots.index(running.slot)
         if not running.is_scored and len(running.slot.session.tokens) >= len(generation.prompt):
             running.is_scored = True
             _notify(running.task, PromptEvent(generation.prompt_scores))
@@ -308,14 +320,14 @@ class Engine:
             sampled = generation.sampled[running.n_reported :]
             running.n_reported += len(sampled)
         if text:
-            _notify(running.task, TextEvent(text, sampled))
+            _notify(running.task, TextEvent(text, sampled, number))
             sampled = []
         if not generation.pending_tokens:
             self._running.remove(running)
             generation.sampled, generation.prompt_scores = [], []  # the slot keeps the rest
             self._end(
                 running.task,
-                EndEvent(generation.reason, sampled, generation.ending, generation.timings, None, generation.stop_text),
+                EndEvent(generation.reason, sampled, generation.ending, generation.timings, None, generation.stop_text, number),
             )
 
     def _fail(self, running: _RunningTask, error: Exception) -> None:
@@ -345,11 +357,3 @@ def _notify(task: Task, event: Event) -> None:
         task.notify(event)
     except RuntimeError:
         task.cancel()
-
-
-def check_prompt_length(model: Model, prompt: list[int], n_answer: int = 1) -> None:
-    """Raises PlanError for a prompt that is empty or leaves less than n_answer tokens of the context for an answer."""
-    if not prompt:
-        raise PlanError("the prompt is empty, and the model has no token to begin a text with")
-    if len(prompt) + n_answer > model.n_ctx:
-        raise PlanError(f"the prompt has {len(prompt)} tokens, and the context holds {model.n_ctx} with the answer")

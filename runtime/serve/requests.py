@@ -17,6 +17,7 @@ from .checks import (
     json_object,
     logit_bias,
     number,
+    samplers,
     seed,
     stop_texts,
     text,
@@ -28,7 +29,7 @@ from .checks import (
 class CompletionRequest:
     """A checked request for a chat completion or a completion.
 
-    messages, prompts   one of the two; the other is None
+    messages, prompts   one of the two; the other is None. A prompt is a text, or token ids with texts among them
     n, best_of          choices per prompt that are returned, and that are generated
     echo                begin each choice with its prompt
     suffix              text that follows what is generated; None: nothing does
@@ -39,11 +40,12 @@ class CompletionRequest:
     parallel_calls      it may call several
     separate_reasoning  return reasoning as `reasoning_content`, not as part of the content
     variables           further variables of the chat template
+    slot                number of the slot to use; -1: any
     ignored             names of fields of the request that have no effect
     """
 
     messages: list[JsonObject] | None = None
-    prompts: list[str | list[int]] | None = None
+    prompts: list[str | list[int | str]] | None = None
     n: int = 1
     best_of: int = 1
     echo: bool = False
@@ -58,6 +60,7 @@ class CompletionRequest:
     parallel_calls: bool = True
     separate_reasoning: bool = True
     variables: JsonObject = field(default_factory=dict)
+    slot: int = -1
     ignored: list[str] = field(default_factory=list)
 
 
@@ -94,6 +97,7 @@ _OPTIONS: dict[str, tuple[str, Check]] = {
     "dry_allowed_length": ("dry_allowed_length", number(0, 1 << 30, integer=True)),
     "dry_penalty_last_n": ("dry_penalty_last_n", number(-1, 1 << 30, integer=True)),
     "dry_sequence_breakers": ("dry_sequence_breakers", breakers),
+    "samplers": ("samplers", samplers),
     "mirostat": ("mirostat", number(0, 2, integer=True)),
     "seed": ("seed", seed),
     "logit_bias": ("logit_bias", logit_bias),
@@ -120,6 +124,7 @@ _OTHER_FIELDS = (
     "logprobs",
     "top_logprobs",
     "user",
+    "id_slot",
 )
 # Fields of chat completions that `parse_chat` checks.
 _CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_format", "reasoning_effort", "chat_template_kwargs")
@@ -183,17 +188,24 @@ def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Co
     return request
 
 
-def _parse_prompts(value: Any) -> list[str | list[int]]:
-    """Texts, or lists of token ids that are not checked further; a single one is a list of one."""
+def is_token_list(value: Any) -> bool:
+    """Whether this is a list of token ids, which are not checked further, and texts among them; a list of texts is none."""
+    if not isinstance(value, list) or not all(type(each) is int or isinstance(each, str) for each in value):
+        return False
+    return not value or any(type(each) is int for each in value)
 
-    def is_prompt(each: Any) -> bool:
-        return isinstance(each, str) or (isinstance(each, list) and all(type(i) is int for i in each))
 
-    if is_prompt(value):
-        return [value]
-    if isinstance(value, list) and all(map(is_prompt, value)):
-        return value
-    raise invalid("prompt", "a text, a list of token ids, or a list of texts or of lists of token ids", value)
+def _parse_prompts(value: Any) -> list[str | list[int | str]]:
+    """The prompts; a single one is a list of one. llama-server's {"prompt_string": ...} is that text."""
+
+    def parsed(each: Any) -> str | list[int | str]:
+        if isinstance(each, dict) and set(each) == {"prompt_string"}:
+            each = each["prompt_string"]
+        if isinstance(each, str) or is_token_list(each):
+            return each
+        raise invalid("prompt", "a text, a list of token ids, or a list of texts or of lists of token ids", value)
+
+    return list(map(parsed, value)) if isinstance(value, list) and not is_token_list(value) else [parsed(value)]
 
 
 def _parse_common(
@@ -221,6 +233,7 @@ def _parse_common(
         n=_COUNT("n", body["n"]) if body.get("n") is not None else 1,
         options=options,
         grammar_fields={name: body[name] for name in _GRAMMAR_FIELDS if body.get(name) not in (None, "")},
+        slot=number(-1, 1 << 30, integer=True)("id_slot", body["id_slot"]) if body.get("id_slot") is not None else -1,
         ignored=[name for name in body if name not in known],
     )
 

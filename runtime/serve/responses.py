@@ -52,15 +52,18 @@ class Replies(Protocol):
 class TaskResponse:
     """The tasks of one request, and the response to the client."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[tuple[list[int], dict[str, Any]]], request: Request):
-        """Queues the tasks, given as prompts and options of `generate`. Raises RequestError when the queue is full."""
+    def __init__(self, engine: Engine, tasks: Sequence[tuple[list[int], dict[str, Any]]], request: Request, slot: int = -1):
+        """Queues the tasks, given as prompts and options of `generate`, for a slot (-1: any).
+
+        Raises RequestError when the queue is full.
+        """
         loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
         def listener(index: int) -> Callable[[Event], None]:
             return lambda event: _post(loop, self._events, (index, event))
 
-        self._tasks = [Task(prompt, options, listener(i)) for i, (prompt, options) in enumerate(tasks)]
+        self._tasks = [Task(prompt, options, listener(i), slot=slot) for i, (prompt, options) in enumerate(tasks)]
         try:
             engine.submit(*self._tasks)
         except Busy as error:

@@ -21,8 +21,8 @@ from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
-from .checks import RequestError
-from .engine import Engine, check_prompt_length
+from .checks import CONTEXT_EXCEEDED, RequestError
+from .engine import Engine
 from .model_info import describe
 from .prompt_renderer import PromptRenderer
 from .replies.blocks import BlockResponse, BlockWriter
@@ -108,12 +108,27 @@ class Service:
             except PlanError as error:
                 raise RequestError(str(error), param="logit_bias", code="invalid_value") from None
 
-    async def encode_prompt(self, prompt: str | list[int], param: str = "prompt") -> list[int]:
-        """The tokens of a text that may name control tokens, or checked token ids. Raises RequestError."""
-        if isinstance(prompt, str):
-            self.check_length(prompt, param)
-            return await self.in_thread(self.tokenizer.encode, prompt, True, True)
-        return self.check_token_ids(param, prompt)
+    async def encode_prompt(
+        self, prompt: str | list[int | str], param: str = "prompt", special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """The tokens of a text, or checked token ids with texts among them, as `encode` makes them. Raises RequestError.
+
+        special: BOS and EOS as the vocabulary wants them, for a text and for a list that begins with one; parse_special: texts
+        may name control tokens
+        """
+        parts = [prompt] if isinstance(prompt, str) else prompt
+        if all(isinstance(each, int) for each in parts):
+            return self.check_token_ids(param, parts)
+        self.check_length("".join(each for each in parts if isinstance(each, str)), param)
+        self.check_token_ids(param, [each for each in parts if isinstance(each, int)])
+
+        def encode() -> list[int]:
+            ids: list[int] = []
+            for i, part in enumerate(parts):
+                ids += self.tokenizer.encode(part, special and i == 0, parse_special) if isinstance(part, str) else [part]
+            return ids
+
+        return await self.in_thread(encode)
 
     async def encode_prompts(self, parsed: CompletionRequest) -> list[Prompt]:
         """The prompts of a completion. Raises RequestError."""
@@ -128,22 +143,22 @@ class Service:
             if isinstance(each, str):
                 prompts.append(Prompt(ids, each, self.tokenizer.add_bos))
             else:
-                text = await self.in_thread(self.tokenizer.decode, each, False) if parsed.echo else ""
+                text = await self.in_thread(self.tokenizer.decode, ids, False) if parsed.echo else ""
                 prompts.append(Prompt(ids, text))
         return prompts
 
-    async def encode_infill(self, prefix: str | list[int], suffix: str, param: str) -> list[int]:
+    async def encode_infill(self, prefix: str | list[int | str], suffix: str, param: str) -> list[int]:
         """The prompt for the text between two others. Raises RequestError."""
         self.check_head()
         for text, name in ((suffix, "suffix"), (prefix, param)):
             if isinstance(text, str):
                 self.check_length(text, name)
-            else:
-                self.check_token_ids(name, text)
+        if not isinstance(prefix, str):
+            prefix = await self.encode_prompt(prefix, param, special=False, parse_special=False)
         try:
             return await self.in_thread(infill_prompt, self.tokenizer, prefix, suffix)
         except PlanError as error:
-            raise RequestError(str(error), param="suffix", code="unsupported_parameter") from None
+            raise RequestError(str(error), param="suffix", code="unsupported_parameter", status=501) from None
 
     def check_head(self) -> None:
         """Raises RequestError where the model predicts no tokens."""
@@ -156,7 +171,7 @@ class Service:
         least = self.tokenizer.least_tokens(text)
         if least >= self.model.n_ctx:
             message = f"the prompt has at least {least} tokens, and the context holds {self.model.n_ctx} with the answer"
-            raise RequestError(message, param=param, code="context_length_exceeded")
+            raise RequestError(message, param, CONTEXT_EXCEEDED, n_prompt_tokens=least, n_ctx=self.model.n_ctx)
 
     def renderer(self, parsed: CompletionRequest) -> PromptRenderer:
         """Raises RequestError when there is no template, or the request has tools and the template does not support them."""
@@ -169,10 +184,14 @@ class Service:
         return renderer
 
     def render(self, parsed: CompletionRequest) -> str:
-        """The prompt text of a chat request. Raises RequestError."""
+        """The prompt text of a chat request, which goes on after a last message of the assistant's. Raises RequestError."""
         renderer, tools = self.renderer(parsed), {"tools": parsed.tools} if parsed.tools else {}
+        messages, begun = parsed.messages or [], ""
+        if len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+            begun = messages[-1]["content"]
+            messages = messages[:-1] if begun else messages
         try:
-            return renderer.render(parsed.messages or [], {**parsed.variables, **tools})
+            return renderer.render(messages, {**parsed.variables, **tools}) + begun
         except PlanError as error:
             raise RequestError(str(error), param="messages", code="template_error") from None
 
@@ -233,7 +252,7 @@ class Service:
             else ReplyBuilder(self.tokenizer, self.name, prompts, parser, n=parsed.n, logprobs=logprobs, echo=parsed.echo)
         )
         headers = _ignored_fields(parsed)
-        response = TaskResponse(self.engine, tasks, request)
+        response = TaskResponse(self.engine, tasks, request, parsed.slot)
         if parsed.stream:
             return response.stream(replies, headers, parsed.include_usage)
         return await response.complete(replies, headers)
@@ -242,16 +261,18 @@ class Service:
         """Raises RequestError for prompts that do not fit into the context with an answer, and for more than a request may
         cost: tokens of all prompts, and log probabilities of all choices."""
         n_ctx, n_predict = self.model.n_ctx, parsed.options.get("n_predict", -1)
-        limit_code = "context_length_exceeded"
         for i, prompt in enumerate(prompts):
-            try:
-                check_prompt_length(self.model, prompt.ids, 0 if n_predict == 0 else 1)
-            except PlanError as error:
-                raise RequestError(str(error), param if len(prompts) == 1 else f"{param}[{i}]", limit_code) from None
+            name = param if len(prompts) == 1 else f"{param}[{i}]"
+            if not prompt.ids:
+                message = "the prompt is empty, and the model has no token to begin a text with"
+                raise RequestError(message, name, "invalid_value")
+            if len(prompt.ids) + (n_predict != 0) > n_ctx:
+                message = f"the prompt has {len(prompt.ids)} tokens, and the context holds {n_ctx} with the answer"
+                raise RequestError(message, name, CONTEXT_EXCEEDED, n_prompt_tokens=len(prompt.ids), n_ctx=n_ctx)
         total = sum(len(prompt.ids) for prompt in prompts)
         if total > max(MAX_PROMPT_TOKENS, n_ctx):
             message = f"the prompts have {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, n_ctx)}"
-            raise RequestError(message, param=param, code=limit_code)
+            raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
         if "n_probs" in parsed.options:
             per_token, total = 1 + parsed.options["n_probs"], 0
             for prompt in prompts:

@@ -12,10 +12,12 @@ from ..generation.sampling import SampledToken
 
 @dataclass(frozen=True)
 class TextEvent:
-    """A piece of an answer. sampled: the tokens since the last event, if their probabilities were asked for."""
+    """A piece of an answer. sampled: the tokens since the last event, if their probabilities were asked for; slot: number of
+    the slot that it is generated in."""
 
     text: str
     sampled: list[SampledToken]
+    slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class EndEvent:
 
     reason  that of the `Generation`, as its stop_text; ending: its token
     error   the exception that ended it, or None
+    slot    number of the slot that it was generated in; -1: none
     """
 
     reason: str = ""
@@ -39,6 +42,7 @@ class EndEvent:
     timings: Timings = field(default_factory=Timings)
     error: Exception | None = None
     stop_text: str = ""
+    slot: int = -1
 
 
 Event = TextEvent | PromptEvent | EndEvent
@@ -51,6 +55,7 @@ class Task:
     options   keyword arguments of `generate`
     notify    called by the engine's thread with the PromptEvent if there is one, each TextEvent, and the EndEvent
     reported  the engine calls its `on_end` for this task
+    slot      number of the slot that it waits for; one that the engine does not have, or -1: any
     """
 
     prompt: list[int]
@@ -58,6 +63,7 @@ class Task:
     notify: Callable[[Event], None]
     reported: bool = True
     cancelled: bool = False
+    slot: int = -1
 
     def cancel(self) -> None:
         """Ends the task after the pass under way, or before it has started. May be called from any thread."""

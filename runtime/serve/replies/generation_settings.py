@@ -11,14 +11,13 @@ from ..checks import JsonObject
 
 _RENAMED = {"temp": "temperature"}
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's number for one
-_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")  # in their order
 
 
-def shown_settings(options: Mapping[str, Any], *, stream: bool = True, n_probs: int = 0) -> JsonObject:
+def shown_settings(options: Mapping[str, Any], *, stream: bool = False, n_probs: int = 0) -> JsonObject:
     """The settings of /props and /slots. options: keyword arguments of `generate`; what they lack has its default."""
     chosen = {field.name: options.get(field.name, field.default) for field in fields(Sampling) if field.name != "logit_bias"}
     chosen["seed"] = _RANDOM_SEED if chosen["seed"] is None else chosen["seed"]
-    chosen["dry_sequence_breakers"] = list(chosen["dry_sequence_breakers"])
+    chosen |= {name: list(chosen[name]) for name in ("dry_sequence_breakers", "samplers")}
     n_predict = options.get("n_predict", -1)
     return {
         **{_RENAMED.get(name, name): value for name, value in chosen.items()},
@@ -30,10 +29,9 @@ def shown_settings(options: Mapping[str, Any], *, stream: bool = True, n_probs: 
         "stream": stream,
         "n_probs": n_probs,
         "min_keep": 0,
-        "samplers": list(_SAMPLERS),
         "speculative.n_max": options.get("draft_max", 0),
         "timings_per_token": False,
-        "post_sampling_probs": False,
+        "post_sampling_probs": bool(options.get("post_sampling", False)),
         "lora": [],
     }
 

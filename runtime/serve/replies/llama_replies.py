@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,13 +29,16 @@ class LlamaReplies:
         settings: Mapping[str, Any],
         *,
         n_probs: int,
+        post_sampling: bool,
         with_tokens: bool,
         as_list: bool,
         shown: Sequence[str] = (),
     ):
-        """settings: as they are shown; with_tokens: a complete reply has them; as_list: it is a list, one for each prompt;
-        shown: the fields that a reply has, like 'timings/prompt_n' under its last name; none: all."""
+        """prompts: text: as it is shown; settings: likewise; post_sampling: probabilities are those that tokens were drawn by;
+        with_tokens: a complete reply has them; as_list: it is a list, one for each prompt; shown: the fields that a reply has,
+        like 'timings/prompt_n' under that name; none: all."""
         self._tokenizer, self._model, self._prompts, self._settings = tokenizer, model, prompts, dict(settings)
+        self._post_sampling = post_sampling
         self._n_probs, self._with_tokens, self._as_list, self._shown = n_probs, with_tokens, as_list, shown
         self._has_new_line = [False] * len(prompts)
         self._n_tokens = [0] * len(prompts)
@@ -45,7 +49,7 @@ class LlamaReplies:
         for i, answer in enumerate(answers):
             self._has_new_line[i] = "\n" in answer.text
             tokens = [each.token for each in answer.sampled] if self._with_tokens else []
-            reply = {**self._text(i, answer.text, tokens), **self._last(i, answer.end)}
+            reply = {**self._text(i, answer.text, tokens, answer.end.slot), **self._last(i, answer.end)}
             replies.append(self._filtered(reply | self._probabilities(answer.sampled)))
         return replies if self._as_list else replies[0]
 
@@ -57,20 +61,19 @@ class LlamaReplies:
         if isinstance(event, PromptEvent):
             return []
         if isinstance(event, EndEvent):
-            return [
-                self._filtered({**self._text(index, "", [each.token for each in event.sampled]), **self._last(index, event)})
-            ]
+            text = self._text(index, "", [each.token for each in event.sampled], event.slot)
+            return [self._filtered({**text, **self._last(index, event)})]
         self._has_new_line[index] = self._has_new_line[index] or "\n" in event.text
         self._n_tokens[index] += len(event.sampled)
         counts = {"stop": False, "tokens_predicted": self._n_tokens[index], "tokens_evaluated": len(self._prompts[index].ids)}
-        chunk = {**self._text(index, event.text, [each.token for each in event.sampled]), **counts}
+        chunk = {**self._text(index, event.text, [each.token for each in event.sampled], event.slot), **counts}
         return [chunk | self._probabilities(event.sampled)]
 
     def usage_chunk(self, ends: Sequence[EndEvent]) -> JsonObject:
         raise NotImplementedError("the last chunk has the counts")
 
-    def _text(self, index: int, text: str, tokens: list[int]) -> JsonObject:
-        return {"index": index, "content": text, "tokens": tokens, "id_slot": -1}
+    def _text(self, index: int, text: str, tokens: list[int], slot: int) -> JsonObject:
+        return {"index": index, "content": text, "tokens": tokens, "id_slot": slot}
 
     def _last(self, index: int, end: EndEvent) -> JsonObject:
         prompt, timings = self._prompts[index], end.timings
@@ -85,7 +88,7 @@ class LlamaReplies:
             "truncated": False,
             "stop_type": _STOP_TYPES[end.reason],
             "stopping_word": end.stop_text,
-            "tokens_cached": len(prompt.ids) + timings.generated_tokens,
+            "tokens_cached": len(prompt.ids) + max(0, timings.generated_tokens - 1),  # the last one is not fed
             "timings": timings_object(timings),
         }
 
@@ -98,19 +101,20 @@ class LlamaReplies:
             for name in path.split("/"):
                 value = value.get(name) if isinstance(value, dict) else None
             if value is not None:
-                result[path.rpartition("/")[2]] = value
+                result[path] = value
         return result
 
     def _probabilities(self, sampled: Sequence[SampledToken]) -> JsonObject:
         if not self._n_probs:
             return {}
+        top = "top_probs" if self._post_sampling else "top_logprobs"
         return {
             "completion_probabilities": [
-                {**self._token(each.token, each.logprob), "top_logprobs": [self._token(i, p) for i, p in each.top]}
-                for each in sampled
+                {**self._token(each.token, each.logprob), top: [self._token(i, p) for i, p in each.top]} for each in sampled
             ]
         }
 
     def _token(self, token: int, logprob: float) -> JsonObject:
         piece = self._tokenizer.piece(token)
-        return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
+        p = {"prob": math.exp(logprob)} if self._post_sampling else {"logprob": logprob}
+        return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), **p}

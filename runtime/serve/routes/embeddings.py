@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from ....formats import MillError, PlanError
 from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
-from ..checks import JsonObject, RequestError, flag, invalid, number, text
+from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
 from ..responses import as_request_error, json_response, result_while_connected
 from ..service import MAX_PROMPT_TOKENS, Service
 
@@ -35,11 +35,11 @@ def embedding_routes(service: Service) -> list[Route]:
         for i, tokens in enumerate(sequences):
             if not 0 < len(tokens) <= most:
                 message = f"{param}[{i}] has {len(tokens)} tokens; there have to be 1 to {most}"
-                raise RequestError(message, param=param, code="context_length_exceeded")
+                raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
         total = sum(map(len, sequences))
         if total > max(MAX_PROMPT_TOKENS, most):
             message = f"{param} has {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, most)}"
-            raise RequestError(message, param=param, code="context_length_exceeded")
+            raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
 
     async def vectors_of(
         request: Request, sequences: Sequence[list[int]], pooling: str, normalize: bool = True
@@ -96,7 +96,9 @@ def embedding_routes(service: Service) -> list[Route]:
     async def rerank(request: Request) -> Response:
         body = await service.read_json(request)
         if model_pooling(model) != "rank":
-            raise RequestError("the model does not rank: it has no classifier", param="model", code="unsupported_parameter")
+            raise RequestError(
+                "the model does not rank: it has no classifier", param="model", code="unsupported_parameter", status=501
+            )
         query, documents = text("query", body.get("query")), body.get("documents")
         if not isinstance(documents, list) or not 0 < len(documents) <= _MAX_TEXTS:
             raise invalid("documents", f"a list of 1 to {_MAX_TEXTS} texts", documents)

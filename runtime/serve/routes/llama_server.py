@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -19,13 +20,21 @@ from ..prompt_renderer import PromptRenderer
 from ..replies.generation_settings import request_settings, shown_settings
 from ..replies.llama_replies import LlamaReplies
 from ..replies.openai_replies import Prompt
-from ..requests import parse_chat, parse_completion
+from ..requests import is_token_list, parse_chat, parse_completion
 from ..responses import json_response
 from ..service import Service
 
 _INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
-# Fields of /completion that are read here, or make no difference: prompts are always cached, slots chosen by what they hold.
-_OWN_FIELDS = ("n_probs", "return_tokens", "response_fields", "cache_prompt", "id_slot", "timings_per_token", "return_progress")
+# Fields of /completion that are read here, or make no difference: prompts are always cached.
+_OWN_FIELDS = (
+    "n_probs",
+    "post_sampling_probs",
+    "return_tokens",
+    "response_fields",
+    "cache_prompt",
+    "timings_per_token",
+    "return_progress",
+)
 
 
 def llama_server_routes(service: Service) -> list[Route]:
@@ -67,12 +76,12 @@ def llama_server_routes(service: Service) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         body = await service.read_json(request)
         name = "prompt" if "prompt" in body else "content"
-        text = body.get(name)
-        if not isinstance(text, str):
+        given = body.get(name)
+        if not isinstance(given, str) and not is_token_list(given):
             raise RequestError(f"{name} has to be a text", param=name, code="invalid_value")
         special = bool(body.get("add_special_tokens", True) if name == "prompt" else body.get("add_special", False))
         parse = bool(body.get("parse_special", True))
-        tokens = await service.in_thread(service.tokenizer.encode, text, special, parse)
+        tokens = await service.encode_prompt(given, name, special, parse)
         if flag("with_pieces", body.get("with_pieces") or False):
             return json_response({"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]})
         lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
@@ -124,8 +133,9 @@ def llama_server_routes(service: Service) -> list[Route]:
     async def complete(request: Request, body: dict[str, Any]) -> Response:
         n_probs = number(0, 20, integer=True)("n_probs", body.get("n_probs") or 0)
         with_tokens = flag("return_tokens", body.get("return_tokens") or False)
+        post_sampling = flag("post_sampling_probs", body.get("post_sampling_probs") or False)
         given = body.get("prompt")
-        as_list = isinstance(given, list) and not all(type(i) is int for i in given)
+        as_list = isinstance(given, list) and not is_token_list(given)
         shown = body.get("response_fields") or []
         if not isinstance(shown, list) or not all(isinstance(path, str) for path in shown):
             raise invalid("response_fields", 'a list of texts like "timings/prompt_n"', shown)
@@ -136,7 +146,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         if only_prompt:  # is read, and stays in the cache
             parsed.options["n_predict"] = 0
         if n_probs or with_tokens or parsed.stream:
-            parsed.options["n_probs"] = n_probs
+            parsed.options |= {"n_probs": n_probs, "post_sampling": post_sampling}
         await service.prepare_options(parsed)
         grammar = str(parsed.grammar_fields.get("grammar", ""))
         settings = request_settings(parsed.options, grammar, stream=parsed.stream, n_probs=n_probs)
@@ -148,6 +158,7 @@ def llama_server_routes(service: Service) -> list[Route]:
                 prompts,
                 settings,
                 n_probs=n_probs,
+                post_sampling=post_sampling,
                 with_tokens=with_tokens,
                 as_list=as_list,
                 shown=shown,
@@ -155,7 +166,12 @@ def llama_server_routes(service: Service) -> list[Route]:
 
         if parsed.n > 1 or parsed.best_of > 1 or parsed.echo or parsed.include_usage:
             raise RequestError("n, best_of, echo and stream_options belong to /v1/completions", param="n", code="invalid_value")
-        return await service.answer(request, parsed, await service.encode_prompts(parsed), build=build)
+        prompts = await service.encode_prompts(parsed)
+
+        def with_special_tokens() -> list[Prompt]:
+            return [replace(each, text=service.tokenizer.decode(each.ids, False)) for each in prompts]
+
+        return await service.answer(request, parsed, await service.in_thread(with_special_tokens), build=build)
 
     async def metrics(request: Request) -> Response:
         if not service.has_metrics:

@@ -23,7 +23,9 @@ def openai_routes(service: Service) -> list[Route]:
         meta = {"n_vocab": service.description["vocabulary"], "n_ctx_train": service.description["n_ctx_train"]}
         meta |= {"n_ctx": service.model.n_ctx, "n_embd": service.model.graph.n_embd}
         meta |= {"n_params": service.description["parameters"], "size": service.description["bytes"]}
-        return {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill", "meta": meta}
+        meta["ftype"] = service.description["types"][0]["type"].upper()
+        model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill"}
+        return {**model, "aliases": [service.name], "tags": [], "meta": meta}
 
     async def models(request: Request) -> Response:
         return json_response({"object": "list", "data": [model_object()]})

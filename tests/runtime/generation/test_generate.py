@@ -332,11 +332,11 @@ def test_xtc_excludes_all_but_the_last_of_the_top_choices():
 def test_the_temperature_follows_the_entropy():
     flat, peaked = np.zeros(5, np.float32), np.log(np.array([0.96, 0.01, 0.01, 0.01, 0.01], np.float32))
     sampler = Sampler(Sampling(temp=1.0, dynatemp_range=0.5, dynatemp_exponent=2.0))
-    assert sampler._temperature(flat) == pytest.approx(1.5)
+    assert sampler.temperature(flat) == pytest.approx(1.5)
     p = probabilities(peaked)
     share = -(p * np.log(p)).sum() / np.log(5)
-    assert sampler._temperature(peaked) == pytest.approx(0.5 + share**2)
-    hot = np.exp(LOGITS / sampler._temperature(LOGITS))
+    assert sampler.temperature(peaked) == pytest.approx(0.5 + share**2)
+    hot = np.exp(LOGITS / sampler.temperature(LOGITS))
     assert np.abs(frequencies(dynatemp_range=0.5, dynatemp_exponent=2.0) - hot / hot.sum()).max() < 0.03
 
 

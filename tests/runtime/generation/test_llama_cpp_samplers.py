@@ -77,7 +77,7 @@ def test_dry_penalties_are_the_same(model, vocabulary, breakers, allowed, last_n
     settings = Sampling(
         dry_multiplier=0.8, dry_allowed_length=allowed, dry_penalty_last_n=last_n, dry_sequence_breakers=breakers
     )
-    ours = Sampler(settings, model.tokenizer)._repetition
+    ours = Sampler(settings, model.tokenizer).repetition
     n_penalised = 0
     for i, token in enumerate(tokens):
         lib.llama_sampler_accept(peer, token)

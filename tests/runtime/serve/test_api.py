@@ -139,11 +139,11 @@ def test_invalid_messages_are_named(client):
 
 
 def test_invalid_prompts_are_named(client):
-    for prompt in (None, 5, ["a", 1], [[0], [1.5]], [1.5], [True], {}, [5000], [-1]):
+    for prompt in (None, 5, [[0], [1.5]], [1.5], [True], {}, [5000], [-1]):
         assert error(client.post("/v1/completions", json={"prompt": prompt}))["param"] == "prompt"
     assert client.post("/v1/completions", json={"prompt": ["a:"], "max_tokens": 1}).json()["choices"][0]["text"] == "H"
     assert client.post("/v1/completions", json={"prompt": "", "max_tokens": 1}).status_code == 200  # begins with BOS
-    assert error(client.post("/v1/completions", json={"prompt": []}))["code"] == "context_length_exceeded"
+    assert error(client.post("/v1/completions", json={"prompt": []}))["code"] == "invalid_value"
 
 
 def test_ignored_fields_are_listed_in_a_header(client):
@@ -163,6 +163,15 @@ def test_content_parts_and_the_developer_role(client):
         {"role": "assistant", "content": None},
     ]
     assert client.post("/apply-template", json={"messages": messages}).json() == {"prompt": "<s>s:D\nu:Hello\na:\na:"}
+
+
+def test_a_last_message_of_the_assistant_is_continued(client):
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi "}]
+    rendered = client.post("/apply-template", json={"messages": messages}).json()
+    assert rendered == {"prompt": "<s>u:Hello\na:Hi "}
+    anthropic = {"messages": messages, "max_tokens": 50}
+    reply = client.post("/v1/messages", json=anthropic).json()
+    assert reply["usage"]["input_tokens"] + reply["usage"]["cache_read_input_tokens"] == len("u:Hello\na:Hi ") + 1
 
 
 def test_server_sent_events_of_a_stream(client):

@@ -1,6 +1,7 @@
 """llama-server's /completion, /slots and /metrics."""
 
 import json
+import math
 
 import pytest
 
@@ -35,7 +36,8 @@ def test_a_completion(url):
     assert (reply["content"], reply["stop"], reply["stop_type"], reply["model"]) == (ANSWER, True, "eos", "reciter")
     assert reply["tokens"] == [2 + b for b in ANSWER.encode()]
     assert (reply["tokens_evaluated"], reply["tokens_predicted"], reply["truncated"]) == (3, len(ANSWER), False)
-    assert (reply["prompt"], reply["has_new_line"], reply["stopping_word"]) == ("a:", False, "")
+    assert (reply["prompt"], reply["has_new_line"], reply["stopping_word"]) == ("<s>a:", False, "")
+    assert (reply["tokens_cached"], reply["id_slot"]) == (3 + len(ANSWER) - 1, 0)
     assert reply["timings"]["predicted_n"] == len(ANSWER)
     assert reply["generation_settings"]["n_predict"] == 50
     assert reply["generation_settings"].keys() >= GENERATION_SETTINGS
@@ -63,7 +65,7 @@ def test_the_settings_of_a_completion_are_those_of_the_request(url):
     assert shown["seed"] == 0xFFFFFFFF
     defaults = httpx.get(f"{url}/props", timeout=300).json()["default_generation_settings"]
     assert defaults["params"].keys() >= PARAMS
-    assert (defaults["params"]["temperature"], defaults["params"]["stream"]) == (0, True)
+    assert (defaults["params"]["temperature"], defaults["params"]["stream"]) == (0, False)
 
 
 def test_a_prompt_that_is_only_read(url):
@@ -77,7 +79,10 @@ def test_a_prompt_that_is_only_read(url):
 
 def test_only_some_fields_of_a_reply(url):
     shown = ["content", "generation_settings/n_predict", "nothing", "content/nothing"]
-    assert post(url, prompt="a:", n_predict=3, response_fields=shown).json() == {"content": "Hi ", "n_predict": 3}
+    assert post(url, prompt="a:", n_predict=3, response_fields=shown).json() == {
+        "content": "Hi ",
+        "generation_settings/n_predict": 3,
+    }
     assert post(url, prompt="a:", response_fields=[5]).json()["error"]["param"] == "response_fields"
 
 
@@ -85,6 +90,57 @@ def test_probabilities(url):
     entries = post(url, prompt="a:", n_probs=2).json()["completion_probabilities"]
     assert "".join(entry["token"] for entry in entries) == ANSWER
     assert all(len(entry["top_logprobs"]) == 2 and entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in entries)
+
+
+def test_probabilities_that_tokens_are_drawn_by(url):
+    """Two candidates are left of all; llama-server shows the same for the same order of samplers."""
+    fields = {"prompt": "a:", "n_predict": 1, "n_probs": 5, "temperature": 2, "seed": 1, "top_k": 2}
+    model = post(url, **fields).json()["completion_probabilities"][0]["top_logprobs"]
+    entry = post(url, **fields, post_sampling_probs=True, samplers=["top_k", "temperature"]).json()["completion_probabilities"][
+        0
+    ]
+    assert [each["id"] for each in entry["top_probs"]] == [each["id"] for each in model[:2]]
+    weights = [math.exp(each["logprob"] / 2) for each in model[:2]]
+    assert [each["prob"] for each in entry["top_probs"]] == pytest.approx([w / sum(weights) for w in weights])
+    assert entry["prob"] in [each["prob"] for each in entry["top_probs"]]
+    (sure,) = post(url, **fields | {"temperature": 0}, post_sampling_probs=True).json()["completion_probabilities"]
+    assert [each["prob"] for each in sure["top_probs"]] == [1]
+
+
+def test_samplers_in_an_order(url):
+    shown = post(url, prompt="a:", n_predict=1, samplers="kt").json()["generation_settings"]["samplers"]
+    assert shown == ["top_k", "temperature"]
+    for wrong in (["top_z"], 5, [5]):
+        assert post(url, prompt="a:", samplers=wrong).json()["error"]["param"] == "samplers"
+
+
+def test_prompts_of_tokens_and_texts(url):
+    ids = [0, 2 + ord("a"), 2 + ord(":")]
+    expected = post(url, prompt=ids, n_probs=1).json()
+    for prompt in (["a", ids[-1]], {"prompt_string": "a:"}, [ids[0], "a:"]):
+        reply = post(url, prompt=prompt, n_probs=1).json()
+        assert (reply["content"], reply["tokens_evaluated"], reply["prompt"]) == (ANSWER, 3, "<s>a:")
+        assert reply["completion_probabilities"] == expected["completion_probabilities"]
+    many = post(url, prompt=["a:", {"prompt_string": "a:"}, ["a", ids[-1]]]).json()
+    assert [each["content"] for each in many] == [ANSWER] * 3
+    assert post(url, "/tokenize", content=["a", 5, ":"]).json() == {"tokens": [ids[1], 5, ids[2]]}
+    for wrong in ([None], {"prompt_string": 5}, {"prompt": "a"}, [["a", 1.5]], ["a", 5000]):
+        assert post(url, prompt=wrong).json()["error"]["param"] == "prompt"
+
+
+def test_a_prompt_that_is_too_long_is_told_with_its_length(url):
+    error = post(url, prompt=[5] * 600).json()["error"]
+    assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 600, 512)
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_a_slot_that_the_client_chooses(served, reciting):
+    url = served(reciting(ANSWER, parallel=2), warm_up=False)
+    assert post(url, prompt="a:", id_slot=1).json()["id_slot"] == 1
+    assert [slot["n_tokens"] > 0 for slot in httpx.get(f"{url}/slots", timeout=300).json()] == [False, True]
+    assert post(url, prompt="b:", id_slot=0, stream=True).text.count('"id_slot": 0') > len(ANSWER)
+    assert post(url, prompt="a:", id_slot=9).json()["id_slot"] == 1  # there is none of that number: where the prompt is cached
+    assert post(url, "/v1/completions", prompt="a:", id_slot=-5).json()["error"]["param"] == "id_slot"
 
 
 def test_lists_of_prompts(url):
@@ -200,4 +256,4 @@ def test_infill_is_a_completion_between_two_texts(served, random_model):
 
 def test_infill_needs_tokens_for_it(url):
     reply = post(url, "/infill", input_prefix="a", input_suffix="b")
-    assert (reply.status_code, "no tokens to fill in the middle" in reply.json()["error"]["message"]) == (400, True)
+    assert (reply.status_code, "no tokens to fill in the middle" in reply.json()["error"]["message"]) == (501, True)

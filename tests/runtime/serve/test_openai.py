@@ -125,10 +125,10 @@ def test_models(client):
 
 
 def test_errors(client):
-    def error(**options):
+    def error(kind="invalid_request_error", **options):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**({"model": "x", "messages": ASK} | options))
-        assert caught.value.type == "invalid_request_error"
+        assert caught.value.type == kind
         return caught.value
 
     assert (error(temperature="hot").param, error(temperature=True).code) == ("temperature", "invalid_value")
@@ -147,7 +147,7 @@ def test_errors(client):
     refused = error(messages=[{"role": "tool", "content": "4", "tool_call_id": "1"}])
     assert "no tools here" in refused.message
     assert refused.code == "template_error"
-    long = error(messages=[{"role": "user", "content": "x" * 600}])
+    long = error("exceed_context_size_error", messages=[{"role": "user", "content": "x" * 600}])
     assert long.code == "context_length_exceeded"
     assert "holds 512" in long.message
     assert (

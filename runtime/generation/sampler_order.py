@@ -1,0 +1,114 @@
+"""Samplers in an order of the user's, llama.cpp's `--samplers`: each changes the logits that those before it have left.
+
+The order that is the default has a faster way, see `Sampler`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...formats import PlanError
+from .filters import FILTERS, by_logit, most_probable
+
+if TYPE_CHECKING:
+    from .sampling import Sampler
+
+DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+_LETTERS = dict(zip("edskypmxt", DEFAULT_ORDER, strict=True))  # of llama.cpp's --sampling-seq
+_OTHER_NAMES = {
+    "typical_p": "typ_p",
+    "typical": "typ_p",
+    "temp": "temperature",
+    "nucleus": "top_p",
+    "top_nsigma": "top_n_sigma",
+}
+
+
+def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of samplers in their order. given: names, separated by ; if it is one text, or the letters of --sampling-seq.
+
+    Raises PlanError for a name or a letter that is not known.
+    """
+    names_of_one = {*DEFAULT_ORDER, *_OTHER_NAMES}
+    if isinstance(given, str) and given not in names_of_one and not set(given) - _LETTERS.keys():
+        return tuple(_LETTERS[letter] for letter in given)
+    names = [name for name in given.split(";") if name.strip()] if isinstance(given, str) else list(given)
+    names = [name.strip().replace("-", "_") for name in names]
+    names = [_OTHER_NAMES.get(name, name) for name in names]
+    for name in names:
+        if name not in DEFAULT_ORDER:
+            raise PlanError(f"{name!r} is not a sampler; there are {', '.join(DEFAULT_ORDER)}")
+    return tuple(names)
+
+
+def apply_in_order(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of the tokens that are left, by descending logit, their weights: probabilities times a factor).
+
+    logits: float64 [n_vocab], changed in place, -inf for tokens that are excluded; past: as of `Sampler.sample`.
+    """
+    for name in sampler.settings.samplers:
+        _STEPS[name](sampler, logits, past)
+    ids = _candidates(logits)
+    return ids, np.exp(logits[ids] - logits[ids[0]])
+
+
+def _candidates(logits: np.ndarray) -> np.ndarray:
+    return by_logit(logits, np.flatnonzero(logits > -math.inf))
+
+
+def _keep(logits: np.ndarray, ids: np.ndarray) -> None:
+    """Excludes all others."""
+    kept = logits[ids]
+    logits[:] = -math.inf
+    logits[ids] = kept
+
+
+def _filter(name: str) -> Callable[[Sampler, np.ndarray, Sequence[int]], None]:
+    setting, off, apply = FILTERS[name]
+
+    def step(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+        if getattr(sampler.settings, setting) != off:
+            ids = _candidates(logits)
+            weights = np.exp(logits[ids] - logits[ids[0]])
+            _keep(logits, ids[apply(sampler.settings, weights, weights.sum(), sampler.random)])
+
+    return step
+
+
+def _top_k(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+    if 0 < sampler.settings.top_k < len(logits):
+        _keep(logits, most_probable(logits, sampler.settings.top_k))
+
+
+def _top_n_sigma(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+    if sampler.settings.top_n_sigma > 0:
+        deviation = logits[logits > -math.inf].std()
+        logits[logits < logits.max() - sampler.settings.top_n_sigma * deviation] = -math.inf
+
+
+def _temperature(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+    ids = _candidates(logits)
+    temp = sampler.temperature(logits[ids] - logits[ids[0]])
+    if temp == 0:
+        _keep(logits, ids[:1])
+    else:
+        logits /= temp
+
+
+def _dry(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+    if sampler.repetition is not None:
+        sampler.repetition.apply(logits, past)
+
+
+_STEPS: dict[str, Callable[[Sampler, np.ndarray, Sequence[int]], None]] = {
+    "penalties": lambda sampler, logits, past: sampler.penalise(logits, past),
+    "dry": _dry,
+    "top_n_sigma": _top_n_sigma,
+    "top_k": _top_k,
+    "temperature": _temperature,
+    **{name: _filter(name) for name in FILTERS},
+}
