@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from .checks import (
     Check,
@@ -188,7 +188,7 @@ def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Co
     return request
 
 
-def is_token_list(value: Any) -> bool:
+def is_token_list(value: Any) -> TypeGuard[list[int | str]]:
     """Whether this is a list of token ids, which are not checked further, and texts among them; a list of texts is none."""
     if not isinstance(value, list) or not all(type(each) is int or isinstance(each, str) for each in value):
         return False
@@ -199,8 +199,7 @@ def _parse_prompts(value: Any) -> list[str | list[int | str]]:
     """The prompts; a single one is a list of one. llama-server's {"prompt_string": ...} is that text."""
 
     def parsed(each: Any) -> str | list[int | str]:
-        if isinstance(each, dict) and set(each) == {"prompt_string"}:
-            each = each["prompt_string"]
+        each = each["prompt_string"] if isinstance(each, dict) and set(each) == {"prompt_string"} else each
         if isinstance(each, str) or is_token_list(each):
             return each
         raise invalid("prompt", "a text, a list of token ids, or a list of texts or of lists of token ids", value)

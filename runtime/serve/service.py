@@ -153,10 +153,10 @@ class Service:
         for text, name in ((suffix, "suffix"), (prefix, param)):
             if isinstance(text, str):
                 self.check_length(text, name)
-        if not isinstance(prefix, str):
-            prefix = await self.encode_prompt(prefix, param, special=False, parse_special=False)
+        is_text = isinstance(prefix, str)
+        before = prefix if is_text else await self.encode_prompt(prefix, param, special=False, parse_special=False)
         try:
-            return await self.in_thread(infill_prompt, self.tokenizer, prefix, suffix)
+            return await self.in_thread(infill_prompt, self.tokenizer, before, suffix)
         except PlanError as error:
             raise RequestError(str(error), param="suffix", code="unsupported_parameter", status=501) from None
 
