@@ -147,8 +147,9 @@ class Service:
                 prompts.append(Prompt(ids, text))
         return prompts
 
-    async def encode_infill(self, prefix: str | list[int | str], suffix: str, param: str) -> list[int]:
-        """The prompt for the text between two others. Raises RequestError."""
+    async def encode_infill(self, prefix: str | list[int | str], suffix: str, param: str, status: int = 400) -> list[int]:
+        """The prompt for the text between two others. Raises RequestError, with this status where the vocabulary has no tokens
+        for it."""
         self.check_head()
         for text, name in ((suffix, "suffix"), (prefix, param)):
             if isinstance(text, str):
@@ -158,7 +159,7 @@ class Service:
         try:
             return await self.in_thread(infill_prompt, self.tokenizer, before, suffix)
         except PlanError as error:
-            raise RequestError(str(error), param="suffix", code="unsupported_parameter", status=501) from None
+            raise RequestError(str(error), param="suffix", code="unsupported_parameter", status=status) from None
 
     def check_head(self) -> None:
         """Raises RequestError where the model predicts no tokens."""

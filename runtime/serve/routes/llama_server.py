@@ -125,7 +125,7 @@ def llama_server_routes(service: Service) -> list[Route]:
             message = "input_extra is not supported: texts of other files belong into input_prefix"
             raise RequestError(message, param="input_extra", code="unsupported_parameter")
         fields = {name: value for name, value in body.items() if name not in (*_INFILL_FIELDS, "input_extra")}
-        ids = await service.encode_infill(prefix, suffix, "input_prefix")
+        ids = await service.encode_infill(prefix, suffix, "input_prefix", status=501)
         service.check_length(middle, "prompt")
         ids += await service.in_thread(service.tokenizer.encode, middle, False, True)
         return await complete(request, {**fields, "prompt": ids})

@@ -81,4 +81,4 @@ def test_refusals_name_the_field(url, fields, param):
 
 def test_a_model_that_does_not_rank(url):
     reply = httpx.post(f"{url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=300)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (501, "model")
