@@ -30,7 +30,8 @@ import numpy as np
 from ggufmill import plan_memory, quantize_model
 from ggufmill.formats import TYPES
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.operating_system.processors import available_cpus
 from ggufmill.pipeline.cluster.connection import open_cluster
 from ggufmill.pipeline.cluster.forecast import forecast_cluster

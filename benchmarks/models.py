@@ -21,7 +21,8 @@ import numpy as np
 
 from ggufmill.formats import TYPES
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize import encode
 
 TARGETS = ("bf16", "q8_0", "q4_K", "iq4_k", "iq4_ks", "iq2_k")

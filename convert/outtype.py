@@ -6,7 +6,7 @@ import re
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..quantize.recipes.recipe import Recipe
-from ..quantize.recipes.rules import Rule, RuleMatcher, parse_rules
+from ..quantize.recipes.rules import Rule, RuleMatcher, TensorNames, parse_rules
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 
 EXPERTS = r"_exps\.weight$"
@@ -66,5 +66,5 @@ def recipe_types(source: TensorSource, recipe: Recipe) -> tuple[TensorType | str
         return recipe.type, recipe.rules
     default, more_rules = outtype_rules(source, name)
     matcher = RuleMatcher(recipe.rules)
-    unmatched = {n: None for n in source.tensors if matcher.first(n) is None}
+    unmatched = TensorNames(n for n in source.tensors if matcher.first(n) is None)
     return default, [*recipe.rules, *(rule for rule in more_rules if rule.first_match(unmatched) is not None)]

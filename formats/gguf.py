@@ -13,6 +13,7 @@ import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
+from ..operating_system.memory import release_pages
 from .deleted_shards import DeletableShard, read_record, record_path
 from .file_range import check_regular, read_range
 from .source import files_stamp
-from .tensor_table import FileTensors, TensorInfo, TensorKind, tensor_table
+from .tensor_table import FileTensors, TensorInfo, TensorKind, TensorTable, tensor_table
 from .types import TYPES
 
 MAGIC = b"GGUF"
 VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+_RELEASED = 1 << 14  # entries of a header, after which the pages with them are not kept in memory
 MAX_NAME = 1024  # bytes; longer than any real key or tensor name, so a larger length means damage
 PLAN_KEY = "split.plan"  # of a shard: a digest of the plan that it was written by
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
@@ -62,7 +65,7 @@ class GGUFFile:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: Mapping[str, TensorInfo]
+    tensors: TensorTable[FileTensors, TensorInfo]
     paths: list[Path]
     alignment: int
     shards: Mapping[Path, DeletableShard] = field(default_factory=dict, repr=False)
@@ -77,14 +80,15 @@ class GGUFFile:
         """general.architecture; '' if the metadata do not say."""
         return str(self.metadata.get("general.architecture", ""))
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Digest of every tensor's name, shape, type, shard and offset and of every shard's size and modification time, which a
         resumed job compares. Raises FormatError if a shard is gone."""
         digest = hashlib.sha256(files_stamp(self.paths))
-        for info in self.tensors.values():
-            line = f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
+        for file in self.tensors.files:
+            for name, (shape, kind, _), offset in zip(file.names, file.kinds, file.offsets.data, strict=True):
+                line = f"{name} {shape} {kind.name} {offset} {file.path.name}\n"
+                digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
 
@@ -357,6 +361,8 @@ class _Parser:
             kinds.append(kind)
             offsets.append(offset)
             position = end + 8
+            if number % _RELEASED == 0 and isinstance(buffer, mmap.mmap):
+                release_pages(buffer, position)
         self.position = position
         return self.locate(list(names), kinds, offsets, -(-position // alignment) * alignment)
 

@@ -25,7 +25,7 @@ def align(offset: int, alignment: int) -> int:
 
 def header_bytes(
     metadata: dict[str, Any], tensors: Iterable[tuple[str, tuple[int, ...], TensorType]], alignment: int
-) -> tuple[bytes, list[int], int]:
+) -> tuple[bytes, array[int], int]:
     """Metadata and tensors -> (header padded to the alignment, offset of each tensor from the start of the file, file size).
 
     tensors: (name, shape in ne order, type), in file order; offsets and sizes are in bytes. Raises FormatError for a metadata
@@ -34,15 +34,22 @@ def header_bytes(
     out = BytesIO()  # whose bytes can be had without a copy: a header with a million tensors is large
     out.write(MAGIC + struct.pack("<IQQ", VERSION, 0, len(metadata)) + metadata_bytes(metadata))
     offsets, end = array("Q"), 0  # relative to the end of the header
+    known: dict[tuple[tuple[int, ...], int], tuple[bytes, int]] = {}  # shape and type -> as it is spelt, aligned size
     for name, shape, tensor_type in tensors:
-        out.write(_string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor_type.id, end))
+        kind = known.get((shape, tensor_type.id))
+        if kind is None:
+            spelt = struct.pack(f"<I{len(shape)}QI", len(shape), *shape, tensor_type.id)
+            kind = known[shape, tensor_type.id] = spelt, align(tensor_type.nbytes(shape), alignment)
+        out.write(_string(name) + kind[0] + end.to_bytes(8, "little"))
         offsets.append(end)
-        end = align(end + tensor_type.nbytes(shape), alignment)
+        end += kind[1]
     nbytes = align(out.tell(), alignment)
     out.write(bytes(nbytes - out.tell()))
     out.seek(len(MAGIC) + 4)
     out.write(struct.pack("<Q", len(offsets)))
-    return out.getvalue(), [nbytes + offset for offset in offsets], nbytes + end
+    if offsets:
+        np.frombuffer(offsets, np.uint64)[:] += np.uint64(nbytes)
+    return out.getvalue(), offsets, nbytes + end
 
 
 def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:

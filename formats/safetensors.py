@@ -175,7 +175,7 @@ StoredTensors = TensorTable[ShardTensors, StoredTensor]  # name -> tensor
 
 def _stored_tensor(file: ShardTensors, at: int) -> StoredTensor:
     kind = file.kinds[at]
-    return StoredTensor(file.names[at], kind.dtype, kind.shape, file.path, int(file.offsets[at]), kind.nbytes, file.shard)
+    return StoredTensor(file.names[at], kind.dtype, kind.shape, file.path, file.offsets.item(at), kind.nbytes, file.shard)
 
 
 def read_safetensors(path: Path) -> StoredTensors:
@@ -344,9 +344,14 @@ def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = No
                     " safetensors first, with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
                 )
             raise FormatError(f"{folder}: no *.safetensors file in this folder")
-    tensors = StoredTensors([file for shard in names for file in openers[shard]().files], _stored_tensor)
-    if weight_map is not None:
-        absent = [name for name in weight_map if name not in tensors]
-        if absent:
-            raise FormatError(f"{folder}: the index names {len(absent)} tensors that no shard holds, the first is {absent[0]}")
-    return tensors
+    files, absent = [], weight_map or {}
+    for shard in names:
+        for file in openers[shard]().files:
+            files.append(file)
+            for name in file.names:
+                absent.pop(name, None)  # a million names are held once
+    if absent:
+        raise FormatError(
+            f"{folder}: the index names {len(absent)} tensors that no shard holds, the first is {next(iter(absent))}"
+        )
+    return StoredTensors(files, _stored_tensor)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -88,13 +88,26 @@ class FileTensors:
 
 
 class MadeOnDemand(Mapping[str, Made], Generic[Known, Made]):
-    """Name -> what `make` makes of the entry of that name, each time that it is asked for; `|` makes a dict of all."""
+    """Name -> what `make` makes of the entry of that name, each time that it is asked for; `|` makes a dict of all.
+
+    Values and items are made in their order without looking each name up.
+    """
 
     def __init__(self, known: Mapping[str, Known], make: Callable[[Known], Made]):
         self._known, self._make = known, make
 
     def __getitem__(self, name: str) -> Made:
         return self._make(self._known[name])
+
+    def values(self) -> ValuesView[Made]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, Made]:
+        return _Items(self)
+
+    def make_all(self) -> Iterator[Made]:
+        """All values, one after another."""
+        return map(self._make, self._known.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._known
@@ -107,6 +120,20 @@ class MadeOnDemand(Mapping[str, Made], Generic[Known, Made]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+class _Values(ValuesView[Made]):
+    _mapping: MadeOnDemand[Any, Made]
+
+    def __iter__(self) -> Iterator[Made]:
+        return self._mapping.make_all()
+
+
+class _Items(ItemsView[str, Made]):
+    _mapping: MadeOnDemand[Any, Made]
+
+    def __iter__(self) -> Iterator[tuple[str, Made]]:
+        return zip(self._mapping, self._mapping.make_all(), strict=True)
 
 
 class Columns(Protocol):
@@ -140,6 +167,9 @@ class TensorTable(MadeOnDemand[int, Made], Generic[File, Made]):
                 raise self._duplicate()
         super().__init__(rows, self._made)
 
+    def make_all(self) -> Iterator[Made]:
+        return (self._make_at(file, at) for file in self.files for at in range(len(file.names)))
+
     def _made(self, row: int) -> Made:
         number = bisect_right(self._starts, row) - 1
         return self._make_at(self.files[number], row - self._starts[number])
@@ -161,5 +191,5 @@ def tensor_table(files: Sequence[FileTensors]) -> TensorTable[FileTensors, Tenso
 
 def _tensor_info(file: FileTensors, at: int) -> TensorInfo:
     kind = file.kinds[at]
-    place = int(file.offsets[at]), int(file.nbytes[at])
-    return TensorInfo(file.names[at], kind.shape, kind.type, *place, file.path, file.mapped)
+    offset, nbytes = file.offsets.item(at), file.nbytes.item(at)
+    return TensorInfo(file.names[at], kind.shape, kind.type, offset, nbytes, file.path, file.mapped)

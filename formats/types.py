@@ -52,6 +52,9 @@ class TensorType:
     packed: str | None = None
     codec: str | None = None
 
+    def __hash__(self) -> int:  # of all fields it would take long, for a million tensors
+        return hash(self.name)
+
     def fits(self, n: int) -> bool:
         """Whether a row of n elements is a whole number of blocks."""
         return self.block > 0 and n % self.block == 0

@@ -59,7 +59,7 @@ def gguf_bytes(entries: Mapping[str, Entry], datasets: Sequence[str], chunk_coun
 
 def _gguf_layout(
     shapes: Mapping[str, tuple[int, int]], datasets: Sequence[str], chunk_count: int, chunk_size: int
-) -> tuple[bytes, list[int], int]:
+) -> tuple[bytes, Sequence[int], int]:
     """(header, offset of the sums and of the counts of each entry by name, size of the file)."""
     metadata = {
         "general.type": "imatrix",

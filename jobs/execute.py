@@ -25,7 +25,8 @@ from ..operating_system.processors import available_cpus
 from ..simd.compile_time import compiling_for
 from .journal import Journal, JournalRecords, journal_path
 from .ordered_writer import OrderedWriter, Sink
-from .plan import Location, Output, Plan
+from .outputs import Location, Output
+from .plan import Plan
 from .preflight import is_as_planned
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB; a thread needs about 20 times that at the worst

@@ -7,7 +7,7 @@ choices are therefore matched by `regex`, which reads the same language and take
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -27,8 +27,21 @@ _TOKEN = re.compile(
 )
 
 
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+@lru_cache(16)  # the name that is looked at, by several
+def form_of(name: str) -> str:
+    """The name with 0 for each number between dots: 'blk.3.ffn_up.12.weight' -> 'blk.0.ffn_up.0.weight'. A model may have a
+    million names, and has few forms."""
+    return _NUMBER.sub(".0", name)
+
+
 class NamePattern:
-    """A compiled regular expression. Raises PatternError for a text that is none."""
+    """A compiled regular expression. Raises PatternError for a text that is none.
+
+    ignores_numbers  whether it finds the same in all names of a form (`form_of`), as far as its text tells
+    """
 
     def __init__(self, text: str):
         self.text = text
@@ -36,7 +49,7 @@ class NamePattern:
             self._regex = re.compile(text)
         except _ERRORS as error:
             raise PatternError(str(getattr(error, "msg", error)), getattr(error, "pos", None)) from None
-        self._has_many_choices, self._portable = _read(text)
+        self._has_many_choices, self._portable, self.ignores_numbers = _read(text)
 
     def search(self, name: str) -> bool:
         """Whether the pattern matches anywhere in the name. Raises PlanError if finding out takes longer than TIME_LIMIT."""
@@ -78,8 +91,16 @@ class PatternError(ValueError):
         self.position = position
 
 
-def _read(text: str) -> tuple[bool, str]:
-    """Whether a valid pattern has more than a few choices, or one within a repeat; and the pattern as `regex` understands it.
+# Patterns of what stands for no digit, or for any characters: a match stays one when a number in it becomes another.
+_NUMBERLESS = re.compile(
+    r"(?:\\[^A-Za-z0-9]|\[[A-Za-z_.]+\]|\((?:\?:)?|\)|\||[A-Za-z_^$-]"
+    r"|\.\*\??(?![*+?{])|(?<=[^.(|^])[*+?]\??(?![*+?{]))*"
+)
+
+
+def _read(text: str) -> tuple[bool, str, bool]:
+    """Whether a valid pattern has more than a few choices, or one within a repeat; the pattern as `regex` understands it; and
+    whether it ignores numbers.
 
     Choices are repeats and groups of alternatives. What `regex` would read otherwise is escaped: braces that are no repeat
     (fuzzy matching there), brackets within sets (POSIX classes there).
@@ -101,4 +122,4 @@ def _read(text: str) -> tuple[bool, str]:
         choices += kind == "choice"
         is_slow |= kind in ("repeated", "flags")
         parts.append(part)
-    return is_slow or choices > _FEW_CHOICES, "".join(parts)
+    return is_slow or choices > _FEW_CHOICES, "".join(parts), _NUMBERLESS.fullmatch(text) is not None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +21,25 @@ import numpy as np
 from ..errors import PlanError
 from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, GGUFFile
 from ..formats.gguf_header import header_bytes
-from ..formats.source import TensorScale
-from ..formats.types import TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One tensor to be written: what it becomes, why, and how its bytes are made.
-
-    name         in the GGUF
-    shape        in ne order: shape[0] is the row length
-    source_type  what it is made from: a ggml type name, or a float format such as 'f8_e4m3'
-    type         what it becomes
-    rule         what chose the type: a recipe line, a flag, 'kept', ...
-    produce      (start, stop) -> uint8 [stop - start, row_bytes], the encoded rows; rows count through shape[1:], flattened.
-                 It is called for runs that cross no matrix and, for an interleaved type, hold complete groups of rows
-    note         the fallback that was taken, or why there is no importance; '' if there is nothing to say
-    scale        factors that the encoded rows lack; they are outputs of their own (see quantize.tensor_scale)
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    source_type: str
-    type: TensorType
-    rule: str
-    produce: Callable[[int, int], np.ndarray] = field(repr=False, compare=False)
-    note: str = ""
-    scale: TensorScale | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.nbytes(self.shape)
-
-    @property
-    def n_elements(self) -> int:
-        return prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where a tensor goes: the index of its file in the plan, and the byte offset from that file's start."""
-
-    file: int
-    offset: int
+from .long_json import LongJson
+from .outputs import Locations, Output, OutputKind, Outputs
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """One file of the output: its complete header (padded to the alignment) and its size in bytes."""
+    """One file of the output, and its size in bytes.
+
+    make_header  makes its header: with a million tensors it is large, and most plans are only looked at
+    """
 
     path: Path
-    header: bytes = field(repr=False)
     nbytes: int
+    make_header: Callable[[], bytes] = field(repr=False, compare=False)
+
+    @property
+    def header(self) -> bytes:
+        """Complete, padded to the alignment; made each time."""
+        return self.make_header()
 
     @property
     def part(self) -> Path:
@@ -79,7 +48,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(LongJson):
     """What a job writes.
 
     outputs      the tensors in file order; `locations` has one entry for each
@@ -89,8 +58,8 @@ class Plan:
     warnings     for the user, one line each
     """
 
-    outputs: list[Output]
-    locations: list[Location]
+    outputs: Outputs
+    locations: Locations
     files: list[PlannedFile]
     metadata: dict[str, Any] = field(repr=False)
     fingerprint: str
@@ -99,7 +68,7 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes of tensor data, without headers and padding."""
-        return sum(o.nbytes for o in self.outputs)
+        return sum(kind.nbytes * n for kind, n in self.outputs.counts())
 
     @property
     def file_bytes(self) -> int:
@@ -109,41 +78,41 @@ class Plan:
     @property
     def bits_per_weight(self) -> float:
         """Average over all elements, without headers and padding."""
-        elements = sum(o.n_elements for o in self.outputs)
+        elements = sum(kind.n_elements * n for kind, n in self.outputs.counts())
         return self.total_bytes * 8 / elements if elements else 0.0
 
     def histogram(self) -> dict[str, tuple[int, int]]:
         """type name -> (number of tensors, bytes), most bytes first."""
         counts: dict[str, tuple[int, int]] = {}
-        for o in self.outputs:
-            n, size = counts.get(o.type.name, (0, 0))
-            counts[o.type.name] = (n + 1, size + o.nbytes)
+        for kind, more in self.outputs.counts():
+            n, size = counts.get(kind.type.name, (0, 0))
+            counts[kind.type.name] = (n + more, size + kind.nbytes * more)
         return dict(sorted(counts.items(), key=lambda item: -item[1][1]))
 
-    def as_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+    def json_fields(self) -> dict[str, Any]:
         return {
             "files": [{"path": str(f.path), "nbytes": f.nbytes} for f in self.files],
-            "tensors": [
-                {
-                    "name": o.name,
-                    "shape": list(o.shape),
-                    "source_type": o.source_type,
-                    "type": o.type.name,
-                    "rule": o.rule,
-                    "note": o.note,
-                    "file": location.file,
-                    "offset": location.offset,
-                    "nbytes": o.nbytes,
-                }
-                for o, location in zip(self.outputs, self.locations, strict=True)
-            ],
+            "tensors": self._described(),
             "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in self.histogram().items()},
             "total_bytes": self.total_bytes,
             "file_bytes": self.file_bytes,
             "bits_per_weight": self.bits_per_weight,
             "warnings": self.warnings,
         }
+
+    def _described(self) -> Iterator[dict[str, Any]]:
+        for (name, kind), location in zip(self.outputs.entries(), self.locations, strict=True):
+            yield {
+                "name": name,
+                "shape": list(kind.shape),
+                "source_type": kind.source_type,
+                "type": kind.type.name,
+                "rule": kind.rule,
+                "note": kind.note,
+                "file": location.file,
+                "offset": location.offset,
+                "nbytes": kind.nbytes,
+            }
 
 
 def make_plan(
@@ -173,44 +142,50 @@ def make_plan(
 
     Raises PlanError when a single tensor exceeds split_max_size, and for contradictory split options.
     """
-    path = Path(path)
+    path, outputs = Path(path), Outputs.of(outputs)
     alignment = _alignment(metadata)
     is_split = split_max_size is not None or split_max_tensors is not None
     if shards is not None:
         if is_split or not tensor_first_split:
             raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
-        groups = _group_by_shard(outputs, shards)
+        firsts = _firsts_of_shards(outputs, shards)
     elif is_split or tensor_first_split:
         first_header = len(header_bytes(metadata, [], alignment)[0]) if is_split else 0
-        groups = _group_by_limits(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
+        firsts = _firsts_by_limits(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
     else:
         raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
     files: list[PlannedFile] = []
-    locations: list[Location] = []
-    mark = {PLAN_KEY: _plan_digest(groups, metadata, content)} if content is not None else {}
-    for number, group in enumerate(groups):
+    digest = hashlib.sha256(identity.encode())
+    counts = np.diff([*firsts, len(outputs)])
+    locations = Locations(np.repeat(np.arange(len(firsts)), counts), np.empty(len(outputs), np.int64))
+    mark = {PLAN_KEY: _plan_digest(outputs, locations.files, metadata, content)} if content is not None else {}
+    for number, (start, stop) in enumerate(pairwise([*firsts, len(outputs)])):
         keys, file_path = metadata, path
-        if len(groups) > 1 or always_split:
+        if len(firsts) > 1 or always_split:
             # As gguf-split does it: the first shard has the model's metadata, the others only what is needed to read them.
             split = {
                 "split.no": np.uint16(number),
-                "split.count": np.uint16(len(groups)),
+                "split.count": np.uint16(len(firsts)),
                 "split.tensors.count": np.int32(len(outputs)),
                 **mark,
             }
             alignment_key = {k: v for k, v in metadata.items() if k == "general.alignment"}
             keys = {**metadata, **split} if number == 0 else alignment_key | split
             stem = path.name.removesuffix(".gguf")
-            file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
-        header, offsets, size = header_bytes(keys, ((o.name, o.shape, o.type) for o in group), alignment)
-        files.append(PlannedFile(file_path, header, size))
-        locations += [Location(number, offset) for offset in offsets]
-    digest = hashlib.sha256(identity.encode())
-    for file in files:
-        digest.update(file.header)
-    for o in outputs:
-        digest.update(f"{o.name}\0{o.source_type}\0{o.rule}\0{o.note}\n".encode())
-    return Plan(list(outputs), locations, files, metadata, digest.hexdigest()[:32], warnings or [])
+            file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(firsts):05d}.gguf")
+        make_header = partial(_header, dict(keys), outputs, start, stop, alignment)
+        header, locations.offsets[start:stop], size = make_header()
+        files.append(PlannedFile(file_path, size, lambda make_header=make_header: make_header()[0]))
+        digest.update(header)
+        del header
+    for name, kind in outputs.entries():
+        digest.update(f"{name}\0{kind.source_type}\0{kind.rule}\0{kind.note}\n".encode())
+    return Plan(outputs, locations, files, metadata, digest.hexdigest()[:32], warnings or [])
+
+
+def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> tuple[bytes, array[int], int]:
+    """Of a file with the outputs from `start` to `stop`, as `header_bytes`."""
+    return header_bytes(metadata, ((name, kind.shape, kind.type) for name, kind in outputs.entries(start, stop)), alignment)
 
 
 def plan_copy(
@@ -226,11 +201,11 @@ def plan_copy(
     The metadata are the model's without the split.* keys of its old split. Raises PlanError as `make_plan` does, and for a
     tensor of an unknown type, whose size in bytes cannot be known.
     """
-    outputs = []
+    outputs = Outputs(lambda name, kind: file.tensors[name].read)
     for info in file.tensors.values():
         if not info.type.is_known:
             raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
-        outputs.append(Output(info.name, info.shape, info.type.name, info.type, "kept", info.read))
+        outputs.add(info.name, OutputKind(info.shape, info.type.name, info.type, "kept"))
     return make_plan(
         outputs,
         {key: value for key, value in file.metadata.items() if not key.startswith("split.")},
@@ -243,12 +218,12 @@ def plan_copy(
     )
 
 
-def _plan_digest(groups: Sequence[Sequence[Output]], metadata: dict[str, Any], content: str) -> str:
-    """Of what decides the bytes of a split, so far as it is the same on every machine: no path, no file's time."""
+def _plan_digest(outputs: Outputs, files: np.ndarray, metadata: dict[str, Any], content: str) -> str:
+    """Of what decides the bytes of a split, so far as it is the same on every machine: no path, no file's time. files: the
+    number of each tensor's, int64 [n]."""
     digest = hashlib.sha256(content.encode() + header_bytes(metadata, [], DEFAULT_ALIGNMENT)[0])
-    for number, group in enumerate(groups):
-        for o in group:
-            digest.update(f"{number}\0{o.name}\0{o.shape}\0{o.source_type}\0{o.type.name}\n".encode())
+    for number, (name, kind) in zip(files.data, outputs.entries(), strict=True):
+        digest.update(f"{number}\0{name}\0{kind.shape}\0{kind.source_type}\0{kind.type.name}\n".encode())
     return digest.hexdigest()[:32]
 
 
@@ -264,43 +239,43 @@ def _alignment(metadata: dict[str, Any]) -> int:
 _SHARD_KEYS = 256  # bytes; more than the metadata of any shard but the first
 
 
-def _group_by_shard(outputs: Sequence[Output], shards: Mapping[str, int]) -> list[list[Output]]:
-    """The outputs of each shard of a given split. Raises PlanError if that would change the tensors' order."""
-    groups: list[list[Output]] = [[] for _ in range(max(shards.values(), default=0) + 1)]
-    number = 0
-    for o in outputs:
-        number = shards.get(o.name, number)
-        groups[number].append(o)
-    if [o.name for group in groups for o in group] != [o.name for o in outputs]:
-        raise PlanError("the source's shards do not hold its tensors in order; its split cannot be kept")
-    return groups
+def _firsts_of_shards(outputs: Outputs, shards: Mapping[str, int]) -> list[int]:
+    """The place of each shard's first output in a given split. Raises PlanError if that would change the tensors' order."""
+    counts, number = [0] * (max(shards.values(), default=0) + 1), 0
+    for name in outputs.names:
+        before, number = number, shards.get(name, number)
+        if number < before:
+            raise PlanError("the source's shards do not hold its tensors in order; its split cannot be kept")
+        counts[number] += 1
+    return [0, *accumulate(counts[:-1])]
 
 
-def _group_by_limits(
-    outputs: Sequence[Output],
+def _firsts_by_limits(
+    outputs: Outputs,
     alignment: int,
     first_header: int,
     max_size: int | None,
     max_tensors: int | None,
     tensor_first: bool,
-) -> list[list[Output]]:
-    """The outputs of each shard, in order; no file, its header included, exceeds max_size bytes or max_tensors."""
-    groups: list[list[Output]] = [[]] if tensor_first else [[], []]
+) -> list[int]:
+    """The place of the first output of each shard; no file, its header included, exceeds max_size bytes or max_tensors."""
+    firsts = [0] if tensor_first else [0, 0]
+    if max_size is None and max_tensors is None:
+        return firsts
     size = first_header + _SHARD_KEYS if tensor_first else _SHARD_KEYS + alignment
-    for o in outputs:
-        header_entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # of the header
-        needed = -(-o.nbytes // alignment) * alignment + header_entry
+    for number, (name, kind) in enumerate(outputs.entries()):
+        header_entry = len(name.encode()) + 24 + 8 * len(kind.shape)  # of the header
+        needed = -(-kind.nbytes // alignment) * alignment + header_entry
         if max_size is not None and needed + _SHARD_KEYS > max_size:
-            raise PlanError(f"tensor {o.name} alone takes {needed} bytes, more than the {max_size} allowed per file")
+            raise PlanError(f"tensor {name} alone takes {needed} bytes, more than the {max_size} allowed per file")
         is_full = (max_size is not None and size + needed > max_size) or (
-            max_tensors is not None and len(groups[-1]) >= max_tensors
+            max_tensors is not None and number - firsts[-1] >= max_tensors
         )
-        if is_full and (groups[-1] or len(groups) == 1):
-            groups.append([])
+        if is_full and (number > firsts[-1] or len(firsts) == 1):
+            firsts.append(number)
             size = _SHARD_KEYS + alignment
-        groups[-1].append(o)
         size += needed
-    return groups
+    return firsts
 
 
 _UNITS = {

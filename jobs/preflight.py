@@ -111,4 +111,7 @@ def is_as_planned(file: PlannedFile, path: Path | None = None) -> bool | None:
     if not path.is_file():
         return None
     with path.open("rb") as existing:
-        return os.fstat(existing.fileno()).st_size == file.nbytes and existing.read(len(file.header)) == file.header
+        if os.fstat(existing.fileno()).st_size != file.nbytes:
+            return False
+        header = file.header
+        return existing.read(len(header)) == header

@@ -11,8 +11,11 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import PlanError
-from .plan import Location, Plan
+from .outputs import Locations
+from .plan import Plan
 
 _LARGEST = 100_000
 
@@ -52,12 +55,11 @@ def only_shards(plan: Plan, numbers: Collection[int]) -> Plan:
     if outside:
         raise PlanError(f"--only-shards: there is no file {outside[0]}; the output is split into files 1 to {count}")
     chosen = sorted(number - 1 for number in numbers)
-    index = {file: i for i, file in enumerate(chosen)}
-    kept = [(o, loc) for o, loc in zip(plan.outputs, plan.locations, strict=True) if loc.file in index]
+    kept = np.flatnonzero(np.isin(plan.locations.files, chosen))
     return replace(
         plan,
-        outputs=[output for output, _ in kept],
-        locations=[Location(index[location.file], location.offset) for _, location in kept],
+        outputs=plan.outputs.take(kept),
+        locations=Locations(np.searchsorted(chosen, plan.locations.files[kept]), plan.locations.offsets[kept]),
         files=[plan.files[i] for i in chosen],
         fingerprint=hashlib.sha256(f"{plan.fingerprint} {chosen}".encode()).hexdigest()[:32],
     )

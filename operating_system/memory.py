@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def trim_free_memory() -> None:
     malloc_trim = c_function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(ctypes.c_size_t(0))
+
+
+def release_pages(mapped: mmap.mmap, stop: int) -> None:
+    """Takes the first `stop` bytes of a mapped file out of this process's memory; the system may keep them, and they are mapped
+    again when they are read. Where the system has no such call nothing happens."""
+    nbytes = stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if nbytes and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED, 0, nbytes)
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

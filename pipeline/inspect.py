@@ -17,6 +17,7 @@ from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
 from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
+from ..jobs.long_json import LongJson
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import OnProgress, Stage, reporting
 from .common.rows import Rows
@@ -27,7 +28,7 @@ _CHECKED = 1 << 22  # elements that are decoded at a time
 
 
 @dataclass
-class InspectResult:
+class InspectResult(LongJson):
     """Metadata, tensors, types and sizes of a GGUF file, all its shards together.
 
     files, file_nbytes  paths of the shards, and their sizes; file_bytes: the sum
@@ -63,7 +64,7 @@ class InspectResult:
     def bits_per_weight(self) -> float:
         return self.total_bytes * 8 / self.parameters if self.parameters else 0.0
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """What --json prints: the fields, with file_bytes and bits_per_weight."""
         return {
             "files": [str(path) for path in self.files],
@@ -74,7 +75,7 @@ class InspectResult:
             "architecture": self.architecture,
             "metadata": self.metadata,
             "metadata_types": self.metadata_types,
-            "tensors": list(self.tensors),
+            "tensors": iter(self.tensors),
             "types": self.types,
             "parameters": self.parameters,
             "total_bytes": self.total_bytes,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..formats import SourceTensor, TensorScale, TensorType
-from ..jobs.plan import Output
+from ..jobs.outputs import Output, OutputKind, Outputs
 from ..repack.interleave import ReadRows
 from .importance import Importance
 from .recipes.type_selection import Selection
-from .tensor_scale import scale_for
+from .tensor_scale import scale_for, scale_outputs
 from .transform import row_producer
 
 if TYPE_CHECKING:
@@ -37,6 +37,20 @@ class Encoding:
         """Whether there is importance for a tensor, or a covariance, whose diagonal is taken for it."""
         has_covariance = self.covariances is not None and self.covariances.collected(tensor) is not None
         return has_covariance or (self.importance is not None and self.importance.for_tensor(tensor) is not None)
+
+    def add_to(self, outputs: Outputs, tensor: SourceTensor, selection: Selection) -> None:
+        """Adds what becomes of a tensor, and its factors if it has any."""
+        if scale_for(tensor, tensor.name, selection.type) is None:
+            kind = OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
+            outputs.add(tensor.name, kind)
+            return
+        output = self.output(tensor, tensor.name, selection)
+        for each in (output, *scale_outputs(output)):
+            outputs.append(each)
+
+    def produce(self, name: str, kind: OutputKind) -> ReadRows:
+        """What makes the rows of an output without factors that has its tensor's name."""
+        return _Rows(self, name, name, kind.type, None)
 
     def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
         """What becomes of a tensor, under this name."""

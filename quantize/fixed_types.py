@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, TensorSource, TensorType
-from ..jobs.plan import Output, Plan, make_plan
+from ..jobs.outputs import Output
+from ..jobs.plan import Plan, make_plan
 from .transform import row_producer
 
 

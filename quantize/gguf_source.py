@@ -10,7 +10,8 @@ import numpy as np
 
 from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, TensorType, open_gguf
 from ..formats.tensor_table import MadeOnDemand
-from ..jobs.plan import Output, Plan
+from ..jobs.outputs import Output
+from ..jobs.plan import Plan
 from . import i2_s
 from .codecs.registry import decode
 from .tensor_scale import apply_scales, scale_outputs, scaled_tensor
@@ -36,7 +37,7 @@ def simulate_quantization(source: TensorSource, plan: Plan) -> TensorSource:
 
     Nothing is written, so that perplexity and KL divergence of a quant can be measured before there is a file.
     """
-    scales = {part.name for o in plan.outputs for part in scale_outputs(o)}
+    scales = {part.name for o in plan.outputs.with_own() for part in scale_outputs(o)}
     tensors = {o.name: simulated_tensor(o) for o in plan.outputs if o.name not in scales}
     return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..formats.loaders import LoaderTensor, loader_problems
-from ..jobs.plan import Output, Plan, make_plan
+from ..jobs.outputs import Output, Outputs
+from ..jobs.plan import Plan, make_plan
 from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES
 from .encoding import Encoding, repacks, uses_importance
 from .importance import Importance
@@ -23,7 +24,7 @@ from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.loader_types import LoaderTypes
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
-from .recipes.rules import Rule, RuleMatcher
+from .recipes.rules import Rule, RuleMatcher, TensorNames
 from .recipes.type_selection import (
     EMBEDDINGS,
     INTEGER_TYPES,
@@ -35,7 +36,7 @@ from .recipes.type_selection import (
     TypeOverrides,
     TypeSelector,
 )
-from .tensor_scale import missing_scales, scale_outputs, shards_with_scales
+from .tensor_scale import missing_scales, shards_with_scales
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -122,8 +123,8 @@ def plan_quantize(
     selector = TypeSelector(source, type, rules, overrides, weighted, pure, program)
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
-    outputs: list[Output] = []
     encoding = Encoding(source.tensors, importance, covariances, nonfinite_counts, device)
+    outputs = Outputs(encoding.produce)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
         if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
@@ -133,11 +134,10 @@ def plan_quantize(
             )
         if uses_importance(tensor, selection.type):
             noticed.note_covariance(tensor, selection.type, covariances)
-        if uses_importance(tensor, selection.type) and not encoding.has_importance(tensor):
-            file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
-            _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
-        output = encoding.output(tensor, tensor.name, selection)
-        outputs += [output, *scale_outputs(output)]
+            if not encoding.has_importance(tensor):
+                file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
+                _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
+        encoding.add_to(outputs, tensor, selection)
     if overrides.extra_output is not None:
         outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding, selector.types))
     warnings = _warnings(noticed, selector, rules, outputs)
@@ -176,7 +176,7 @@ def check_loads(plan: Plan, program: str | None) -> None:
     """Raises PlanError for a plan of a file that a program (None: any) does not load."""
     if program is None:
         return
-    tensors = {o.name: LoaderTensor(tuple(o.shape), o.type) for o in plan.outputs}
+    tensors = {name: LoaderTensor(tuple(kind.shape), kind.type) for name, kind in plan.outputs.entries()}
     problems = loader_problems(plan.metadata, tensors, program, len(plan.files))
     if problems:
         raise PlanError(f"{program} would not load {plan.files[0].path}: {'; '.join(problems)}")
@@ -185,7 +185,7 @@ def check_loads(plan: Plan, program: str | None) -> None:
 def _extra_output(
     source: TensorSource,
     requested: TensorType,
-    outputs: Sequence[Output],
+    outputs: Outputs,
     encoding: Encoding,
     types: LoaderTypes,
 ) -> Output:
@@ -197,7 +197,7 @@ def _extra_output(
     selection = Selection(TYPES.fallback_for(requested, tensor.shape, types.fallbacks)[0], "--extra-output-tensor")
     types.check(name, selection.type, selection.rule)
     extra = encoding.output(tensor, "output_extra.weight", selection)
-    full = next(o for o in outputs if o.name == name)
+    full = next(kind for other, kind in outputs.entries() if other == name)
     if extra.nbytes >= full.nbytes:
         raise PlanError(
             f"--extra-output-tensor: as {selection.type.name} it would be no smaller than {name} as {full.type.name}"
@@ -235,7 +235,7 @@ def _check_importance(
         noticed.without_importance.append(tensor.name)
 
 
-def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
+def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Rule], outputs: Outputs) -> list[str]:
     warnings = [*noticed.messages, *suspicious_rules(rules), *missing_scales(outputs)]
     if isinstance(selector.default, TensorType) and selector.default.name in TERNARY_TYPES:
         warnings.append(f"{selector.default.name} {TERNARY_WARNING}")
@@ -253,19 +253,19 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
         warnings.append(f"the imatrix has no data for {abridged(missing)}: quantised without{hint}")
     for reason, names in noticed.without_covariance.items():
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
-    fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
+    fallbacks = sum(n for kind, n in outputs.counts() if kind.note)
     if fallbacks:
-        warnings.append(f"another type than asked for: {abridged(fallbacks)}")
+        name, kind = next(outputs.of_kinds(lambda kind: kind.note))
+        warnings.append(f"another type than asked for: {abridged_count(f'{name} ({kind.type.name})', fallbacks)}")
     return warnings
 
 
-def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
+def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], outputs: Outputs) -> list[str]:
     """A line for each rule that decided no tensor's type: it is overridden, comes after another rule, or matches nothing."""
     warnings = []
-    names, matcher = {o.name: None for o in outputs}, RuleMatcher(rules)
-    for rule in rules:
-        if selector.hits[rule]:
-            continue
+    unused = [rule for rule in rules if not selector.hits[rule]]
+    names, matcher = TensorNames(outputs.names if unused else ()), RuleMatcher(rules)
+    for rule in unused:
         if rule in selector.overridden:
             name, reason = selector.overridden[rule]
             unquantized = reason in (UNCHANGED, NOT_QUANTIZED)
@@ -283,12 +283,16 @@ def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], out
 
 
 def abridged(names: Sequence[str]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+    return abridged_count(names[0], len(names))
+
+
+def abridged_count(first: str, count: int) -> str:
+    return f"{first} and {count - 1} more" if count > 1 else first
 
 
 def _metadata(
     source: TensorSource,
-    outputs: Sequence[Output],
+    outputs: Outputs,
     default: TensorType | str | None,
     recipe_text: str,
     provenance: Mapping[str, Any],
@@ -302,22 +306,24 @@ def _metadata(
     metadata |= hidden if hide else provenance
     if recipe_text:
         metadata["ggufmill.recipe"] = strip_folders(recipe_text)
-        hits = Counter(o.rule for o in outputs)
+        hits: Counter[str] = Counter()
+        for kind, n in outputs.counts():
+            hits[kind.rule] += n
         metadata["ggufmill.rule_hits"] = [f"{count} {rule}" for rule, count in hits.items()]
     if version:
         metadata["ggufmill.version"] = version
     return metadata
 
 
-def _file_type(default: TensorType | str | None, outputs: Sequence[Output]) -> int:
+def _file_type(default: TensorType | str | None, outputs: Outputs) -> int:
     """The value of general.file_type: of the file type, of the default type, or of the type that takes the most bytes."""
     if isinstance(default, str):
         return file_type_id(default)
     if default is not None and default.ftype is not None:
         return default.ftype
     nbytes: Counter[str] = Counter()
-    for o in outputs:
-        nbytes[o.type.name] += o.nbytes
+    for kind, n in outputs.counts():
+        nbytes[kind.type.name] += kind.nbytes * n
     return TYPES[max(nbytes, key=lambda name: nbytes[name])].ftype or 0
 
 
@@ -329,12 +335,12 @@ def importance_digest(importance: Importance | None) -> str:
     return digest.hexdigest()
 
 
-def _has_work(outputs: Sequence[Output], with_covariance: bool) -> bool:
+def _has_work(outputs: Outputs, with_covariance: bool) -> bool:
     """Whether a device encodes any of these tensors, or chooses codes of it."""
-    if any(TYPES.plain(output.type).name in TYPES_ON_DEVICES for output in outputs):
+    if any(TYPES.plain(kind.type).name in TYPES_ON_DEVICES for kind in outputs.kinds):
         return True
     if not with_covariance:
         return False
     from .covariance.encode import takes_covariance
 
-    return any(takes_covariance(output.type) for output in outputs)
+    return any(takes_covariance(kind.type) for kind in outputs.kinds)

@@ -7,14 +7,14 @@ NAME.scale has one factor, of a stack of experts one each; products are multipli
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorScale, TensorType
-from ..jobs.plan import Output
+from ..jobs.outputs import Output, Outputs
 
 # Matrices NAME.weight of a layer for which llama.cpp looks for a tensor NAME.scale (llama-model.cpp, load_tensors); a file with
 # such a tensor for another matrix is not loaded. output.weight may have one too if it is nvfp4.
@@ -129,14 +129,16 @@ def scale_outputs(output: Output) -> list[Output]:
     ]
 
 
-def shards_with_scales(shards: Mapping[str, int], outputs: Sequence[Output]) -> dict[str, int]:
+def shards_with_scales(shards: Mapping[str, int], outputs: Outputs) -> dict[str, int]:
     """Tensor name -> number of its shard, for factors that of their weight."""
-    return {**shards, **{part.name: shards[o.name] for o in outputs for part in scale_outputs(o)}}
+    return {**shards, **{part.name: shards[o.name] for o in outputs.with_own() for part in scale_outputs(o)}}
 
 
-def missing_scales(outputs: Sequence[Output]) -> list[str]:
+def missing_scales(outputs: Outputs) -> list[str]:
     """A warning if weights are encoded in nvfp4 that can have no factor."""
-    names = [o.name for o in outputs if o.type is TYPES["nvfp4"] and o.scale is None and o.source_type != "nvfp4"]
+    scaled = {o.name for o in outputs.with_own() if o.scale is not None}
+    encoded = outputs.of_kinds(lambda kind: kind.type is TYPES["nvfp4"] and kind.source_type != "nvfp4")
+    names = [name for name, _ in encoded if name not in scaled]
     if not names:
         return []
     shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..formats import TYPES, TensorType
-from ..jobs.plan import Output, Plan
+from ..jobs.outputs import Output, OutputKind
+from ..jobs.plan import Plan
 from .codecs.registry import encode
 
 SAMPLE = 1 << 16  # weights per call of an encoder
@@ -42,8 +43,8 @@ def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], 
     return calls * x.size / max(clock() - started, 1e-9)
 
 
-def is_copied(output: Output) -> bool:
-    """Whether the tensor's bytes are copied or repacked instead of encoded: the types are equal or share a base type."""
+def is_copied(output: Output | OutputKind) -> bool:
+    """Whether a tensor's bytes are copied or repacked instead of encoded: the types are equal or share a base type."""
     return output.source_type in TYPES and TYPES[output.source_type].repacks_to(output.type)
 
 
@@ -54,11 +55,11 @@ def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
     """
     elements: dict[str, int] = {}
     copied_bytes = 0
-    for output in plan.outputs:
-        if is_copied(output):
-            copied_bytes += output.nbytes
+    for kind, n in plan.outputs.counts():
+        if is_copied(kind):
+            copied_bytes += kind.nbytes * n
         else:
-            elements[output.type.name] = elements.get(output.type.name, 0) + output.n_elements
+            elements[kind.type.name] = elements.get(kind.type.name, 0) + kind.n_elements * n
     seconds = {name: n / encode_speed(TYPES[name], threads) for name, n in elements.items()}
     if copied_bytes:
         seconds["copy"] = copied_bytes / COPY_SPEED

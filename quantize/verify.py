@@ -17,7 +17,8 @@ import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource, TensorType, dims
 from ..formats.file_range import read_range
-from ..jobs.plan import Location, Output, Plan
+from ..jobs.outputs import Location, Output
+from ..jobs.plan import Plan
 from .codecs.registry import can_encode, decode, encode
 
 RUNS_PER_TENSOR = 4

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
+from ..jobs.outputs import OutputKind, Outputs
 from ..jobs.patterns import NamePattern, compile_pattern
-from ..jobs.plan import Output, Plan, make_plan
-from .interleave import packing_obstacle, repacked_rows
+from ..jobs.plan import Plan, make_plan
+from .interleave import ReadRows, packing_obstacle, repacked_rows
 
 FILE_TYPE = "general.file_type"
 
@@ -47,16 +48,21 @@ def plan_repack(
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
     patterns = _compiled(pattern)
     choose = _choose_plain if undo else _choose_packed
-    outputs = []
+
+    def produce(name: str, kind: OutputKind) -> ReadRows:
+        info = file.tensors[name]
+        rows = repacked_rows(info.read, info.type, kind.type, info.shape[0])
+        assert rows is not None
+        return rows
+
+    outputs = Outputs(produce)
     for info in file.tensors.values():
         if not info.type.is_known:
             raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
         matches = None if patterns is None else any(p.search(info.name) for p in patterns)
         target, rule, note = choose(info, matches)
-        produce = repacked_rows(info.read, info.type, target, info.shape[0])
-        assert produce is not None
-        outputs.append(Output(info.name, info.shape, info.type.name, target, rule, produce, note))
-    changed = {o.source_type for o in outputs if o.rule != "kept"}
+        outputs.add(info.name, OutputKind(info.shape, info.type.name, target, rule, note))
+    changed = {kind.source_type for kind in outputs.kinds if kind.rule != "kept"}
     if not changed:
         raise PlanError(f"{file.path}: nothing to do: {_why_nothing(outputs, patterns, undo)}")
     numbers = {path: number for number, path in enumerate(file.paths)}
@@ -110,15 +116,15 @@ def _metadata(metadata: dict[str, Any], changed: set[str], undo: bool) -> dict[s
     return {**metadata, FILE_TYPE: np.uint32(TYPES[target].ftype or number)}
 
 
-def _why_nothing(outputs: list[Output], patterns: list[NamePattern] | None, undo: bool) -> str:
-    if patterns is not None and not any(p.search(o.name) for p in patterns for o in outputs):
+def _why_nothing(outputs: Outputs, patterns: list[NamePattern] | None, undo: bool) -> str:
+    if patterns is not None and not any(p.search(name) for p in patterns for name in outputs.names):
         return "no tensor's name matches " + " or ".join(repr(p.text) for p in patterns)
-    notes = [o.note for o in outputs if o.note]
+    notes = [kind.note for kind in outputs.kinds if kind.note]
     if notes:
         return f"no tensor can be {'unpacked' if undo else 'repacked'} ({notes[0]})"
     if undo:
         return "no tensor is interleaved"
-    if patterns is None and any(o.type.name == "bf16" for o in outputs):
+    if patterns is None and any(kind.type.name == "bf16" for kind in outputs.kinds):
         return (
             "bf16 is only repacked when asked for (--pattern), since bf16_r16 serves only processors with bf16 instructions, "
             "and no other tensor has a repacked form"

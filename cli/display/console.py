@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from ...errors import CheckFailed
-from ...pipeline.common.messages import json_text
+from ...jobs.long_json import LongJson
+from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
 from ..command import is_quiet
 from .compile_lines import lines_beside
@@ -50,10 +51,14 @@ def call(
             result = function(*arguments, **keywords, **({"progress": progress} if bars else {}))
     except CheckFailed as error:
         failed = error.result
-        emit(failed.as_json, as_json, lambda: show(failed))
+        emit(_fields_of(failed), as_json, lambda: show(failed))
         raise
-    emit(result.as_json, as_json, lambda: show(result))
+    emit(_fields_of(result), as_json, lambda: show(result))
     return result
+
+
+def _fields_of(result: _Result) -> Callable[[], dict[str, Any]]:
+    return result.json_fields if isinstance(result, LongJson) else result.as_json
 
 
 @contextmanager
@@ -99,9 +104,12 @@ def _text(cell: object) -> str:
 
 
 def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], str]) -> None:
-    """Prints one JSON object, with null for what is not finite, or the text for people. Only what is printed is made."""
+    """Prints one JSON object, with null for what is not finite, or the text for people. Only what is printed is made; values
+    that are iterators are printed item by item."""
     if as_json:
-        click.echo(json_text(value()))
+        for piece in json_pieces(value()):
+            click.echo(piece, nl=False)
+        click.echo()
     else:
         encoding = sys.stdout.encoding or "utf-8"
         click.echo(text().encode(encoding, "backslashreplace").decode(encoding))

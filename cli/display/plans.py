@@ -9,7 +9,8 @@ from ...pipeline.common.messages import duration, gib
 from .console import table
 
 if TYPE_CHECKING:
-    from ...jobs.plan import Output, Plan
+    from ...jobs.outputs import Output
+    from ...jobs.plan import Plan
     from ...pipeline.cluster.writing import Share
     from ...pipeline.writing.forecast import Forecast
     from ...pipeline.writing.write_model import WriteResult

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...formats import TYPES
 from ...formats.floats import fp8_to_f32
-from ...jobs.plan import Output, Plan
+from ...jobs.outputs import Output
+from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ...quantize.timing import encode_speed, is_copied
 from .pieces import Cut, cut, piece_weights

@@ -23,7 +23,8 @@ from ...errors import MillError
 from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ...jobs.execute import encoded_rows, row_chunks
 from ...jobs.journal import journal_path
-from ...jobs.plan import Location, Output, Plan
+from ...jobs.outputs import Location, Output
+from ...jobs.plan import Plan
 from ...operating_system.files import BINARY, NO_FOLLOW, sync_file, write_at
 from .ordered_map import UnfitWorker
 from .pieces import Cut, Span

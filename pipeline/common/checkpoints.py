@@ -15,11 +15,12 @@ from ...convert.source import MLA_LAYOUTS
 from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...errors import FormatError
 from ...formats.safetensors import StoredTensor
+from ...jobs.long_json import LongJson
 from .rows import Rows
 
 
 @dataclass
-class CheckpointSummary:
+class CheckpointSummary(LongJson):
     """What a checkpoint folder, or a repository on the hub, holds.
 
     source        as it was given
@@ -43,9 +44,9 @@ class CheckpointSummary:
     total_bytes: int
     notes: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """What --json prints: the fields."""
-        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "tensors": list(self.tensors)}
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "tensors": iter(self.tensors)}
 
 
 def summarize_checkpoint(source: str | Path) -> CheckpointSummary:

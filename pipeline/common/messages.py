@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 NAME, DETAILS = "ggufmill", "ggufmill.details"
+_ITEMS = 1000  # of a list that become text at a time
 
 
 def _logger(detail: bool) -> logging.Logger:
@@ -53,7 +55,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def json_text(value: dict[str, Any], indent: int | None = None) -> str:
+def json_pieces(fields: dict[str, Any]) -> Iterator[str]:
+    """The text of a JSON object in pieces, as `json_text` makes it; values that are iterators become lists."""
+    for number, (key, value) in enumerate(fields.items()):
+        yield f"{', ' if number else '{'}{json_text(key)}: "
+        if isinstance(value, Iterator):
+            yield "["
+            between = ""
+            while some := list(islice(value, _ITEMS)):
+                yield between + json_text(some)[1:-1]
+                between = ", "
+            yield "]"
+        else:
+            yield json_text(value)
+    yield "}" if fields else "{}"
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
     """JSON with null for NaN and infinity."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent)

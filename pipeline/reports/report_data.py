@@ -14,7 +14,8 @@ import numpy as np
 from ... import __version__
 from ...formats.loaders import PROGRAMS, LoaderTensor, loader_problems
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
-from ...jobs.plan import Output, Plan
+from ...jobs.outputs import Output
+from ...jobs.plan import Plan
 from ...operating_system.process import system_text
 
 if TYPE_CHECKING:

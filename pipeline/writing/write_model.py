@@ -14,6 +14,7 @@ from ...formats import TensorSource, TensorType, open_gguf
 from ...formats.deleted_shards import record_path
 from ...jobs.execute import execute
 from ...jobs.journal import journal_path
+from ...jobs.long_json import LongJson
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
 from ...jobs.shards import only_shards
@@ -57,7 +58,7 @@ class WriteOptions:
 
 
 @dataclass
-class WriteResult:
+class WriteResult(LongJson):
     """What became of a plan to write a model.
 
     status        'planned' (dry_run: nothing was written), 'written', or 'finished before' (resume of a job that is done)
@@ -86,12 +87,12 @@ class WriteResult:
     shares: Sequence[Share] = ()
     nonfinite: list[tuple[str, int]] | None = field(default=None, repr=False)
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """What --json prints: the plan, with `disk` and `predicted` of a plan alone, else with `checksums`, and with `manifest`
         and `verification` if they were asked for."""
         if self.plan is None:
             return {"files": [{"path": str(path), "nbytes": path.stat().st_size} for path in self.files]}
-        summary = self.plan.as_json()
+        summary = self.plan.json_fields()
         if self.forecast is not None:
             return summary | self.forecast.as_json()
         summary["checksums"] = dict(self.checksums)

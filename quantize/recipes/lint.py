@@ -80,9 +80,8 @@ def rules_needing_imatrix(rules: Sequence[Rule]) -> list[str]:
 def tensors_needing_imatrix(plan: Plan) -> list[str]:
     """One line for each type in the plan that needs an imatrix, for a plan that was made without one."""
     tensors_of: dict[str, list[str]] = {}
-    for o in plan.outputs:
-        if TYPES.imatrix_need(o.type) and o.source_type != o.type.name:
-            tensors_of.setdefault(o.type.name, []).append(o.name)
+    for name, kind in plan.outputs.of_kinds(lambda kind: TYPES.imatrix_need(kind.type) and kind.source_type != kind.type.name):
+        tensors_of.setdefault(kind.type.name, []).append(name)
     return [f"{name} needs an imatrix: {len(names)} tensors, first {names[0]}" for name, names in tensors_of.items()]
 
 
@@ -108,11 +107,11 @@ class RuleShare:
 def rule_shares(plan: Plan) -> list[RuleShare]:
     """The plan's tensors grouped by what decided their type, in the order of each group's first tensor."""
     shares: dict[str, RuleShare] = {}
-    for o in plan.outputs:
-        share = shares.setdefault(o.rule, RuleShare(o.rule, [], 0, 0, 0, o.name))
-        if o.type.name not in share.types:
-            share.types.append(o.type.name)
-        share.tensors += 1
-        share.weights += o.n_elements
-        share.nbytes += o.nbytes
+    for (kind, n), first in zip(plan.outputs.counts(), plan.outputs.first_of_kinds(), strict=True):
+        share = shares.setdefault(kind.rule, RuleShare(kind.rule, [], 0, 0, 0, first))
+        if kind.type.name not in share.types:
+            share.types.append(kind.type.name)
+        share.tensors += n
+        share.weights += kind.n_elements * n
+        share.nbytes += kind.nbytes * n
     return list(shares.values())

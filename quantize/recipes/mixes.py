@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from ...formats import TYPES, PlanError, TensorType
+from ...jobs.patterns import form_of
 from .mix_tables import (
     ALIASES,
     DEFAULT_TYPES,
@@ -24,6 +25,7 @@ from .mix_tables import (
     Role,
 )
 
+_FIRST_LAYER = "blk.0."  # the only number in the names' parts of mix_tables
 # architecture -> {number of layers: size class}: llama.cpp tells models of 8B and 70B parameters by their number of layers.
 _SIZE_CLASSES: dict[str, dict[int, str]] = {
     "llama": {32: "8B", 36: "8B", 80: "70B"},
@@ -163,8 +165,9 @@ class Mix:
     file_type: str
     model: ModelTraits
     _counts: Counter[str] = field(default_factory=Counter)
+    _roles: dict[tuple[str, bool, int], Role | None] = field(default_factory=dict)  # of form, whether in layer 0, columns
 
-    @property
+    @cached_property
     def default(self) -> TensorType:
         return default_type(self.file_type)
 
@@ -174,11 +177,18 @@ class Mix:
             return self._apply(OUTPUT_ROLE, LayerPosition(), columns)
         if name in ("token_embd.weight", "per_layer_token_embd.weight"):
             return self._apply(EMBEDDING_ROLE, LayerPosition(), columns)
+        key = form_of(name), name.startswith(_FIRST_LAYER), columns
+        if key not in self._roles:
+            self._roles[key] = self._role(name, columns)
+        role = self._roles[key]
+        return self.default if role is None else self._apply(role, self._position(role, name), columns)
+
+    def _role(self, name: str, columns: int) -> Role | None:
         section = next(s for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
         for role in section.roles:
             if any(part in name for part in role.parts) and self._holds(role.when, LayerPosition(), columns):
-                return self._apply(role, self._position(role, name), columns)
-        return self.default
+                return role
+        return None
 
     def _position(self, role: Role, name: str) -> LayerPosition:
         """Counts the tensor. With experts the layer is read from the name: their tensors need not come in the layers' order."""

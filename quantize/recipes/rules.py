@@ -7,14 +7,15 @@ case, and complete shell scripts that call llama-quantize (`shell`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 
-from ...formats import TYPES, MillError, TensorType
-from ...jobs.patterns import NamePattern, PatternError
+from ...formats import TYPES, MillError, PlanError, TensorType
+from ...jobs.patterns import NamePattern, PatternError, form_of
 from ..codecs.registry import can_encode
 from .mixes import default_type, file_type_name, file_types
 
@@ -23,6 +24,7 @@ class RecipeError(MillError):
     """A recipe cannot be understood; the text says where and why."""
 
 
+_FORMS = 4096  # of names, whose candidates are kept
 _LITERAL_NAME = re.compile(r"\^((?:[A-Za-z0-9_-]|\\\.)+)\$")
 
 
@@ -35,7 +37,14 @@ class Rule:
     line: int
     regex: NamePattern = field(repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        return hash((self.pattern, self.line))
+
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return f"{self.pattern}={self.type.name}"
 
     @cached_property
@@ -44,17 +53,34 @@ class Rule:
         match = _LITERAL_NAME.fullmatch(self.pattern)
         return match[1].replace("\\.", ".") if match else None
 
-    def first_match(self, names: Collection[str]) -> str | None:
+    def first_match(self, names: TensorNames) -> str | None:
         """The first of the names that the rule matches, regardless of other rules; None if it matches none."""
         if self.literal_name is not None:
-            return self.literal_name if self.literal_name in names else None
-        return next((name for name in names if self.regex.search(name)), None)
+            return self.literal_name if self.literal_name in names.all else None
+        tried = names.first_of_forms if self.regex.ignores_numbers else names.all
+        return next((name for name in tried if self.regex.search(name)), None)
+
+
+class TensorNames:
+    """The names of a model's tensors, to be searched by many rules."""
+
+    def __init__(self, names: Iterable[str]):
+        self.all = dict.fromkeys(names)
+
+    @cached_property
+    def first_of_forms(self) -> list[str]:
+        """The first name of each form (`form_of`), in order."""
+        first: dict[str, str] = {}
+        for name in self.all:
+            first.setdefault(form_of(name), name)
+        return list(first.values())
 
 
 class RuleMatcher:
     """Finds the first rule that matches a tensor name.
 
-    Recipes may hold thousands of rules that each name one tensor: these are looked up in a dictionary instead of tried.
+    Recipes may hold thousands of rules that each name one tensor: these are looked up in a dictionary instead of tried. Models
+    may have a million names of few forms: patterns that ignore numbers are tried once for each form.
     """
 
     def __init__(self, rules: Sequence[Rule]):
@@ -66,15 +92,30 @@ class RuleMatcher:
                 self._regex_rules.append((i, rule))
             else:
                 self._by_name.setdefault(rule.literal_name, i)
+        self._candidates = lru_cache(_FORMS)(self._find_candidates)
 
     def first(self, name: str) -> Rule | None:
         by_name = self._by_name.get(name, len(self._rules))
-        for i, rule in self._regex_rules:
+        for i, rule, matches in self._candidates(form_of(name)):
             if i > by_name:
                 break
-            if rule.regex.search(name):
+            if matches or rule.regex.search(name):
                 return rule
         return self._rules[by_name] if by_name < len(self._rules) else None
+
+    def _find_candidates(self, form: str) -> list[tuple[int, Rule, bool]]:
+        """The rules that may match a name of this form, with their places, and whether they surely do, as the last does."""
+        candidates = []
+        for i, rule in self._regex_rules:
+            matches = None
+            if rule.regex.ignores_numbers:
+                with suppress(PlanError):  # it takes too long: that is raised if the rule is ever needed
+                    matches = rule.regex.search(form)
+            if matches is not False:
+                candidates.append((i, rule, matches is True))
+            if matches:
+                break
+        return candidates
 
 
 # What may end a rule: '=' and a type name, followed by a comma, the end of the line or a comment. Runs of white space are taken

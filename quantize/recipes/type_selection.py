@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
+from ...jobs.patterns import form_of
 from .loader_types import LoaderTypes
 from .mixes import Mix, ModelTraits
 from .rules import Rule, RuleMatcher
@@ -84,13 +86,19 @@ def is_quantizable(tensor: SourceTensor) -> bool:
 
 
 def _is_matrix(tensor: SourceTensor) -> bool:
-    return (
-        tensor.name.endswith("weight")
-        and len(tensor.shape) >= 2
-        and tensor.source_type not in INTEGER_TYPES
-        and not tensor.name.endswith(_UNQUANTIZED_SUFFIXES)
-        and not any(part in tensor.name for part in _UNQUANTIZED_PARTS)
-    )
+    return len(tensor.shape) >= 2 and tensor.source_type not in INTEGER_TYPES and _names_matrix(form_of(tensor.name))
+
+
+@lru_cache(4096)
+def _names_matrix(name: str) -> bool:
+    is_kept = name.endswith(_UNQUANTIZED_SUFFIXES) or any(part in name for part in _UNQUANTIZED_PARTS)
+    return name.endswith("weight") and not is_kept
+
+
+@lru_cache(4096)
+def _role(name: str) -> str:
+    """What flags call the tensors of a name; '' if there is no flag for them."""
+    return next((role for role, part in ROLES if part in name), "")
 
 
 class TypeSelector:
@@ -119,6 +127,7 @@ class TypeSelector:
         self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *overrides.roles], 0)
         self.overridden: dict[Rule, tuple[str, str]] = {}
         self.unselected: list[str] = []
+        self._chosen: dict[tuple[object, ...], Selection] = {}
         self.default, self.mix = default, None
         if isinstance(default, str):
             embedding = source.tensors.get(EMBEDDINGS[0])
@@ -148,7 +157,7 @@ class TypeSelector:
         mix_type = self.mix.select(tensor.name, tensor.shape[0]) if self.mix is not None else None
         if self.overrides.leave_output and tensor.name == OUTPUT:
             return Selection(_lossless_type(tensor), "--leave-output-tensor")
-        role = next((name for name, part in ROLES if part in tensor.name), "")
+        role = _role(form_of(tensor.name))
         override = self._override(tensor.name)
         if override is not None:
             requested, reason = override
@@ -170,7 +179,10 @@ class TypeSelector:
 
     def _with_fallbacks(self, tensor: SourceTensor, requested: TensorType, reason: str) -> Selection:
         self.types.check(tensor.name, requested, reason)
-        return _with_fallbacks(tensor, requested, reason, self.types.fallbacks)
+        key = tensor.shape, tensor.name in EMBEDDINGS, requested.name, reason
+        if key not in self._chosen:
+            self._chosen[key] = _with_fallbacks(tensor, requested, reason, self.types.fallbacks)
+        return self._chosen[key]
 
     def _unquantized(self, tensor: SourceTensor) -> Selection:
         if tensor.name.endswith(ROUTER) and self.overrides.router is not None and _is_matrix(tensor):

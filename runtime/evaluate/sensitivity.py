@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...formats import SourceTensor, TensorSource, TensorType
-from ...jobs.plan import Output
+from ...jobs.outputs import Output
 from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
 from ...quantize.transform import row_producer

@@ -7,7 +7,8 @@ import pytest
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.jobs.preflight import preflight
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize.gguf_source import gguf_source
 
 METADATA = {

@@ -42,12 +42,13 @@ from ggufmill.imatrix.texts import CalibrationText, read_segments
 from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import journal_path
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.pipeline.perplexity import read_result
 from ggufmill.pipeline.recipe_search.measurements import Measurements
 from ggufmill.pipeline.stages.cache import StageCache
 from ggufmill.quantize.recipes.recipe import load_recipe
-from ggufmill.quantize.recipes.rules import parse_rules
+from ggufmill.quantize.recipes.rules import TensorNames, parse_rules
 from ggufmill.quantize.recipes.shell import rules_from_shell
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
@@ -176,7 +177,7 @@ def recipe(data: bytes) -> None:
 
 def rules(data: bytes) -> None:
     for rule in parse_rules(rules_from_shell(data.decode("utf-8", "replace"))):
-        rule.first_match(("blk.0.ffn_up.weight", "output.weight"))
+        rule.first_match(TensorNames(("blk.0.ffn_up.weight", "output.weight")))
 
 
 def _vocabulary_from(name: str) -> Callable[[bytes], None]:

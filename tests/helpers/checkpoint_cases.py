@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize import decode, encode
 
 TOLERANCE = 1e-4  # of float32 against float32; logits have a standard deviation of about 1

@@ -10,7 +10,8 @@ from ggufmill.jobs import direct_io, execute
 from ggufmill.jobs.direct_io import BLOCK, DirectWriter
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.operating_system import files
 
 SIZE = 40 * BLOCK

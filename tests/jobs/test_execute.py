@@ -17,7 +17,8 @@ from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute, row_chunks
 from ggufmill.jobs.journal import Journal, journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
-from ggufmill.jobs.plan import Output, make_plan, parse_size
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan, parse_size
 from ggufmill.jobs.preflight import complete_files, is_complete, preflight
 from ggufmill.operating_system import files
 
@@ -142,7 +143,8 @@ SCRIPT = textwrap.dedent("""
     import numpy as np
     from ggufmill.formats import TYPES
     from ggufmill.jobs.execute import execute
-    from ggufmill.jobs.plan import Output, make_plan
+    from ggufmill.jobs.outputs import Output
+    from ggufmill.jobs.plan import make_plan
 
     def output(i):
         def produce(start, stop):

@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.errors import PlanError
 from ggufmill.jobs import patterns
-from ggufmill.jobs.patterns import NamePattern, PatternError
+from ggufmill.jobs.patterns import NamePattern, PatternError, form_of
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import find, names
 
@@ -112,3 +112,34 @@ def test_long_names_are_matched_under_the_limit_too():
     pattern = NamePattern(r"a.*b$")
     assert pattern.search("a" * 50_000 + "b")
     assert not pattern.search("b" * 50_000)
+
+
+NUMBERED = [
+    f"{start}.{number}.{role}{more}.weight"
+    for start in ("blk", "x")
+    for number in (0, 7, 12, 123, 60)
+    for role in ROLES
+    for more in ("", ".0", ".31", ".5.8")
+]
+NUMBERLESS = ["attn", r"ffn_(gate|up)_exps\.weight", r"^blk\..*\.attn_[qk]", "(?:ffn|attn)_.*weight$", r"k.*?\.ff?n+"]
+NUMBERLESS += ["()", "w|^$", r"\..*\."]
+NUMBERED_PATTERNS = [r"blk\.\d+\.", "blk.1", r"blk\.[0-9]", "b.k", ".+attn", r"\.[^a]", "[a-z]k", "7", r"\w+\.w", "(?i)BLK"]
+NUMBERED_PATTERNS += ["a{2}", "(?<=k)", "f++"]
+
+
+@pytest.mark.parametrize("text", NUMBERLESS)
+def test_a_pattern_that_ignores_numbers_finds_the_same_in_all_names_of_a_form(text):
+    pattern = NamePattern(text)
+    assert pattern.ignores_numbers
+    assert all(pattern.search(name) == pattern.search(form_of(name)) for name in NUMBERED)
+
+
+@pytest.mark.parametrize("text", NUMBERED_PATTERNS)
+def test_a_pattern_that_may_depend_on_numbers_is_tried_with_each_name(text):
+    assert not NamePattern(text).ignores_numbers
+
+
+def test_the_form_of_a_name_has_no_numbers_but_those_of_words():
+    assert form_of("blk.17.ssm_conv1d.3.weight") == "blk.0.ssm_conv1d.0.weight"
+    assert form_of("blk.1.2.33.x.weight") == "blk.0.0.0.x.weight"
+    assert form_of("output.weight") == "output.weight"

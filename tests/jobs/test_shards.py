@@ -6,7 +6,8 @@ import pytest
 from ggufmill.errors import FormatError, PlanError
 from ggufmill.formats import TYPES, open_gguf
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.jobs.shards import only_shards, parse_shards
 
 

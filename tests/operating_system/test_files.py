@@ -9,7 +9,8 @@ import pytest
 from ggufmill.formats import TYPES, open_gguf
 from ggufmill.formats.file_range import range_checksum, read_range
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.operating_system import files, processors
 
 LINUX_ONLY = ("sched_getaffinity", "posix_fallocate", "preadv", "pread", "pwrite")

@@ -15,7 +15,8 @@ from ggufmill.formats import TYPES, open_gguf
 from ggufmill.imatrix.texts import parse_text
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import Journal
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.pipeline.stages.folder import RunFolder
 from ggufmill.quantize.recipes.recipe import load_recipe, strip_folders
 from ggufmill.recipes import FOLDER

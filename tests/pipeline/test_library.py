@@ -9,7 +9,7 @@ import pytest
 import ggufmill
 from ggufmill import CheckFailed, MillError, UsageError
 from ggufmill.formats import TYPES
-from ggufmill.pipeline.common.messages import json_text
+from ggufmill.pipeline.common.messages import json_pieces, json_text
 from ggufmill.pipeline.warm_up import codecs_in_background
 from ggufmill.quantize.codecs import legacy
 from ggufmill.simd.kernel_cache import is_marked_compiled, module_folder
@@ -310,3 +310,12 @@ def test_serve(demo):
 def test_what_fails_raises(demo, tmp_path):
     with pytest.raises(MillError, match="is no checkpoint"):
         ggufmill.convert_model(tmp_path, tmp_path / "a.gguf")
+
+
+def test_json_in_pieces_is_the_json_of_the_whole():
+    items = [{"name": f"t{i}", "shape": [i, 2], "error": float("nan") if i == 1500 else i / 3} for i in range(2500)]
+    whole = {"files": ["a"], "tensors": items, "none": [], "types": {"f32": {"tensors": 1}}, "total": 3, "ratio": float("inf")}
+    pieces = list(json_pieces(whole | {"tensors": iter(items), "none": iter([])}))
+    assert "".join(pieces) == json_text(whole)
+    assert len(pieces) > 10
+    assert "".join(json_pieces({})) == "{}"

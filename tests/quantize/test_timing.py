@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize import timing
 
 

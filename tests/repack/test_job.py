@@ -8,7 +8,8 @@ import pytest
 from ggufmill.formats import TYPES, PlanError, open_gguf
 from ggufmill.jobs import execute as execute_module
 from ggufmill.jobs.execute import execute
-from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
 from ggufmill.repack import pack
 from ggufmill.repack.job import plan_repack
 

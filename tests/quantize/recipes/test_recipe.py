@@ -2,7 +2,7 @@ import pytest
 
 from ggufmill.quantize.recipes.lint import suspicious_rules
 from ggufmill.quantize.recipes.recipe import load_recipe
-from ggufmill.quantize.recipes.rules import RecipeError, RuleMatcher, parse_rules
+from ggufmill.quantize.recipes.rules import RecipeError, RuleMatcher, TensorNames, parse_rules
 from ggufmill.recipes import find, names
 
 
@@ -183,3 +183,16 @@ def test_shipped_recipes_parse_and_name_their_source(name):
         assert "# Source: " in recipe.text
         assert "# Size: " in recipe.text
         assert "# Perplexity: " in recipe.text
+
+
+def test_rules_by_number_and_by_name_take_what_they_would_one_by_one():
+    text = r"blk\.[12]\..*ffn=q6_K,ffn_down=q5_K,^blk\.3\.ffn_up\.5\.weight$=q8_0,ffn_(up|gate)=q4_K,blk\.7=q3_K,attn=q2_K"
+    rules = parse_rules(text)
+    matcher = RuleMatcher(rules)
+    names = [
+        f"blk.{i}.{role}.{j}.weight" for i in range(12) for j in range(8) for role in ("ffn_up", "ffn_down", "attn_q", "x")
+    ]
+    for name in names:
+        assert matcher.first(name) == next((rule for rule in rules if rule.regex.search(name)), None)
+    for rule in rules:
+        assert rule.first_match(TensorNames(names)) == next(name for name in names if rule.regex.search(name))
