@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,8 +45,7 @@ def command(file: Any, as_json: bool, **options: Any) -> None:
     call(hash_model, file, show=_text, as_json=as_json, **options)
 
 
-def _text(result: HashResult) -> str:
-    lines = [entry.line() for entry in result.hashes]
-    if result.manifest is not None:
-        lines = [f"{line}  -  {verdict}" for line, verdict in zip(lines, result.verdicts, strict=True)]
-    return "\n".join(lines)
+def _text(result: HashResult) -> Iterator[str]:
+    verdicts = (f"  -  {verdict}" for verdict in result.verdicts) if result.manifest is not None else repeat("")
+    for entry, verdict in zip(result.hashes, verdicts, strict=False):
+        yield entry.line() + verdict

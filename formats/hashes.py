@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import xxhash
 
@@ -29,14 +30,55 @@ _NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 
 @dataclass(frozen=True)
 class Hash:
-    """A line of a manifest: a key of ALGORITHMS or 'uuid', the digest in hex, and FILE or FILE:TENSOR."""
+    """A line of a manifest: a key of ALGORITHMS or 'uuid', the digest in hex, and FILE or FILE:TENSOR (tensor '': a file)."""
 
     algorithm: str
     digest: str
-    name: str
+    file: str
+    tensor: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.tensor}" if self.tensor else self.file
 
     def line(self) -> str:
         return f"{self.algorithm:<8}  {self.digest}  {self.name}"
+
+
+class Hashes(Sequence[Hash]):
+    """Hashes in columns, for there may be a million tensors; each is an object only while somebody holds it."""
+
+    def __init__(self) -> None:
+        self._names: list[tuple[str, str]] = []  # algorithm and file, of which there are few
+        self._kinds, self._ends = array("H"), array("Q", [0])
+        self._tensors: list[str] = []
+        self._digests = bytearray()
+
+    def append(self, entry: Hash) -> None:
+        kind = entry.algorithm, entry.file
+        if kind not in self._names:
+            self._names.append(kind)
+        self._kinds.append(self._names.index(kind))
+        self._tensors.append(entry.tensor)
+        self._digests += entry.digest.encode()
+        self._ends.append(len(self._digests))
+
+    @overload
+    def __getitem__(self, index: int) -> Hash: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Hash]: ...
+
+    def __getitem__(self, index: int | slice) -> Hash | list[Hash]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        algorithm, file = self._names[self._kinds[number]]
+        digest = self._digests[self._ends[number] : self._ends[number + 1]].decode()
+        return Hash(algorithm, digest, file, self._tensors[number])
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def hash_file(
@@ -50,15 +92,15 @@ def hash_file(
     for path in file.paths:
         file_name = escape_line_breaks(str(path))
         file_digests = {a: hashlib.sha1(_NAMESPACE.bytes) if a == "uuid" else ALGORITHMS[a]() for a in algorithms}
-        for info in (t for t in file.tensors.values() if t.path == path):
+        for info in file.tensors.make_file(path):
             tensor_digests = {a: ALGORITHMS[a]() for a in algorithms if a != "uuid"} if layers else {}
             for block in _blocks(info):
                 for digest in (*file_digests.values(), *tensor_digests.values()):
                     digest.update(block)
                 if progress is not None:
                     progress(len(block), info.name)
-            tensor_name = f"{file_name}:{escape_line_breaks(info.name)}"
-            yield from (Hash(a, digest.hexdigest(), tensor_name) for a, digest in tensor_digests.items())
+            name = escape_line_breaks(info.name)
+            yield from (Hash(a, digest.hexdigest(), file_name, name) for a, digest in tensor_digests.items())
         for algorithm, digest in file_digests.items():
             is_uuid = algorithm == "uuid"
             text = str(uuid.UUID(bytes=digest.digest()[:16], version=5)) if is_uuid else digest.hexdigest()
@@ -67,6 +109,8 @@ def hash_file(
 
 def escape_line_breaks(name: str) -> str:
     """The name with line breaks escaped: in a manifest a name is the rest of its line."""
+    if name.splitlines() == [name]:
+        return name
     return "".join(ascii(c)[1:-1] if len(f"a{c}a".splitlines()) > 1 else c for c in name)
 
 

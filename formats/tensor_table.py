@@ -168,7 +168,11 @@ class TensorTable(MadeOnDemand[int, Made], Generic[File, Made]):
         super().__init__(rows, self._made)
 
     def make_all(self) -> Iterator[Made]:
-        return (self._make_at(file, at) for file in self.files for at in range(len(file.names)))
+        return (tensor for file in self.files for tensor in self.make_file(file.path))
+
+    def make_file(self, path: Path) -> Iterator[Made]:
+        """The tensors of one of the files."""
+        return (self._make_at(file, at) for file in self.files if file.path == path for at in range(len(file.names)))
 
     def _made(self, row: int) -> Made:
         number = bisect_right(self._starts, row) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -55,6 +55,12 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file atomically, as `atomic_file` does. Raises MillError."""
     with atomic_file(path) as file:
         file.write(data)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """As `write_text`, line by line, each with a line break behind it."""
+    with atomic_file(path) as file:
+        file.writelines(f"{line}\n".encode("utf-8", "surrogateescape") for line in lines)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 
 from ..errors import CheckFailed, PlanError
 from ..formats import GGUFFile, open_gguf
-from ..formats.hashes import ALGORITHMS, Hash, escape_line_breaks, hash_file, read_manifest
-from ..jobs.atomic_write import write_text
+from ..formats.hashes import ALGORITHMS, Hashes, escape_line_breaks, hash_file, read_manifest
+from ..jobs.atomic_write import write_lines
+from ..jobs.long_json import LongJson
 from .common.arguments import check_new, refuse_inputs
 from .common.progress import OnProgress, Stage, reporting
 
 
 @dataclass
-class HashResult:
+class HashResult(LongJson):
     """Digests, and if they were checked how each compares with the manifest.
 
     files     paths of the model's files
@@ -27,16 +28,16 @@ class HashResult:
     """
 
     files: list[Path]
-    hashes: list[Hash] = field(default_factory=list)
+    hashes: Hashes = field(default_factory=Hashes)
     manifest: Path | None = None
     verdicts: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """What --json prints: files, hashes, and of a check manifest, checked (how many) and bad."""
         summary: dict[str, Any] = {
             "files": [str(path) for path in self.files],
-            "hashes": [{"algorithm": h.algorithm, "hash": h.digest, "name": h.name} for h in self.hashes],
+            "hashes": ({"algorithm": h.algorithm, "hash": h.digest, "name": h.name} for h in self.hashes),
         }
         if self.manifest is not None:
             summary |= {"manifest": str(self.manifest), "checked": len(self.hashes), "bad": self.bad}
@@ -109,7 +110,7 @@ def hash_model(
         result.bad += missing
         total += len(missing)
     if output is not None:
-        write_text(Path(output), "".join(f"{entry.line()}\n" for entry in result.hashes))
+        write_lines(Path(output), (entry.line() for entry in result.hashes))
     if result.bad:
         raise CheckFailed(
             f"{len(result.bad)} of {total} hashes are not as {manifest} says, the first is {result.bad[0]}", result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
 _GIB = 1 << 30
+_LINES = 1000  # that are printed at a time
 MOST_ROWS = 100_000  # of a table; the largest checkpoints have as many tensors
 # stage -> bytes below which it has no bar
 _HIDDEN = {**dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB), "compare": 1 << 28}
@@ -36,12 +38,12 @@ R = TypeVar("R", bound=_Result)
 def call(
     function: Callable[..., R],
     *arguments: Any,
-    show: Callable[[R], str],
+    show: Callable[[R], str | Iterator[str]],
     as_json: bool,
     bars: bool = True,
     **keywords: Any,
 ) -> R:
-    """Calls a function of the library, and prints its result: as JSON, or as the text that `show` makes of it.
+    """Calls a function of the library, and prints its result: as JSON, or as the text, or the lines, that `show` makes of it.
 
     bars: its progress is drawn; False for a function without. The result of a check that failed is printed too, before its
     CheckFailed goes on.
@@ -103,7 +105,7 @@ def _text(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
 
 
-def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], str]) -> None:
+def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], str | Iterator[str]]) -> None:
     """Prints one JSON object, with null for what is not finite, or the text for people. Only what is printed is made; values
     that are iterators are printed item by item."""
     if as_json:
@@ -112,7 +114,10 @@ def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], 
         click.echo()
     else:
         encoding = sys.stdout.encoding or "utf-8"
-        click.echo(text().encode(encoding, "backslashreplace").decode(encoding))
+        shown = text()
+        lines = iter([shown]) if isinstance(shown, str) else shown
+        while some := list(islice(lines, _LINES)):
+            click.echo("\n".join(some).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def speeds_text(t: Timings) -> str:

@@ -11,7 +11,7 @@ from ...formats import TensorSource
 from ...formats.gguf import open_shards
 from ...formats.hashes import hash_file
 from ...formats.source import files_stamp
-from ...jobs.atomic_write import write_text
+from ...jobs.atomic_write import write_lines
 from ...jobs.plan import Plan
 from ..common.progress import OnProgress, Stage
 
@@ -38,8 +38,7 @@ def write_manifest(files: Sequence[Path], report: OnProgress) -> Path:
     path = files[0].with_name(files[0].name + ".manifest")
     opened = open_shards(files)
     stage = Stage(report, "checksums", sum(info.nbytes for info in opened.tensors.values()))
-    lines = [f"{entry.line()}\n" for entry in hash_file(opened, ["sha256"], progress=stage.advance)]
-    write_text(path, "".join(lines))
+    write_lines(path, (entry.line() for entry in hash_file(opened, ["sha256"], progress=stage.advance)))
     return path
 
 
