@@ -81,7 +81,7 @@ _grid = flags.together(*(_several(*names, type=type, help=help) for *names, colu
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Of each test.")
 @_grid
 @devices.placement
-@flags.architecture
+@flags.reading
 @click.option(
     "-w",
     "--warmup",

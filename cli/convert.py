@@ -42,7 +42,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 @flags.mla_layout
 @flags.mtp
 @flags.vocab
-@flags.architecture
+@flags.reading
 @flags.program
 @flags.lora
 @flags.allow_nonfinite

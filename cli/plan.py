@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes.")
 @flags.mla_layout
 @flags.mtp
-@flags.architecture
+@flags.reading
 @flags.program
 @click.option(
     "--cluster",

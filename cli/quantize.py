@@ -60,7 +60,7 @@ _role_types = flags.together(
 @flags.mla_layout
 @flags.mtp
 @flags.vocab
-@flags.architecture
+@flags.reading
 @flags.program
 @flags.lora
 @flags.split_max_size

@@ -60,7 +60,7 @@ _default = click.option("--type", "type", type=FILE_TYPE, help="File type for wh
 @click.argument("model", type=Source(), required=False)
 @_default
 @flags.imatrix
-@flags.architecture
+@flags.reading
 @click.option("--strict", is_flag=True, help="Exit with 1 if there is anything to warn of.")
 @flags.as_json
 def lint(recipe: str, model: Any, as_json: bool, **options: Any) -> None:
@@ -88,7 +88,7 @@ def _lint_text(result: LintResult) -> str:
 @click.option("--recipe", metavar="FILE", help="The recipe; left out, --type alone counts.")
 @_default
 @flags.imatrix
-@flags.architecture
+@flags.reading
 @flags.as_json
 def explain(model: Any, as_json: bool, **options: Any) -> None:
     """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.

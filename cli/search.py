@@ -50,7 +50,7 @@ def _recipe_name(ctx: click.Context, param: click.Parameter, out: Any) -> Any:
 @click.option("--refine", type=click.IntRange(0), help="Rounds of measuring around the result. [default: 0]")
 @click.option("--state", type=OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
-@flags.architecture
+@flags.reading
 @flags.program
 @devices.placement
 @flags.threads
@@ -93,5 +93,6 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
         )
     for name in ("imatrix", "covariance", "effort", "mla_layout", "architecture"):
         words += [f"--{name.replace('_', '-')}", str(options[name])] if options[name] is not None else []
+    words += ["--allow-lossy-config"] if options["allow_lossy_config"] else []
     words += ["--allow-requantize"] if result.requantizes else []
     return "\n\n".join([*parts, f"{result.out}: {shlex.join(words)}"])

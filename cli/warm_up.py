@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "--types", type=Listed(TYPES.find, "a tensor type"), default=(), help="Codecs of these types, separated by commas."
 )
 @flags.threads
-@flags.architecture
+@flags.reading
 @flags.as_json
 def command(model: Any, as_json: bool, **options: Any) -> None:
     """Compile the kernels that MODEL needs for prompts and generation, and the codecs of --types.

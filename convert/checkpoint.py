@@ -99,13 +99,16 @@ def open_checkpoint(
     shards: Mapping[str, ShardOpener] | None = None,
     origin: str = "",
     prefetch: Callable[[list[StoredTensor]], None] | None = None,
+    *,
+    lossy: bool = False,
 ) -> Checkpoint:
-    """Reads config.json and the headers of all safetensors files of a folder, or of shards elsewhere. Raises FormatError."""
+    """Reads config.json and the headers of all safetensors files of a folder, or of shards elsewhere; lossy: as for
+    `read_config`. Raises FormatError."""
     read_config(folder)  # first: a folder without one is not a checkpoint at all
     stored: Mapping[str, StoredTensor] = open_safetensors(folder, shards)
     for place, *_ in read_modules(folder).dense:
         stored = stored | {f"{place}.{name}": tensor for name, tensor in open_safetensors(folder / place).items()}
-    return Checkpoint(folder, read_config(folder, len(stored)), stored, origin, prefetch)
+    return Checkpoint(folder, read_config(folder, len(stored), lossy=lossy), stored, origin, prefetch)
 
 
 def assemble(
@@ -230,7 +233,7 @@ def _unused(
     prefixes = sorted(skipped_prefixes)  # none is a prefix of another, so only the last one not after a name can match it
     unexpected = []
     for name, tensor in stored.items():
-        if tensor.name in used or name.endswith(IGNORED_SUFFIXES) or _is_zero_bias(name, stored):
+        if tensor.name in used or 0 in tensor.shape or name.endswith(IGNORED_SUFFIXES) or _is_zero_bias(name, stored):
             continue
         rank = bisect_right(prefixes, name)
         if rank and name.startswith(prefixes[rank - 1]):

@@ -23,15 +23,36 @@ class Config:
     values    key -> value as in the file
     n_stored  number of tensors in the checkpoint, which bounds `count`
     asked     keys that were asked for, of this and of all configs made from it by `with_defaults` and `with_values`
+    losses    what was said to `lose`, of this and of all configs made from it; None: losing something is an error
     """
 
-    def __init__(self, path: Path, values: dict[str, Any], n_stored: int = sys.maxsize, asked: set[str] | None = None):
-        self.path, self.values, self.n_stored = path, values, n_stored
+    def __init__(
+        self,
+        path: Path,
+        values: dict[str, Any],
+        n_stored: int = sys.maxsize,
+        asked: set[str] | None = None,
+        losses: list[str] | None = None,
+    ):
+        self.path, self.values, self.n_stored, self.losses = path, values, n_stored, losses
         self.asked: set[str] = set() if asked is None else asked
 
     def error(self, problem: str) -> FormatError:
         """An exception to raise, naming the file."""
         return FormatError(f"{self.path}: {problem}")
+
+    def lose(self, problem: str) -> None:
+        """Notes that a GGUF cannot say a setting without which the model still makes sense; problem: names it, and says what is
+        computed instead. Raises FormatError unless losses are allowed."""
+        if self.losses is None:
+            raise self.error(f"{problem}; --allow-lossy-config goes on all the same")
+        self.losses.append(problem)
+
+    def lose_unless(self, key: str, supported: Any, problem: str) -> None:
+        """As `lose`, for a value other than `supported` (absent and null are accepted)."""
+        value = self.get(key)
+        if value is not None and value != supported:
+            self.lose(f"{key} is {value!r:.60}: {problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as in the file; `default` if the key is absent or null."""
@@ -69,18 +90,22 @@ class Config:
     def with_defaults(self, defaults: dict[str, Any]) -> Config:
         """The same keys; those that are absent or null are taken from `defaults`."""
         present = {key: value for key, value in self.values.items() if value is not None}
-        return Config(self.path, defaults | present, self.n_stored, self.asked)
+        return Config(self.path, defaults | present, self.n_stored, self.asked, self.losses)
 
     def with_values(self, values: dict[str, Any]) -> Config:
         """The same keys, with these values replaced or added."""
-        return Config(self.path, self.values | values, self.n_stored, self.asked)
+        return Config(self.path, self.values | values, self.n_stored, self.asked, self.losses)
+
+    def part(self, values: dict[str, Any]) -> Config:
+        """Settings that the same file has in another place."""
+        return Config(self.path, values, self.n_stored, losses=self.losses)
 
     def section(self, key: str) -> Config:
         """The object under a key, such as text_config, as a config of its own. Raises FormatError if it is not an object."""
         values = self._value(key, None)
         if not isinstance(values, dict):
             raise self.error(f"{key} is {values!r:.60}; an object is needed")
-        return Config(self.path, values, self.n_stored)
+        return self.part(values)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """true or false. Raises FormatError, without a default also if the key is absent."""
@@ -122,7 +147,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_config(folder: Path, n_stored: int = sys.maxsize) -> Config:
-    """config.json of a checkpoint folder with n_stored tensors. Raises FormatError if it is absent or malformed."""
+def read_config(folder: Path, n_stored: int = sys.maxsize, *, lossy: bool = False) -> Config:
+    """config.json of a checkpoint folder with n_stored tensors; lossy: losses are allowed (`Config.lose`). Raises FormatError
+    if it is absent or malformed."""
     path = folder / "config.json"
-    return Config(path, read_json(path), n_stored)
+    return Config(path, read_json(path), n_stored, losses=[] if lossy else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,15 @@ import numpy as np
 from .config import FLOAT32_MAX, FLOAT32_MIN, Config
 
 DEFAULT_THETA = 10000.0
-SCALINGS = ("default", "linear", "yarn", "llama3", "dynamic")
-LONGROPE = {"longrope": "longrope", "su": "longrope"}  # names of LongRoPE in config.json, for the families that have it
+SCALINGS = ("default", "linear", "yarn", "llama3", "dynamic", "longrope")
+OTHER_NAMES = {"su": "longrope"}  # of scalings in config.json
+# general.architecture of models whose own code knows partial_rotary_factor
+PARTIAL_ROTATION = (
+    *("bailingmoe2", "chatglm", "glm4", "glm4moe", "gptneox", "laguna", "mellum", "mimo2", "minimax-m2", "minimax-m3"),
+    *("nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "stablelm", "step35"),
+)
+# general.architecture of models that always had such factors, whose readers need no rope.scaling.type
+ALWAYS_LONGROPE = ("phi3", "phimoe", "minicpm3")
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Rope:
     """The rotary embedding of a model.
 
     theta     base of the frequencies
-    scaling   one of SCALINGS ('default' is none), or 'longrope'
+    scaling   one of SCALINGS ('default' is none)
     settings  of the scaling
     fraction  of a head's elements that are rotated (partial_rotary_factor)
     """
@@ -36,22 +43,19 @@ class Rope:
         return self.settings.number("factor", positive=True)
 
 
-def read_rope(config: Config, more_scalings: Mapping[str, str] | None = None) -> Rope:
+def read_rope(config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> Rope:
     """From rope_theta beside rope_scaling (with `type` or `rope_type`), or from rope_parameters, which contains both.
 
-    more_scalings: name in config.json -> scaling, for families with others than SCALINGS. Raises FormatError for a scaling that
-    cannot be converted.
+    other_names: name in config.json -> scaling, where these differ. Raises FormatError for a scaling that cannot be converted.
     """
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.error("rope_scaling or rope_parameters is not one set of settings")
     name = values.get("rope_type") or values.get("type") or "default"
-    more_scalings = more_scalings or {}
-    if name not in (*SCALINGS, *more_scalings):
-        known = ", ".join((*SCALINGS, *more_scalings))
-        raise config.error(f"rotary scaling of type {name!r} cannot be converted; known are {known}")
-    scaling = more_scalings.get(name, name)
-    settings = Config(config.path, values)
+    scaling = other_names.get(name, name) if isinstance(name, str) else None
+    if scaling not in SCALINGS:
+        raise config.error(f"rotary scaling of type {name!r:.60} cannot be converted; known are {', '.join(SCALINGS)}")
+    settings = config.part(values)
     theta = settings.number("rope_theta", config.number("rope_theta", DEFAULT_THETA, positive=True), positive=True)
     outer_fraction = config.number("partial_rotary_factor", 1.0, positive=True)
     fraction = settings.number("partial_rotary_factor", outer_fraction, positive=True)
@@ -60,14 +64,24 @@ def read_rope(config: Config, more_scalings: Mapping[str, str] | None = None) ->
     return Rope(theta, scaling, settings, fraction)
 
 
-def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str]) -> dict[str, Any]:
+def rope_of(architecture: str, config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> Rope:
+    """As `read_rope`, for a model that may not know of rotating a part of each head."""
+    rope = read_rope(config, other_names)
+    if rope.fraction == 1 or architecture in PARTIAL_ROTATION:
+        return rope
+    problem = "this model's own code does not know of rotating a part of each head: whole heads are rotated"
+    config.lose(f"partial_rotary_factor is {rope.fraction:g}, but {problem}")
+    return replace(rope, fraction=1.0)
+
+
+def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str], *, latent: bool = False) -> dict[str, Any]:
     """The rope.scaling.* keys; none for 'llama3', which is stored as a tensor (`llama3_factors`).
 
     Raises FormatError for settings that a GGUF cannot say.
     """
     prefix = f"{architecture}.rope.scaling"
-    if rope.scaling == "dynamic":
-        notes.append("the dynamic rotary scaling beyond the trained context has no counterpart in GGUF and is left out")
+    if rope.scaling == "dynamic" and rope.settings.get("alpha") is None:
+        rope.settings.lose("a GGUF cannot say dynamic rotary scaling: texts beyond max_position_embeddings are not scaled")
     if rope.scaling not in ("linear", "yarn"):
         return {}
     keys: dict[str, Any] = {f"{prefix}.type": rope.scaling, f"{prefix}.factor": np.float32(rope.factor)}
@@ -77,24 +91,31 @@ def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str]) -> dict[s
             value = rope.settings.number(name, default, positive=True)
             if value != default:
                 keys[f"{prefix}.yarn_{name}"] = np.float32(value)
+        mscale, mscale_all_dim = (rope.settings.number(k, 0.0) for k in ("mscale", "mscale_all_dim"))
+        scales_scores, implied = latent or architecture == "mistral3", _magnitude(rope.factor, 1.0)
         if rope.settings.get("attention_factor") is not None:
             # llama.cpp multiplies this key by 1 + 0.1 ln(factor), transformers uses attention_factor alone.
-            implied = 1.0 + 0.1 * np.log(rope.factor) if rope.factor > 1 else 1.0
-            attention_factor = rope.settings.number("attention_factor", positive=True) / implied
-            keys[f"{prefix}.attn_factor"] = np.float32(attention_factor)
-        mscale, mscale_all_dim = (rope.settings.number(k, 0.0) for k in ("mscale", "mscale_all_dim"))
-        if mscale_all_dim:
+            keys[f"{prefix}.attn_factor"] = np.float32(rope.settings.number("attention_factor", positive=True) / implied)
+        elif mscale and mscale_all_dim and not scales_scores:
+            magnitude = _magnitude(rope.factor, mscale) / _magnitude(rope.factor, mscale_all_dim)
+            keys[f"{prefix}.attn_factor"] = np.float32(magnitude / implied)
+        if mscale_all_dim and scales_scores:
             # llama.cpp adds multiplier * ln(factor) to 1, DeepSeek's own code 0.1 * mscale_all_dim * ln(factor).
             keys[f"{prefix}.yarn_log_multiplier"] = np.float32(0.1 * mscale_all_dim)
         # Readers take mscale to be 1 for Mistral 3, and the same as mscale_all_dim for all others.
-        if (mscale or 1.0) != (1.0 if architecture == "mistral3" else mscale_all_dim or 1.0):
-            raise rope.settings.error(
-                f"yarn has mscale {mscale} and mscale_all_dim {mscale_all_dim}; a GGUF can only say the latter"
+        if scales_scores and (mscale or 1.0) != (1.0 if architecture == "mistral3" else mscale_all_dim or 1.0):
+            rope.settings.lose(
+                f"yarn has mscale {mscale:g} and mscale_all_dim {mscale_all_dim:g}: a GGUF can only say the latter, for both"
             )
         if rope.settings.get("truncate") is False and architecture != "gpt-oss":  # there it is what readers assume
             keys[f"{prefix}.yarn_truncate"] = False
             notes.append("yarn has truncate false, which llama.cpp and ik_llama.cpp do not read: their ramp is of whole pairs")
     return keys
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    """Of the cosines and sines, as YaRN has it: 1 + 0.1 mscale ln(factor)."""
+    return 1.0 + 0.1 * mscale * float(np.log(factor)) if factor > 1 else 1.0
 
 
 def _original_context(config: Config, rope: Rope, minimum: int = 1) -> int:
@@ -134,6 +155,8 @@ def longrope(architecture: str, config: Config, rope: Rope, rotary_dim: int) -> 
         f"{architecture}.rope.scaling.attn_factor": np.float32(attention_factor),
         f"{architecture}.rope.scaling.original_context_length": np.uint32(original),
     }
+    if architecture not in ALWAYS_LONGROPE:
+        keys[f"{architecture}.rope.scaling.type"] = "longrope"
     tensors = {}
     for name in ("long", "short"):
         values = rope.settings.get(f"{name}_factor")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..formats import FormatError, PlanError, TensorSource
 from ..formats.safetensors import LocalShard
+from ..formats.source import LOST_CONFIG
 from ..quantize import gguf_source
 from ..quantize.prune import drop_draft_layers
 from .architectures.registry import model_spec
@@ -33,6 +34,7 @@ def open_source(
     lora: Sequence[str | Path | AdapterFile] = (),
     mtp: bool | None = None,
     vocab: bool | None = None,
+    allow_lossy_config: bool = False,
 ) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
@@ -47,6 +49,8 @@ def open_source(
                 the layout is for does not load them. False leaves out those of a GGUF, too
     vocab       True: a checkpoint without a tokenizer is an error; False: its tokenizer is left out; None: the metadata has the
                 vocabulary if there is one
+    allow_lossy_config  settings of a checkpoint that a GGUF cannot say, and without which it still makes sense, are left out
+                instead of refused; the metadata key LOST_CONFIG names them
 
     Without `remote` a repository is downloaded into the hub's cache. No tensor data is read. Raises FormatError for malformed
     or incomplete models and unknown architectures, PlanError for an unknown layout or `architecture`, or one for a GGUF.
@@ -54,14 +58,16 @@ def open_source(
     if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora, mtp, vocab)
+        fetched = fetch_repository(str(path), remote=remote)
+        return _checkpoint_source(fetched, mla_layout, architecture, lora, mtp, vocab, allow_lossy_config)
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FormatError(f"{path} is no checkpoint: it has no config.json")
-        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora, mtp, vocab)
+        fetched = FetchedRepository(str(path), path)
+        return _checkpoint_source(fetched, mla_layout, architecture, lora, mtp, vocab, allow_lossy_config)
     if path.suffix == ".gguf":
         if mla_layout is not None:
             raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
@@ -69,6 +75,8 @@ def open_source(
             raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
         if vocab is False:
             raise PlanError(f"{path} is a GGUF, whose vocabulary stays; --no-vocab is for checkpoints")
+        if allow_lossy_config:
+            raise PlanError(f"{path} is a GGUF, which has no config.json; --allow-lossy-config is for checkpoints")
         source = drop_draft_layers(gguf_source(path)) if mtp is False else gguf_source(path)
         return _merged(source, None, lora)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
@@ -78,8 +86,8 @@ def open_source(
 def describe(folder: Path, mla_layout: str | None = None, architecture: str | None = None) -> ModelSpec:
     """The metadata and tensors that the GGUF of a checkpoint folder has, from config.json alone. Raises FormatError.
 
-    mla_layout, architecture: as for `open_source`"""
-    return model_spec(read_config(folder), mla_layout or MLA_LAYOUTS[0], architecture)
+    mla_layout, architecture: as for `open_source`; what the GGUF cannot say of the config is left out"""
+    return model_spec(read_config(folder, lossy=True), mla_layout or MLA_LAYOUTS[0], architecture)
 
 
 def _checkpoint_source(
@@ -89,22 +97,25 @@ def _checkpoint_source(
     lora: Sequence[str | Path | AdapterFile],
     mtp: bool | None,
     vocab: bool | None,
+    allow_lossy_config: bool,
 ) -> TensorSource:
     folder = fetched.folder
-    checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
+    checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch, lossy=allow_lossy_config)
     config = checkpoint.config
     model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture, checkpoint.stored)
     model, tensors, assembly_notes = assemble(checkpoint, model, mtp)
     vocabulary, vocabulary_notes = dict(NO_VOCABULARY), ["the GGUF will have no vocabulary, as --no-vocab says"]
     if vocab is not False:
         vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size, is_needed=bool(vocab))
+    lost = list(dict.fromkeys(config.losses or ()))
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
     metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes)
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})
-    metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary
+    metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary | ({LOST_CONFIG: lost} if lost else {})
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
     identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
     identity = identity if mtp is None else f"{identity} {'with' if mtp else 'without'} draft layers"
+    identity = f"{identity} without {'; '.join(lost)}" if lost else identity
     source = TensorSource(
         fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards, read_as=architecture
     )

@@ -50,11 +50,12 @@ def joined_scale(scales: list[TensorScale | None]) -> TensorScale | None:
     return TensorScale(joined([scale.factors for scale in present]), joined(inputs) if len(inputs) == len(scales) else None)
 
 
-def permute_heads(n_heads: int) -> Transform:
+def permute_heads(n_heads: int, rotated: int | None = None) -> Transform:
     """Rows in the order that GGUF's llama needs for rotary embeddings (`permute` in convert_hf_to_gguf.py).
 
     Hugging Face rotates row i of a head's first half with row i of its second half, llama.cpp neighbouring rows: row 2 i + s of
-    a head is row s * half + i of the checkpoint. Elements of vectors (biases) likewise.
+    a head is row s * half + i of the checkpoint. Elements of vectors (biases) likewise. rotated: only so many rows at the
+    end of each head are (latent attention); None: all.
     """
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
@@ -63,7 +64,7 @@ def permute_heads(n_heads: int) -> Transform:
         head_dim = (weight.columns if is_vector else weight.rows) // n_heads
 
         def order(start: int, stop: int) -> np.ndarray:
-            return interleave_halves(np.arange(start, stop), head_dim)
+            return interleave_halves(np.arange(start, stop), head_dim, rotated)
 
         if is_vector:
             return _selected_elements(name, weight, order(0, weight.columns))
@@ -72,10 +73,12 @@ def permute_heads(n_heads: int) -> Transform:
     return transform
 
 
-def interleave_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Row numbers with interleaved halves of each head -> the numbers of these rows in the checkpoint; int64 of any shape."""
-    head, row = np.divmod(rows, head_dim)
-    return head * head_dim + row % 2 * (head_dim // 2) + row // 2
+def interleave_halves(rows: np.ndarray, head_dim: int, rotated: int | None = None) -> np.ndarray:
+    """Row numbers with interleaved halves of each head, or of its last `rotated` rows, -> the numbers of these rows in the
+    checkpoint; int64 of any shape."""
+    n = head_dim if rotated is None else rotated
+    row = rows % head_dim - (head_dim - n)
+    return np.where(row < 0, rows, rows - row + row % 2 * (n // 2) + row // 2)
 
 
 def kv_b_values(n_heads: int, key_size: int, value_size: int, *, by_head: bool) -> Transform:

@@ -43,6 +43,9 @@ def files_stamp(files: Iterable[Path]) -> bytes:
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
+LOST_CONFIG = "ggufmill.lost_config"  # metadata key: what of config.json converting left out, a line each
+
+
 @dataclass(frozen=True)
 class TensorScale:
     """Factors of a tensor's matrices, kept beside its encoded rows: in a GGUF as tensors NAME.scale and NAME.input_scale.

@@ -100,6 +100,7 @@ def benchmark(
     attn_max_batch: int | Sequence[int] = (),
     repack: bool | Sequence[bool] = (),
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     progress: OnProgress | bool | None = None,
     **placement: Any,
 ) -> BenchResult:
@@ -112,7 +113,7 @@ def benchmark(
     repetitions       of each test; warmup: run it once before
     threads ... repack
                       settings of `load_model`, each one value or several; attn_max_batch in MiB; (): the default
-    architecture      as which checkpoints among the models are read, as for `convert_model`
+    architecture, allow_lossy_config  how checkpoints among the models are read, as for `convert_model`
     placement         settings of `load_model` that say what runs where: device, gpu_layers, override_tensor and others
     progress          stage 'bench' in tests, `partial` the `BenchResult` so far
 
@@ -136,7 +137,8 @@ def benchmark(
     chosen = {name: several for name, several in values.items() if several}
     points = [dict(zip(chosen, point, strict=True)) for point in itertools.product(*chosen.values())]
     paths = models if isinstance(models, list | tuple) else [models]
-    each = settings_of_each(paths, {} if architecture is None else {"architecture": architecture})
+    given = {"architecture": architecture, "allow_lossy_config": allow_lossy_config or None}
+    each = settings_of_each(paths, {name: value for name, value in given.items() if value is not None})
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     _check(sources, points, placement)
     result = BenchResult([], [], describe_program())

@@ -37,6 +37,7 @@ def convert_model(
     mtp: bool | None = None,
     vocab: bool = True,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     allow_nonfinite: bool = False,
@@ -76,6 +77,8 @@ def convert_model(
     vocab                 False: the file has no vocabulary; else a checkpoint without a tokenizer is an error, since nothing
                           could run the file
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
+    allow_lossy_config    settings that a GGUF cannot say, and without which the model still makes sense, are left out; they are
+                          warnings, and in the file's metadata (`ggufmill.lost_config`)
     program               that is to load the file: 'llama.cpp', 'ik_llama.cpp' or 'ollama'. Types and layout are what it knows,
                           what it does not know is an error; None: any
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights: a GGUF or a folder of peft
@@ -142,6 +145,7 @@ def convert_model(
             vocab=vocab,
             remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
             architecture=architecture,
+            allow_lossy_config=allow_lossy_config,
             lora=as_adapters(lora),
         )
         weights, rules = outtype_rules(opened, outtype, symmetric_q40)

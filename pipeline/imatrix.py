@@ -27,7 +27,7 @@ from .common.arguments import Size, as_bytes, as_paths, check_new, read_template
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
-from .common.models import ModelLike, open_model, opened_source, window_settings
+from .common.models import ModelLike, open_model, opened_source, pop_reading, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
@@ -147,8 +147,8 @@ def compute_imatrix(
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
-    architecture = settings.pop("architecture", None)
-    source = opened_source(model, architecture)
+    reading = pop_reading(settings)
+    source = opened_source(model, reading)
     inputs = [*source.files, *(one.path for one in texts), *added]
     state_path = check_outputs(path, plot, inputs, resume, force or dry_run)
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
@@ -189,7 +189,7 @@ def compute_imatrix(
             warn([f"{error}; the work goes on, but --resume has less to go on with"])
 
     try:
-        there = {"n_ctx": window, "architecture": architecture, **settings}
+        there = {"n_ctx": window, **reading, **settings}
         elsewhere = collecting_on(
             cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(memory)
         )

@@ -16,6 +16,7 @@ from ..formats.file_range import range_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
 from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
+from ..formats.source import LOST_CONFIG
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ..jobs.long_json import LongJson
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
@@ -185,12 +186,13 @@ def _describe(info: TensorInfo) -> dict[str, Any]:
 
 
 def _notes(metadata: dict[str, Any], types: dict[str, dict[str, int]]) -> list[str]:
-    """Of a general.file_type that stands for one thing in llama.cpp and for another in ik_llama.cpp."""
+    """Of what converting left out, and of a general.file_type that stands for two things."""
+    notes = [f"left out when this file was converted: {line}" for line in metadata.get(LOST_CONFIG, [])]
     number = metadata.get("general.file_type")
     meanings = FILE_TYPES_OF_TWO_MEANINGS.get(int(number)) if isinstance(number, (int, np.integer)) else None
     if meanings is None:
-        return []
-    return [f"general.file_type {number} is {meanings}; most bytes of this file are {next(iter(types), 'of no type')}"]
+        return notes
+    return [*notes, f"general.file_type {number} is {meanings}; most bytes of this file are {next(iter(types), 'of no type')}"]
 
 
 def _count_nonfinite(info: TensorInfo) -> int | None:

@@ -103,6 +103,7 @@ def plan_memory(
     mla_layout: str | None = None,
     mtp: bool | None = None,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     program: str | None = None,
     cluster: int | Sequence[int] = (),
     cluster_threads: int | None = None,
@@ -130,8 +131,8 @@ def plan_memory(
     cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
     tensor_split      shares of the GPUs in the layers; None: by their memory
     recipe, type      how the model is to be quantised
-    mla_layout, mtp, architecture, program  as for `convert_model`; recipes with types that the program does not know are
-                      no candidates
+    mla_layout, mtp, architecture, allow_lossy_config, program  as for `convert_model`; recipes with types that the program
+                      does not know are no candidates
 
     cluster           numbers of machines, such as (1, 8, 64): how long making the model takes on a cluster of them, simulated
     cluster_threads   of each machine (None: as many as this one has); cluster_output: as for `quantize_model` (None: 'shared')
@@ -165,7 +166,14 @@ def plan_memory(
     split = tuple(tensor_split) if tensor_split is not None else None
     use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers, tensor_split=split)
     mla_layout = layout_for(program, model, mla_layout)
-    source = open_source(model, mla_layout=mla_layout, mtp=mtp, architecture=architecture, remote=is_repository(model))
+    source = open_source(
+        model,
+        mla_layout=mla_layout,
+        mtp=mtp,
+        architecture=architecture,
+        allow_lossy_config=allow_lossy_config,
+        remote=is_repository(model),
+    )
     planner = _Planner(source, use, overrides, capacities, program)
     counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
     if not counts:

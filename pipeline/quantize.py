@@ -93,6 +93,7 @@ def quantize_model(
     mtp: bool | None = None,
     vocab: bool = True,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     split_max_size: Size | None = None,
@@ -148,9 +149,9 @@ def quantize_model(
                           file is as the whole job writes it; `merge_model` and `hash_model` refuse files of another job
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
                           or for a checkpoint a folder of peft
-    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, vocab, architecture, split_max_size,
-    split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads, cluster,
-    cluster_output        as for `convert_model`
+    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, vocab, architecture,
+    allow_lossy_config, split_max_size, split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run,
+    resume, force, threads, cluster, cluster_output  as for `convert_model`
     device                of torch ('cuda') that encodes k-quants and IQK types; None: this program's encoders
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
 
@@ -197,6 +198,7 @@ def quantize_model(
         if earlier is not None:
             return earlier
     architecture = architecture or given.recipe.stages.get("convert", {}).get("architecture")
+    allow_lossy_config = allow_lossy_config or given.recipe.stages.get("convert", {}).get("allow_lossy_config", False)
     mtp = mtp if mtp is not None else given.recipe.stages.get("convert", {}).get("mtp")
     vocab = vocab and given.recipe.stages.get("convert", {}).get("vocab", True)
     reading = {
@@ -205,6 +207,7 @@ def quantize_model(
         "vocab": vocab,
         "remote": remote or ((dry_run or cluster is not None) and is_repository(source)),
         "architecture": architecture,
+        "allow_lossy_config": allow_lossy_config,
         "lora": adapters,
     }
     opened = open_source(source, **reading)
@@ -265,6 +268,7 @@ def quantize_model(
             mla_layout=layout,
             program=program,
             architecture=architecture,
+            allow_lossy_config=allow_lossy_config,
             mtp=mtp,
             vocab=vocab,
             split_max_size=planning["split_max_size"],

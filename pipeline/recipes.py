@@ -89,6 +89,7 @@ def lint_recipe(
     type: FileType | None = None,
     imatrix: str | Path | None = None,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     strict: bool = False,
 ) -> LintResult:
     """Checks a recipe by itself, and against a model if one is given.
@@ -97,7 +98,7 @@ def lint_recipe(
     model    a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
     type     file type for what no rule takes; None: the recipe's
     imatrix  importance matrix; without one it is assumed that there is data for every tensor
-    architecture  as which a checkpoint is read, as for `convert_model`
+    architecture, allow_lossy_config  how a checkpoint is read, as for `convert_model`
     strict   warnings are an error
 
     Returns a `LintResult`. Raises RecipeError for what cannot be read, CheckFailed for warnings if strict.
@@ -112,7 +113,7 @@ def lint_recipe(
     rules = [rule for one in loaded.each for rule in one.rules]
     notes = unportable_rules(rules)
     if model is not None:
-        warnings = _plan(model, recipe, type, imatrix, architecture).warnings
+        warnings = _plan(model, recipe, type, imatrix, architecture, allow_lossy_config).warnings
     else:
         warnings = [text for one in loaded.each for text in (*suspicious_rules(one.rules), *unreachable_rules(one.rules))]
         if imatrix is None and "imatrix" not in loaded.stages:
@@ -147,6 +148,7 @@ def explain_recipe(
     type: FileType | None = None,
     imatrix: str | Path | None = None,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
 ) -> Explanation:
     """Which rule takes which of a model's tensors, how many bytes come of each, and which rules do nothing.
 
@@ -162,7 +164,7 @@ def explain_recipe(
     """
     if recipe is None and type is None:
         raise UsageError("give --recipe FILE, --type TYPE or both")
-    plan = _plan(model, recipe, type, imatrix, architecture)
+    plan = _plan(model, recipe, type, imatrix, architecture, allow_lossy_config)
     return Explanation(rule_shares(plan), plan)
 
 
@@ -172,6 +174,7 @@ def _plan(
     type: FileType | None,
     imatrix: str | Path | None,
     architecture: str | None,
+    allow_lossy_config: bool,
 ) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
     path, given = find(recipe) if recipe is not None else None, as_file_type(type, "--type")
@@ -184,6 +187,7 @@ def _plan(
         vocab=how.get("vocab"),
         remote=is_repository(model),
         architecture=architecture or how.get("architecture"),
+        allow_lossy_config=allow_lossy_config or how.get("allow_lossy_config", False),
         lora=lora,
     )
     importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})

@@ -14,6 +14,7 @@ from ..quantize.recipes.recipe import load_recipe
 from ..quantize.verify import Verification
 from ..recipes import find
 from .common.arguments import refuse_unused
+from .common.losses import warn_of_losses
 from .common.messages import json_text, note, warn
 from .common.progress import OnProgress, reporting
 from .reports.html_page import page_text
@@ -133,6 +134,7 @@ def run_recipe(
         run = Run(
             loaded, path, folder, fresh=force, program=program, allow_nonfinite=allow_nonfinite, report=report, **settings
         )
+        warn_of_losses(run.source)
         for text in run.source.notes:
             note(f"note: {text}", detail=True)
         plans = run.check()

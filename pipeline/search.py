@@ -15,6 +15,7 @@ from .cluster.measuring import search_workers
 from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, check_new, refuse_inputs, refuse_unused
 from .common.covariance import load_covariances
 from .common.importance import load_importance
+from .common.losses import warn_of_losses
 from .common.programs import layout_for
 from .common.progress import OnProgress, reporting
 from .recipe_search.options import SearchOptions, Target, parse_types
@@ -48,6 +49,7 @@ def search_recipe(
     state: str | Path | None = None,
     mla_layout: str | None = None,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     program: str | None = None,
     threads: int | None = None,
     force: bool = False,
@@ -79,7 +81,7 @@ def search_recipe(
     measurements  groups of tensors whose sensitivity is measured one by one (128)
     refine        rounds of measuring around the result
     state         file for what is measured, which several recipes of a model may share; None: OUT.state.json
-    mla_layout, architecture, program  as for `convert_model`; the usual set of types is what the program knows
+    mla_layout, architecture, allow_lossy_config, program  as for `convert_model`; the usual types are what the program knows
     threads       workers; None: one per processor
     force         an existing recipe is replaced
     cluster       workers measure, with the same results: tcp://HOST:PORT, a scheduler file or local:N
@@ -110,7 +112,9 @@ def search_recipe(
     target = Target(as_bytes(target_size), target_bpw, max_kld, pattern, as_bytes(gpu_size))
     fixed = load_recipe(find(rules)) if rules is not None else None
     mla_layout = layout_for(program, model, mla_layout)
-    source = open_source(model, mla_layout=mla_layout, architecture=architecture)
+    reading = {"mla_layout": mla_layout, "architecture": architecture, "allow_lossy_config": allow_lossy_config}
+    source = open_source(model, **reading)
+    warn_of_losses(source)
     state_path = Path(state) if state is not None else out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
         raise PlanError(f"--state {state_path} is the output too; choose another file")
@@ -132,7 +136,6 @@ def search_recipe(
     )
     importance = load_importance(Path(imatrix), source) if imatrix is not None else None
     effort = 1 if effort is None else effort
-    reading = {"mla_layout": mla_layout, "architecture": architecture}
     weights = {"importance": importance, "imatrix": imatrix, "covariance": covariance, "effort": effort}
     measuring = search_workers(cluster, model, source, reading, **weights, options=options)
     with reporting(progress) as report, measuring as workers:

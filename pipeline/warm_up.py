@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,7 @@ def warm_up(
     types: Sequence[TypeName] = (),
     threads: int | None = None,
     architecture: str | None = None,
+    allow_lossy_config: bool = False,
     progress: OnProgress | bool | None = None,
 ) -> WarmUpResult:
     """Compiles the kernels that a model needs for prompts and generation, and the codecs of types.
@@ -62,7 +64,7 @@ def warm_up(
     model     a GGUF file or a checkpoint folder, of which a few tokens are read: this takes as long as reading its weights
     types     tensor types to encode and decode, by name
     threads   of the model; None: one per processor
-    architecture  as which a checkpoint is read, as for `convert_model`
+    architecture, allow_lossy_config  how a checkpoint is read, as for `convert_model`
     progress  stages 'codecs' in types and 'model' in passes
 
     Raises UsageError when there is nothing to compile, PlanError for an unknown type.
@@ -83,7 +85,8 @@ def warm_up(
                 _compile_codec(tensor_type)
                 stage.advance(1, tensor_type.name)
         if model is not None:
-            _compile_model(model, threads, architecture, report)
+            given = {"threads": threads, "architecture": architecture, "allow_lossy_config": allow_lossy_config or None}
+            _compile_model(model, {name: value for name, value in given.items() if value is not None}, report)
     names = tuple(tensor_type.name for tensor_type in wanted)
     name = model_name(model) if model is not None else None
     return WarmUpResult(names, name, compiled_kernels() - before, time.monotonic() - started)
@@ -100,9 +103,8 @@ def _compile_codec(tensor_type: TensorType) -> None:
     mark_compiled(_codec_source(tensor_type), tensor_type.name)
 
 
-def _compile_model(model: ModelLike, threads: int | None, architecture: str | None, report: OnProgress) -> None:
-    given = {"threads": threads, "architecture": architecture}
-    opened = open_model(model, {name: value for name, value in given.items() if value is not None})
+def _compile_model(model: ModelLike, settings: dict[str, Any], report: OnProgress) -> None:
+    opened = open_model(model, settings)
     stage = Stage(report, "model", len(_PASSES), "pass")
     session = opened.session(sum(_PASSES))
     for count in _PASSES:

@@ -116,10 +116,17 @@ program = click.option(
     type=click.Choice(PROGRAMS, case_sensitive=False),
     help="Make only what this program loads: its types, its layout of latent attention, its fallbacks.",
 )
-architecture = click.option(
-    "--architecture",
-    metavar="NAME",
-    help="Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
+reading = together(
+    click.option(
+        "--architecture",
+        metavar="NAME",
+        help="Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
+    ),
+    click.option(
+        "--allow-lossy-config",
+        is_flag=True,
+        help="Leave out settings of a checkpoint that a GGUF cannot say, instead of refusing it: each is a warning.",
+    ),
 )
 lora = click.option(
     "--lora",

@@ -50,6 +50,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "ctx_checkpoints": ("checkpoints", int),
     "lora": ("lora", tuple),
     "architecture": ("architecture", str),
+    "allow_lossy_config": ("allow_lossy_config", bool),
 }
 
 
@@ -108,7 +109,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             callback=lambda ctx, param, files: files or None,
             help="Run with a LoRA adapter, a GGUF or (of a checkpoint) a folder of peft; several add up.",
         ),
-        flags.architecture,
+        flags.reading,
         click.option(
             "-np",
             "--parallel",
@@ -129,7 +130,8 @@ def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.De
     """
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
-        values["run_time_repack"] = values["run_time_repack"] or None
+        for name in ("run_time_repack", "allow_lossy_config"):
+            values[name] = values[name] or None
         if values["cpu_mask"] is not None and values["cpu_range"] is not None:
             values["cpu_range"] = sorted({*values["cpu_mask"], *values["cpu_range"]})
         own = {_FIELDS[key][0]: _FIELDS[key][1](values[key]) for key in _FIELDS if values[key] is not None}

@@ -27,7 +27,7 @@ from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensor
 from ..expert_transforms import expert_half, expert_rows, stack_experts, transposed_expert_half, transposed_expert_rows
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
-from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
+from ..rope import OTHER_NAMES, llama3_factors, longrope, rope_of, rope_scaling_keys
 from ..tensor_transforms import Transform, computed, permute_heads, unchanged
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}
@@ -122,10 +122,10 @@ class DecoderSpec:
         keys: Mapping[str, str] | None = None,
         norm: tuple[str, str] = RMS_NORM,
         rope: Config | None = None,
-        rope_scalings: Mapping[str, str] | None = None,
+        rope_names: Mapping[str, str] = OTHER_NAMES,
     ):
         """keys: metadata keys beside `metadata.HPARAMS`, or other keys of config.json for them; norm: those of the norms'
-        epsilon; rope: the config with the rotary settings, by default `config`; rope_scalings: see `read_rope`.
+        epsilon; rope: the config with the rotary settings, by default `config`; rope_names: see `read_rope`.
 
         Raises FormatError for missing or impossible sizes.
         """
@@ -145,7 +145,7 @@ class DecoderSpec:
             raise config.error(
                 f"{self.n_heads} heads over {self.n_kv_heads} key-value heads of {self.head_dim} elements cannot be"
             )
-        self.rope = read_rope(rope or config, rope_scalings)
+        self.rope = rope_of(architecture, rope or config, rope_names)
         self.rotary_dim = int(self.head_dim * self.rope.fraction)
         self.metadata = hparam_keys(architecture, config, self.rope, keys, norm)
         self.add_uint32({"attention.head_count_kv": self.n_kv_heads, "rope.dimension_count": self.rotary_dim})
@@ -165,13 +165,14 @@ class DecoderSpec:
         """Adds float32 metadata; keys are without the architecture."""
         self.metadata |= {f"{self.architecture}.{key}": np.float32(value) for key, value in values.items()}
 
-    def add_sliding_window(self, is_local: Sequence[bool], default_period: int = 0) -> None:
+    def add_sliding_window(self, is_local: Sequence[bool], default_period: int = 0, *, always: bool = False) -> None:
         """Adds the metadata of a sliding window; is_local: for each layer, whether its attention is limited to the window.
 
         default_period: the pattern that llama.cpp assumes for the architecture: every default_period-th layer is global (0:
-        none is). For another pattern a flag per layer is written (attention.sliding_window_pattern).
+        none is). For another pattern a flag per layer is written (attention.sliding_window_pattern). always: also if no layer
+        has a window, since readers then treat global layers otherwise.
         """
-        if not any(is_local):
+        if not any(is_local) and not always:
             return
         size = self.config.integer("sliding_window")
         self.add_uint32({"attention.sliding_window": size})
@@ -180,7 +181,7 @@ class DecoderSpec:
     def window_pattern(self, is_local: Sequence[bool], default_period: int = 0) -> dict[str, np.ndarray]:
         """The metadata of a pattern of windows, as in `add_sliding_window`."""
         default = [default_period == 0 or (i + 1) % default_period != 0 for i in range(len(is_local))]
-        if not any(is_local) or list(is_local) == default:
+        if list(is_local) == default:
             return {}
         return {f"{self.architecture}.attention.sliding_window_pattern": np.array(is_local, bool)}
 

@@ -18,8 +18,8 @@ from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensor
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import Rope, read_rope, rope_scaling_keys
-from ..tensor_transforms import kv_b_keys, kv_b_values
-from .decoder_spec import expert_stacks
+from ..tensor_transforms import Transform, kv_b_keys, kv_b_values, permute_heads, unchanged
+from .decoder_spec import expert_stacks, linear
 
 GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
 # with the defaults of V3's own code
@@ -37,6 +37,8 @@ class LatentAttention:
     q_rank, kv_rank     of the latents; q_rank is 0 if queries have none (V2-Lite)
     nope_dim, rope_dim  elements of a head's query and key without and with rotary embedding
     value_dim           elements of a head's value
+    bias                of the projections to the latents and of the output
+    halves              the checkpoint rotates halves of the rotated elements with each other, not neighbours as the GGUF
     """
 
     n_heads: int
@@ -45,13 +47,16 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    bias: bool = False
+    halves: bool = False
 
 
 def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
     """DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2. Raises FormatError for settings that cannot be converted."""
     config.require("moe_layer_freq", 1, "experts in only some of the layers")
     if not _is_v3(config):  # DeepSeek's own code does not scale such weights, transformers does not normalise them
-        config.require("norm_topk_prob", False, "normalising of experts' weights in DeepSeek-V2")
+        config.lose_unless("norm_topk_prob", False, "DeepSeek-V2's weights of experts are not normalised, as in transformers")
+        config = config.with_values({"norm_topk_prob": False})
     return _spec("deepseek2", config, mla_layout)
 
 
@@ -66,7 +71,8 @@ def mistral4(config: Config, mla_layout: str) -> ModelSpec:
     Raises FormatError for settings that cannot be converted.
     """
     config = config.with_defaults(MISTRAL4_DEFAULTS)
-    config.require("n_group", 1, "experts in groups")
+    config.lose_unless("n_group", 1, "readers of GGUF weigh groups otherwise in this architecture, so there are none")
+    config = config.with_values({"n_group": 1})
     spec = _spec("mistral4", config, mla_layout)
     settings = read_rope(config).settings
     if settings.number("llama_4_scaling_beta", 0.0):
@@ -113,6 +119,7 @@ def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexe
     """has_indexer: layer number -> whether it has an indexer of its own."""
     heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
     config.integer("q_lora_rank")
+    config.require("rope_interleave", True, "this order of rotary dimensions")
     keys = {"head_count": heads, "key_length": width, "top_k": config.integer("index_topk")}
     spec = _spec(architecture, config, mla_layout)
     spec.metadata.update(uint32_keys(architecture, {f"attention.indexer.{key}": value for key, value in keys.items()}))
@@ -143,35 +150,31 @@ def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexe
 def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     """What all models with this attention and these experts have."""
     notes: list[str] = []
-    for key, supported, what in (
-        ("hidden_act", "silu", "this activation"),
-        ("attention_bias", False, "biases in the attention"),
-        ("rope_interleave", True, "this order of rotary dimensions"),
-        ("tie_word_embeddings", False, "an output tied to the embeddings"),
-    ):
-        config.require(key, supported, what)
+    config.require("hidden_act", "silu", "this activation")
     attention = latent_attention(config)
     rope = latent_rope(config)
     metadata = hparam_keys(architecture, config, rope)
     metadata |= attention_keys(architecture, attention, mla_layout)
     metadata |= _expert_keys(architecture, config)
     metadata |= uint32_keys(architecture, {"rope.dimension_count": attention.rope_dim})
-    metadata |= rope_scaling_keys(architecture, rope, notes)
+    metadata |= rope_scaling_keys(architecture, rope, notes, latent=True)
 
     n_layers = config.count("num_hidden_layers")
     tensors = list(_tensors(config, attention, mla_layout, n_layers))
     draft = _draft_layers(config, attention, mla_layout, n_layers)
     if draft is not None and architecture == "deepseek2":
         draft = replace(draft, refused_by="ik_llama.cpp", default=mla_layout == "mainline")
-    return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), {}, notes, draft=draft)
+    skipped = {"lm_head.weight": "output tied to the embeddings"} if config.flag("tie_word_embeddings", False) else {}
+    return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), skipped, notes, draft=draft)
 
 
 def latent_rope(config: Config) -> Rope:
-    """As `read_rope`, for latent attention. Raises FormatError for a scaling that needs a tensor of factors."""
+    """As `read_rope`, for latent attention, for which files have no tensor of factors."""
     rope = read_rope(config)
-    if rope.scaling == "llama3":
-        raise config.error("rotary scaling of type 'llama3' cannot be converted for latent attention")
-    return rope
+    if rope.scaling not in ("llama3", "longrope"):
+        return rope
+    config.lose(f"a GGUF cannot say rotary scaling of type {rope.scaling!r} for latent attention: nothing is scaled")
+    return replace(rope, scaling="default")
 
 
 def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> DraftLayers | None:
@@ -195,7 +198,8 @@ def latent_attention(config: Config) -> LatentAttention:
     if config.integer("num_key_value_heads", n_heads) != n_heads:
         raise config.error(f"num_key_value_heads is {config.get('num_key_value_heads')}; latent attention has one per head")
     sizes = (config.integer(k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes)
+    bias, halves = config.flag("attention_bias", False), not config.flag("rope_interleave", True)
+    return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes, bias=bias, halves=halves)
 
 
 def attention_keys(architecture: str, a: LatentAttention, mla_layout: str) -> dict[str, Any]:
@@ -270,11 +274,14 @@ def _topk_method(config: Config) -> str:
 
 def _tensors(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> Iterator[TensorSpec]:
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
-    yield TensorSpec("token_embd.weight", ("model.embed_tokens.weight",), (vocab_size, hidden_size))
+    shape, is_tied = (vocab_size, hidden_size), config.flag("tie_word_embeddings", False)
+    fallback = "lm_head.weight" if is_tied else None
+    yield TensorSpec("token_embd.weight", ("model.embed_tokens.weight",), shape, fallback_source=fallback)
     for i in range(n_layers):
         yield from _layer_tensors(config, a, mla_layout, i)
     yield TensorSpec("output_norm.weight", ("model.norm.weight",), (hidden_size,))
-    yield TensorSpec("output.weight", ("lm_head.weight",), (vocab_size, hidden_size))
+    if not is_tied:
+        yield TensorSpec("output.weight", ("lm_head.weight",), shape)
 
 
 def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) -> Iterator[TensorSpec]:
@@ -286,7 +293,8 @@ def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) 
     if i < dense:
         for p in PROJECTIONS:
             shape = _projection(p, hidden_size, config.integer("intermediate_size"))
-            yield TensorSpec(f"{block}.ffn_{p}.weight", (f"{layer}.mlp.{p}_proj.weight",), shape)
+            for tensor in linear(f"ffn_{p}", f"mlp.{p}_proj", shape, bias=config.flag("mlp_bias", False)):
+                yield tensor.spec(block, layer)
     else:
         yield from _expert_tensors(config, hidden_size, block, f"{layer}.mlp")
 
@@ -294,14 +302,20 @@ def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) 
 def attention_tensors(a: LatentAttention, mla_layout: str, hidden_size: int, block: str, attn: str) -> Iterator[TensorSpec]:
     """The attention of one layer; block: its prefix in the GGUF, attn: in the checkpoint."""
     q_rows = a.n_heads * (a.nope_dim + a.rope_dim)
+    queries = permute_heads(a.n_heads, a.rope_dim) if a.halves else unchanged
+    keys = permute_heads(1, a.rope_dim) if a.halves else unchanged
+
+    def projection(name: str, source: str, rows: int, columns: int, transform: Transform = unchanged) -> Iterator[TensorSpec]:
+        for tensor in linear(name, source, (rows, columns), bias=a.bias, transform=transform):
+            yield tensor.spec(block, attn)
+
     if a.q_rank:
-        yield TensorSpec(f"{block}.attn_q_a.weight", (f"{attn}.q_a_proj.weight",), (a.q_rank, hidden_size))
+        yield from projection("attn_q_a", "q_a_proj", a.q_rank, hidden_size)
         yield TensorSpec(f"{block}.attn_q_a_norm.weight", (f"{attn}.q_a_layernorm.weight",), (a.q_rank,))
-        yield TensorSpec(f"{block}.attn_q_b.weight", (f"{attn}.q_b_proj.weight",), (q_rows, a.q_rank))
+        yield TensorSpec(f"{block}.attn_q_b.weight", (f"{attn}.q_b_proj.weight",), (q_rows, a.q_rank), queries)
     else:
-        yield TensorSpec(f"{block}.attn_q.weight", (f"{attn}.q_proj.weight",), (q_rows, hidden_size))
-    kv_a_source = f"{attn}.kv_a_proj_with_mqa.weight"
-    yield TensorSpec(f"{block}.attn_kv_a_mqa.weight", (kv_a_source,), (a.kv_rank + a.rope_dim, hidden_size))
+        yield TensorSpec(f"{block}.attn_q.weight", (f"{attn}.q_proj.weight",), (q_rows, hidden_size), queries)
+    yield from projection("attn_kv_a_mqa", "kv_a_proj_with_mqa", a.kv_rank + a.rope_dim, hidden_size, keys)
     yield TensorSpec(f"{block}.attn_kv_a_norm.weight", (f"{attn}.kv_a_layernorm.weight",), (a.kv_rank,))
     source, shape = (f"{attn}.kv_b_proj.weight",), (a.n_heads * (a.nope_dim + a.value_dim), a.kv_rank)
     if mla_layout != "mainline":
@@ -312,7 +326,7 @@ def attention_tensors(a: LatentAttention, mla_layout: str, hidden_size: int, blo
         values = kv_b_values(a.n_heads, a.nope_dim, a.value_dim, by_head=by_head)
         yield TensorSpec(f"{block}.attn_k_b.weight", source, shape, keys)
         yield TensorSpec(f"{block}.attn_v_b.weight", source, shape, values)
-    yield TensorSpec(f"{block}.attn_output.weight", (f"{attn}.o_proj.weight",), (hidden_size, a.n_heads * a.value_dim))
+    yield from projection("attn_output", "o_proj", hidden_size, a.n_heads * a.value_dim)
 
 
 def _expert_tensors(config: Config, hidden_size: int, block: str, mlp: str) -> Iterator[TensorSpec]:
@@ -324,8 +338,9 @@ def _expert_tensors(config: Config, hidden_size: int, block: str, mlp: str) -> I
         yield stack.spec(block, mlp.removesuffix(".mlp"))
     shared = rows * config.integer("n_shared_experts", 0, minimum=0)
     for p in PROJECTIONS if shared else ():
-        source = f"{mlp}.shared_experts.{p}_proj.weight"
-        yield TensorSpec(f"{block}.ffn_{p}_shexp.weight", (source,), _projection(p, hidden_size, shared))
+        shape = _projection(p, hidden_size, shared)
+        for tensor in linear(f"ffn_{p}_shexp", f"shared_experts.{p}_proj", shape, bias=config.flag("mlp_bias", False)):
+            yield tensor.spec(block, mlp)
 
 
 def _projection(name: str, hidden_size: int, rows: int) -> tuple[int, int]:

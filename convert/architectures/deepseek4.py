@@ -64,7 +64,7 @@ def deepseek4(config: Config, mla_layout: str) -> ModelSpec:
     metadata |= uint32_keys(ARCHITECTURE, {"hash_layer_count": n_hashed})
     metadata[f"{ARCHITECTURE}.attention.compress_ratios"] = np.array([rates[kind] for kind in kinds], np.int32)
     metadata[f"{ARCHITECTURE}.attention.compress_rope_freq_base"] = np.float32(rope.theta)
-    metadata |= rope_scaling_keys(ARCHITECTURE, rope, notes)
+    metadata |= rope_scaling_keys(ARCHITECTURE, rope, notes, latent=True)
     metadata.pop(f"{ARCHITECTURE}.rope.scaling.attn_factor", None)  # it is 1 in all programs for this architecture
     if set(kinds) - {SLIDING} and (rates[SPARSE], rates[HEAVY]) != (RATIOS[SPARSE], RATIOS[HEAVY]):
         notes.append(f"llama.cpp only loads compression by {RATIOS[SPARSE]} and {RATIOS[HEAVY]}, not these compress_rates")
@@ -92,7 +92,7 @@ def _attention_kinds(config: Config, n_layers: int) -> list[str]:
 
 def _rates(config: Config) -> dict[str, int]:
     """Kind of attention -> tokens that a compressed entry stands for."""
-    given = config.section("compress_rates") if config.get("compress_rates") is not None else Config(config.path, {})
+    given = config.section("compress_rates") if config.get("compress_rates") is not None else config.part({})
     older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {SLIDING: 0} | {kind: config.integer(key, given.integer(kind, RATIOS[kind])) for kind, key in older.items()}
 

@@ -18,7 +18,7 @@ PREDICTION_PREFIXES = ("model.mtp_block.", "model.mtp_emb_norm.", "model.mtp_hid
 def ernie(config: Config, mla_layout: str) -> ModelSpec:
     """The dense models."""
     spec = _spec("ernie4_5", config)
-    return spec.build(_layer(spec, spec.gated_mlp()), tied=True)
+    return spec.build(_layer(spec, spec.gated_mlp(bias=config.flag("use_bias", False))), tied=True)
 
 
 def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
@@ -39,27 +39,29 @@ def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
     spec.add_uint32({"interleave_moe_layer_step": interval, "leading_dense_block_count": first, "expert_shared_count": shared})
     if shared:
         spec.add_uint32({"expert_shared_feed_forward_length": rows * shared})
+    has_bias = config.flag("use_bias", False)
     bias = LayerTensor("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", (1, experts), flatten)
     routed = [
         *spec.experts(experts, rows),
         *([bias] if config.flag("moe_use_aux_free", True) else ()),
-        *(spec.gated_mlp("mlp.shared_experts", rows * shared, "_shexp") if shared else ()),
+        *(spec.gated_mlp("mlp.shared_experts", rows * shared, "_shexp", bias=has_bias) if shared else ()),
     ]
-    return spec.build(lambda i: _layer(spec, routed if has_experts[i] else spec.gated_mlp()), tied=True)
+    dense = spec.gated_mlp(bias=has_bias)
+    return spec.build(lambda i: _layer(spec, routed if has_experts[i] else dense), tied=True, head_bias=has_bias)
 
 
 def _spec(architecture: str, config: Config) -> DecoderSpec:
     config.require("hidden_act", "silu", "this activation")
-    config.require("use_bias", False, "a model with biases")
     spec = DecoderSpec(architecture, config.with_defaults(DEFAULTS))
     spec.skipped_prefixes |= dict.fromkeys(PREDICTION_PREFIXES, UNNAMED)
     return spec
 
 
 def _layer(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> list[LayerTensor]:
+    bias = spec.config.flag("use_bias", False)
     return [
         spec.norm("attn_norm", "input_layernorm"),
-        *spec.attention(),
+        *spec.attention(bias=bias, output_bias=bias),
         spec.norm("ffn_norm", "post_attention_layernorm"),
         *feed_forward,
     ]

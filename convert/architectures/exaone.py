@@ -46,7 +46,7 @@ def exaone4(config: Config, mla_layout: str) -> ModelSpec:
         period = config.integer("sliding_window_pattern", 4, minimum=0)
         is_local = spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0)
     if config.get("sliding_window") is not None:
-        spec.add_sliding_window(is_local, default_period=4)
+        spec.add_sliding_window(is_local, default_period=4, always=True)
     layer = [
         *spec.attention(head_norms=unchanged),
         spec.norm("post_attention_norm", "post_attention_layernorm"),

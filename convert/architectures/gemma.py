@@ -31,6 +31,8 @@ GEMMA3_DEFAULTS = {
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 10000.0,
 }
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+NO_CAP = 1e6  # which changes scores and logits by less than float32 rounds them
 GLOBAL_THETA = 1e6
 GEMMA3_SKIPPED_PREFIXES = {
     "vision_tower.": "vision tower",
@@ -51,12 +53,12 @@ def gemma(config: Config, mla_layout: str) -> ModelSpec:
     for key in ("hidden_act", "hidden_activation"):
         if config.get(key) not in (None, "gelu", "gelu_pytorch_tanh"):
             raise config.error(f"{key} is {config.get(key)!r:.60}: this activation cannot be converted, only GELU")
-    config.require("attention_bias", False, "biases in the attention")
     config.require("use_bidirectional_attention", False, "attention to later tokens")
     spec = DecoderSpec("gemma", config)
+    bias = config.flag("attention_bias", False)
     layer = [
         spec.norm("attn_norm", "input_layernorm", transform=add_one),
-        *spec.attention(),
+        *spec.attention(bias=bias, output_bias=bias),
         spec.norm("ffn_norm", "post_attention_layernorm", transform=add_one),
         *spec.gated_mlp(),
     ]
@@ -65,16 +67,13 @@ def gemma(config: Config, mla_layout: str) -> ModelSpec:
 
 def gemma2(config: Config, mla_layout: str) -> ModelSpec:
     """Gemma 2: local and global layers alternate; attention scores and logits have soft caps."""
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if key in config.values and config.get(key) is None:
-            raise config.error(
-                f"{key} is null: readers of GGUF put in a soft cap of their own, so one without cannot be converted"
-            )
-    config = config.with_defaults(GEMMA2_DEFAULTS)
+    # Readers put in a soft cap of their own where a file has none.
+    uncapped = {key: NO_CAP for key in SOFT_CAPS if key in config.values and config.get(key) is None}
+    config = config.with_values(uncapped).with_defaults(GEMMA2_DEFAULTS)
     _require_supported(config)
     spec = DecoderSpec("gemma2", config)
     spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % 2 != 0), default_period=2)
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for key in SOFT_CAPS:
         spec.add_float32({key: config.number(key, positive=True)})
     _add_attention_scale(spec)
     return spec.build(_layer(spec, None), norm_transform=add_one)
@@ -112,20 +111,24 @@ def gemma_embedding(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def _gemma3_spec(architecture: str, config: Config) -> DecoderSpec:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        config.require(key, None, "a soft cap")
     global_rope, local_theta = _rope_settings(config)
     spec = DecoderSpec(architecture, config, rope=global_rope)
     period = config.integer("sliding_window_pattern")
     spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=6)
     spec.add_float32({"rope.freq_base_swa": local_theta})
+    if config.get("final_logit_softcapping") is not None:
+        spec.add_float32({"final_logit_softcapping": config.number("final_logit_softcapping", positive=True)})
+    if config.get("attn_logit_softcapping") is not None:
+        spec.notes.append("attn_logit_softcapping is left out, as Gemma 3's own code does not use it")
     _add_attention_scale(spec)
     return spec
 
 
 def _require_supported(config: Config) -> None:
-    config.require("hidden_activation", "gelu_pytorch_tanh", "this activation")
-    config.require("attention_bias", False, "biases in the attention")
+    if config.get("hidden_activation") == "gelu":
+        config.lose("hidden_activation is 'gelu': readers of GGUF compute the tanh form of it")
+    else:
+        config.require("hidden_activation", "gelu_pytorch_tanh", "this activation")
 
 
 def _rope_settings(config: Config) -> tuple[Config, float]:
@@ -137,9 +140,9 @@ def _rope_settings(config: Config) -> tuple[Config, float]:
     parameters = config.get("rope_parameters")
     if not isinstance(parameters, dict) or not isinstance(parameters.get("full_attention"), dict):
         return config.with_defaults({"rope_theta": GLOBAL_THETA}), config.number("rope_local_base_freq", positive=True)
-    local = Config(config.path, parameters.get("sliding_attention") or {})
+    local = config.part(parameters.get("sliding_attention") or {})
     local.require("rope_type", "default", "rotary scaling of local layers")
-    global_rope = Config(config.path, {"rope_theta": GLOBAL_THETA, "rope_parameters": parameters["full_attention"]})
+    global_rope = config.part({"rope_theta": GLOBAL_THETA, "rope_parameters": parameters["full_attention"]})
     return global_rope, local.number("rope_theta", config.number("rope_local_base_freq"), positive=True)
 
 
@@ -152,9 +155,10 @@ def _add_attention_scale(spec: DecoderSpec) -> None:
 
 
 def _layer(spec: DecoderSpec, head_norms: Transform | None) -> list[LayerTensor]:
+    bias = spec.config.flag("attention_bias", False)
     return [
         spec.norm("attn_norm", "input_layernorm", transform=add_one),
-        *spec.attention(head_norms=head_norms),
+        *spec.attention(bias=bias, output_bias=bias, head_norms=head_norms),
         spec.norm("post_attention_norm", "post_attention_layernorm", transform=add_one),
         spec.norm("ffn_norm", "pre_feedforward_layernorm", transform=add_one),
         *spec.gated_mlp(),

@@ -45,15 +45,15 @@ def gemma4(config: Config, mla_layout: str) -> ModelSpec:
         text.require(key, supported, what)
     if text.get("use_bidirectional_attention") == "all":
         raise text.error("use_bidirectional_attention is 'all': attention to later tokens cannot be converted")
-    parameters = Config(text.path, {}) if text.get("rope_parameters") is None else text.section("rope_parameters")
+    parameters = text.part({}) if text.get("rope_parameters") is None else text.section("rope_parameters")
     kinds = ("full_attention", "sliding_attention")
     full, local = ({} if parameters.get(kind) is None else parameters.section(kind).values for kind in kinds)
-    full = Config(text.path, FULL_ROPE | full)
-    local_rope = Config(text.path, {"rope_type": "default", "rope_theta": 10000.0} | local)
+    full = text.part(FULL_ROPE | full)
+    local_rope = text.part({"rope_type": "default", "rope_theta": 10000.0} | local)
     full.require("rope_type", "proportional", "this rotary embedding of global layers")
     local_rope.require("rope_type", "default", "rotary scaling of local layers")
     local_rope.require("partial_rotary_factor", 1.0, "rotating a part of the heads of local layers")
-    spec = DecoderSpec(ARCHITECTURE, text, rope=Config(text.path, {"rope_theta": full.number("rope_theta")}))
+    spec = DecoderSpec(ARCHITECTURE, text, rope=text.part({"rope_theta": full.number("rope_theta")}))
     is_local = spec.local_layers(lambda i: (i + 1) % 6 != 0)
     is_local[-1] = False  # whatever the pattern is
     global_dim, global_kv_heads = _global_heads(text, spec, is_local)
@@ -116,7 +116,7 @@ def _global_heads(config: Config, spec: DecoderSpec, is_local: list[bool]) -> tu
         found = list(settings.values())
         if set(settings) != expected or any(value != found[0] for value in found) or not isinstance(found[0], dict):
             raise config.error("per_layer_config is not one set of settings for all global layers, which cannot be converted")
-        values |= {key: Config(config.path, found[0]).integer(key, default) for key, default in values.items()}
+        values |= {key: config.part(found[0]).integer(key, default) for key, default in values.items()}
         values["num_key_value_heads"] = found[0].get("num_key_value_heads", spec.n_kv_heads)
     return values["head_dim"], values["num_key_value_heads"]
 

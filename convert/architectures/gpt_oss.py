@@ -14,6 +14,7 @@ from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 ARCHITECTURE = "gpt-oss"
 MXFP4_BLOCK = 32  # elements
+SWISH_LIMIT = 7.0  # of the activation in all published models
 DEFAULTS = {"head_dim": 64, "attention_bias": True, "sliding_window": 128, "rope_theta": 150000.0}
 
 
@@ -23,7 +24,6 @@ def gpt_oss(config: Config, mla_layout: str) -> ModelSpec:
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("swiglu_alpha", 1.702, "this steepness of the activation"),
-        ("swiglu_limit", 7.0, "this limit of the activation"),
     ):
         config.require(key, supported, what)
     spec = DecoderSpec(ARCHITECTURE, config)
@@ -32,6 +32,7 @@ def gpt_oss(config: Config, mla_layout: str) -> ModelSpec:
     if spec.rope.scaling == "yarn" and spec.rope.settings.flag("truncate", True):
         # The published models do not round the ends of yarn's ramp, and say so; readers assume that.
         spec.metadata[f"{ARCHITECTURE}.rope.scaling.yarn_truncate"] = True
+    add_swish_limit(spec)
     bias = config.flag("attention_bias")
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
@@ -42,6 +43,14 @@ def gpt_oss(config: Config, mla_layout: str) -> ModelSpec:
         *_experts(spec, experts),
     ]
     return spec.build(layer, needs_output=True)
+
+
+def add_swish_limit(spec: DecoderSpec) -> None:
+    """Adds the limit of the clamped activation, where it is not what readers assume."""
+    limit = spec.config.number("swiglu_limit", SWISH_LIMIT, positive=True)
+    if limit != SWISH_LIMIT:
+        spec.add_float32({"swiglu_clamp_exp": limit, "swiglu_clamp_shexp": limit})
+        spec.notes.append(f"llama.cpp and ik_llama.cpp take the activation's limit to be {SWISH_LIMIT:g}, not {limit:g}")
 
 
 def _experts(spec: DecoderSpec, n: int) -> list[LayerTensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
+from ..rope import read_rope
 from .decoder_spec import DecoderSpec, LayerTensor
 
 SCALED_CONTEXT = 256 * 1024  # tokens for which the scaled rotary embedding is made; not what max_position_embeddings says
@@ -57,13 +58,15 @@ def _spec(architecture: str, config: Config) -> DecoderSpec:
         ("mlp_bias", False, "biases in the feed-forward block"),
     ):
         config.require(key, supported, what)
+    rope = read_rope(config)
+    is_scaled = rope.scaling == "dynamic" and rope.settings.get("alpha") is not None
+    if is_scaled:  # NTK-aware scaling with a fixed alpha: theta is enlarged, the same for all lengths
+        dim = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"), minimum=4)
+        theta = rope.theta * rope.settings.number("alpha", positive=True) ** (dim / (dim - 2))
+        config = config.with_values({"rope_parameters": {"rope_type": "default", "rope_theta": theta}})
     spec = DecoderSpec(architecture, config)
-    rope = spec.rope
-    if rope.scaling == "dynamic" and rope.settings.get("alpha") is not None:
-        # NTK-aware scaling with a fixed alpha: theta is enlarged, the same for all lengths, so nothing is left out.
-        alpha, dim = rope.settings.number("alpha", positive=True), spec.head_dim
-        spec.notes.clear()
-        spec.add_float32({"rope.freq_base": rope.theta * alpha ** (dim / (dim - 2)), "rope.scaling.factor": 1.0})
+    if is_scaled:
+        spec.add_float32({"rope.scaling.factor": 1.0})
         spec.metadata[f"{architecture}.rope.scaling.type"] = "none"
         spec.add_uint32({"rope.scaling.original_context_length": SCALED_CONTEXT, "context_length": SCALED_CONTEXT})
     return spec

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..rope import LONGROPE
 from ..tensor_transforms import add_one, stack_rows
 from .decoder_spec import CheckpointNames, DecoderSpec, LayerTensor, linear
 from .llama import MIXTRAL_EXPERTS
@@ -78,10 +77,10 @@ def phimoe(config: Config, mla_layout: str) -> ModelSpec:
     settings = config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(settings, dict) and settings.get("long_mscale") is not None:
         if settings.get("short_mscale") != settings["long_mscale"]:
-            raise config.error("short_mscale and long_mscale of the rotary embedding differ, which cannot be converted")
+            config.lose("short_mscale and long_mscale of the rotary embedding differ: a GGUF can only say the latter, for both")
         key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         config = config.with_values({key: settings | {"attention_factor": settings["long_mscale"]}})
-    spec = DecoderSpec("phimoe", config, rope_scalings=LONGROPE)
+    spec = DecoderSpec("phimoe", config)
     spec.add_float32({"expert_router_jitter": config.number("router_jitter_noise", 0.01)})
     window = config.get("sliding_window")
     if window is not None and window < config.integer("max_position_embeddings"):
@@ -150,11 +149,7 @@ def cohere2(config: Config, mla_layout: str) -> ModelSpec:
     spec = _cohere("cohere2", config)
     period = config.integer("sliding_window_pattern")
     is_local = spec.local_layers(lambda i: (i + 1) % period != 0)
-    if not any(is_local):
-        raise config.error(
-            "layer_types has no sliding_attention: readers of GGUF rotate global layers where there are no others"
-        )
-    spec.add_sliding_window(is_local, default_period=4)
+    spec.add_sliding_window(is_local, default_period=4, always=True)
     return spec.build(_cohere_layer(spec, []), tied=True)
 
 

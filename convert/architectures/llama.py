@@ -54,7 +54,6 @@ def ministral3(config: Config, mla_layout: str) -> ModelSpec:
         spec.add_uint32({"rope.scaling.original_context_length": settings.integer("original_max_position_embeddings")})
     if spec.rope.scaling == "yarn" and settings.number("mscale_all_dim", 0.0):
         # Other than DeepSeek's, this architecture's multiplier is mscale_all_dim itself.
-        settings.require("mscale", 1.0, "this magnitude of yarn")
         spec.add_float32({"rope.scaling.yarn_log_multiplier": settings.number("mscale_all_dim")})
     _add_window(spec)
     return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))

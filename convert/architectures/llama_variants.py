@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..rope import LONGROPE
+from ..rope import OTHER_NAMES
 from ..tensor_transforms import unchanged
 from .decoder_spec import DecoderSpec, LayerTensor, linear
 
@@ -20,7 +20,7 @@ GRANITE_FACTORS = {
 }
 OLMO_EPSILON = 1e-5  # in the model's own code
 SMOLLM3_PERIOD = 4  # every fourth layer has no rotary embedding; llama.cpp assumes that
-PHI3_SCALINGS = LONGROPE | {"yarn": "longrope"}  # the first published files call LongRoPE yarn
+PHI3_SCALINGS = OTHER_NAMES | {"yarn": "longrope"}  # the first published files call LongRoPE yarn
 
 
 def granite(config: Config, mla_layout: str) -> ModelSpec:
@@ -32,14 +32,17 @@ def granite(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def smollm3(config: Config, mla_layout: str) -> ModelSpec:
-    """SmolLM 3: a Llama without rotary embedding in every fourth layer."""
+    """SmolLM 3: a Llama without rotary embedding in every fourth layer; with one in all it is a Llama."""
     config.require("hidden_act", "silu", "this activation")
-    config.require("use_sliding_window", False, "a sliding window")
-    spec = DecoderSpec("smollm3", config)
-    has_rope = [int((i + 1) % SMOLLM3_PERIOD != 0) for i in range(spec.n_layers)]
-    config.require("no_rope_layers", has_rope, "rotation in other layers than three of four")
-    if config.get("no_rope_layers") is None:
-        config.require("no_rope_layer_interval", SMOLLM3_PERIOD, "rotation in other layers than three of four")
+    n_layers, period = config.count("num_hidden_layers"), config.integer("no_rope_layer_interval", SMOLLM3_PERIOD)
+    listed = config.get("no_rope_layers")
+    rotates = [(i + 1) % period != 0 for i in range(n_layers)] if listed is None else listed
+    spec = DecoderSpec("llama" if rotates == [True] * n_layers else "smollm3", config)
+    if spec.architecture == "smollm3" and rotates != [(i + 1) % SMOLLM3_PERIOD != 0 for i in range(n_layers)]:
+        raise config.error("no_rope_layers: a GGUF can say rotation in three of four layers, or in all, but not in others")
+    if config.flag("use_sliding_window", False):
+        spec.add_sliding_window(spec.local_layers(lambda i: rotates[i]))
+        spec.notes.append("llama.cpp does not know of the sliding window in this architecture")
     return spec.build(_llama_layer(spec), tied=True)
 
 
@@ -56,14 +59,13 @@ def _llama_layer(spec: DecoderSpec) -> list[LayerTensor]:
 def seed_oss(config: Config, mla_layout: str) -> ModelSpec:
     """Seed-OSS: biases on q, k and v, and heads wider than hidden_size / heads."""
     config.require("hidden_act", "silu", "this activation")
-    config.require("mlp_bias", False, "biases in the feed-forward block")
     spec = DecoderSpec("seed_oss", config.with_defaults({"head_dim": 128}))
     bias, output_bias = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(bias=bias, output_bias=output_bias),
         spec.norm("post_attention_norm", "post_attention_layernorm"),
-        *spec.gated_mlp(),
+        *spec.gated_mlp(bias=config.flag("mlp_bias", False)),
     ]
     return spec.build(layer)
 
@@ -71,12 +73,12 @@ def seed_oss(config: Config, mla_layout: str) -> ModelSpec:
 def olmo(config: Config, mla_layout: str) -> ModelSpec:
     """OLMo 1: a Llama with layer norms that have no weights; queries, keys and values may be clamped."""
     config.require("hidden_act", "silu", "this activation")
-    config.require("attention_bias", False, "biases in the attention")
+    bias = config.flag("attention_bias", False)
     config = config.with_values({"layer_norm_eps": OLMO_EPSILON})
     spec = DecoderSpec("olmo", config, norm=("attention.layer_norm_epsilon", "layer_norm_eps"))
     if config.get("clip_qkv") is not None:
         spec.add_float32({"attention.clamp_kqv": config.number("clip_qkv", positive=True)})
-    return spec.build([*spec.attention(permute=True), *spec.gated_mlp()], has_norm=False)
+    return spec.build([*spec.attention(permute=True, bias=bias, output_bias=bias), *spec.gated_mlp()], has_norm=False)
 
 
 def olmo2(config: Config, mla_layout: str) -> ModelSpec:
@@ -87,9 +89,9 @@ def olmo2(config: Config, mla_layout: str) -> ModelSpec:
 
 def _olmo2_layer(spec: DecoderSpec) -> list[LayerTensor]:
     spec.config.require("hidden_act", "silu", "this activation")
-    spec.config.require("attention_bias", False, "biases in the attention")
+    bias = spec.config.flag("attention_bias", False)
     return [
-        *spec.attention(),
+        *spec.attention(bias=bias, output_bias=bias),
         spec.norm("attn_q_norm", "self_attn.q_norm", spec.n_heads * spec.head_dim),
         spec.norm("attn_k_norm", "self_attn.k_norm", spec.n_kv_heads * spec.head_dim),
         spec.norm("post_attention_norm", "post_attention_layernorm"),
@@ -102,7 +104,7 @@ def phi3(config: Config, mla_layout: str) -> ModelSpec:
     """Phi 3, 3.5 and 4: q, k and v in one matrix, gate and up in another, LongRoPE factors for short and long texts."""
     config.require("hidden_act", "silu", "this activation")
     config.require("attention_bias", False, "biases in the attention")
-    spec = DecoderSpec("phi3", config, rope_scalings=PHI3_SCALINGS)
+    spec = DecoderSpec("phi3", config, rope_names=PHI3_SCALINGS)
     window = config.integer("sliding_window") if config.get("sliding_window") is not None else None
     if window is not None and window < config.integer("max_position_embeddings"):
         spec.add_sliding_window([True] * spec.n_layers)
@@ -163,7 +165,7 @@ def olmo3(config: Config, mla_layout: str) -> ModelSpec:
     parameters = config.get("rope_parameters")
     rope = config
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
-        local = Config(config.path, parameters.get("sliding_attention") or {})
+        local = config.part(parameters.get("sliding_attention") or {})
         local.require("rope_type", "default", "rotary scaling of local layers")
         rope = config.with_values({"rope_parameters": parameters["full_attention"]})
         local.require("rope_theta", parameters["full_attention"].get("rope_theta"), "another base for local layers")

@@ -53,7 +53,7 @@ def longcat_flash(config: Config, mla_layout: str) -> ModelSpec:
     metadata |= uint32_keys(NAME, counts | {"rope.dimension_count": attention.rope_dim})
     metadata[f"{NAME}.expert_weights_scale"] = np.float32(config.number("routed_scaling_factor", 1.0, positive=True))
     metadata[f"{NAME}.expert_weights_norm"] = False
-    metadata |= rope_scaling_keys(NAME, rope, notes)
+    metadata |= rope_scaling_keys(NAME, rope, notes, latent=True)
     tensors = list(_tensors(config, attention, mla_layout, n_layers, experts, zeros))
     skipped = {"model.mtp.": "multi-token prediction"}
     # transformers writes gate and up matrices for them too, which nothing reads

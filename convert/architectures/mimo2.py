@@ -30,14 +30,14 @@ def mimo2(config: Config, mla_layout: str) -> ModelSpec:
     fraction = config.number("partial_rotary_factor", FRACTION)
     both = config.get("rope_parameters")
     is_split = isinstance(both, dict) and isinstance(both.get("full_attention"), dict)
-    full, local = (Config(config.path, both.get(f"{kind}_attention") or {} if is_split else {}) for kind in ("full", "sliding"))
+    full, local = (config.part(both.get(f"{kind}_attention") or {} if is_split else {}) for kind in ("full", "sliding"))
     for rope in (full, local):
         rope.require("rope_type", "default", "rotary scaling")
         fraction = rope.number("partial_rotary_factor", fraction)
     theta = full.number("rope_theta", config.number("rope_theta", THETA))
     local_theta = local.number("rope_theta", config.number("swa_rope_theta", LOCAL_THETA), positive=True)
     values = {"rope_theta": theta, "partial_rotary_factor": fraction}
-    spec = DecoderSpec(ARCHITECTURE, config, rope=Config(config.path, values))
+    spec = DecoderSpec(ARCHITECTURE, config, rope=config.part(values))
     pattern = config.get("hybrid_layer_pattern")
     is_local = spec.local_layers(lambda i: bool(pattern[i]) if isinstance(pattern, list) else i > 0 and (i + 1) % 6 != 0)
     window = config.integer("sliding_window_size", config.integer("sliding_window") - 1) + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..rope import LONGROPE
 from .decoder_spec import DecoderSpec, LayerTensor
 from .deepseek import LatentAttention, attention_tensors, latent_attention
 
@@ -21,7 +20,7 @@ def minicpm3(config: Config, mla_layout: str) -> ModelSpec:
     config = config.with_defaults({"v_head_dim": hidden_size // n_heads, "num_key_value_heads": n_heads})
     attention = latent_attention(config)
     # head_dim of the spec is the rotated part of a head, all of which is rotated.
-    spec = DecoderSpec(ARCHITECTURE, config.with_values({"head_dim": rope_dim}), rope_scalings=LONGROPE)
+    spec = DecoderSpec(ARCHITECTURE, config.with_values({"head_dim": rope_dim}))
     for key in ("attention.key_length", "attention.value_length"):
         del spec.metadata[f"{ARCHITECTURE}.{key}"]
     spec.add_uint32(

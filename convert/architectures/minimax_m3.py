@@ -7,6 +7,7 @@ from ..config import Config
 from ..model_spec import ModelSpec
 from ..tensor_transforms import add_one
 from .decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
+from .gpt_oss import add_swish_limit
 from .llama import MIXTRAL_EXPERTS
 
 ARCHITECTURE = "minimax-m3"
@@ -39,7 +40,6 @@ def minimax_m3(config: Config, mla_layout: str) -> ModelSpec:
     config = config.with_defaults(given).with_defaults(DEFAULTS)
     for key, supported, what in (
         ("swiglu_alpha", 1.702, "another activation"),
-        ("swiglu_limit", 7.0, "another limit of the activation"),
         ("scoring_func", "sigmoid", "this choice of experts"),
         ("use_qk_norm", True, "heads without norms"),
     ):
@@ -68,6 +68,7 @@ def minimax_m3(config: Config, mla_layout: str) -> ModelSpec:
     spec.add_uint32({"leading_dense_block_count": dense, "expert_shared_count": shared, "expert_gating_func": SIGMOID_GATING})
     spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 2.0, positive=True)})
     spec.metadata[f"{ARCHITECTURE}.expert_weights_norm"] = True
+    add_swish_limit(spec)
     heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
     keeps_indexer = mla_layout == "mainline"
     if any(has_indexer) and keeps_indexer:

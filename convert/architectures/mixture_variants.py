@@ -57,14 +57,15 @@ def bailing2(config: Config, mla_layout: str) -> ModelSpec:
 def olmoe(config: Config, mla_layout: str) -> ModelSpec:
     """OLMoE: queries and keys normalised over all heads together, experts by softmax in every layer."""
     config.require("hidden_act", "silu", "this activation")
-    config.require("attention_bias", False, "biases in the attention")
-    config.require("clip_qkv", None, "clamped queries, keys and values")
-    spec = DecoderSpec("olmoe", config)
+    spec, bias = DecoderSpec("olmoe", config), config.flag("attention_bias", False)
     n = spec.add_expert_counts("num_experts", spec.intermediate_size)
     spec.metadata["olmoe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
+    if config.get("clip_qkv") is not None:
+        # The model's own code clamps normalised queries and keys, readers of GGUF those that are not yet.
+        config.lose("clip_qkv is set: a GGUF cannot say limits of normalised queries and keys, so there are none")
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
-        *spec.attention(),
+        *spec.attention(bias=bias, output_bias=bias),
         spec.norm("attn_q_norm", "self_attn.q_norm", spec.n_heads * spec.head_dim),
         spec.norm("attn_k_norm", "self_attn.k_norm", spec.n_kv_heads * spec.head_dim),
         spec.norm("ffn_norm", "post_attention_layernorm"),
@@ -80,7 +81,7 @@ def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:
     dense = dense_prefix(config, spec.n_layers, default=1)
     period = config.integer("sliding_window_pattern", 4, minimum=0) if config.get("layer_types") is None else 0
     is_local = spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0)
-    spec.add_sliding_window(is_local, default_period=4)
+    spec.add_sliding_window(is_local, default_period=4, always=config.get("sliding_window") is not None)
     rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 1)
     n = _routed(spec, "num_experts", rows, dense, default_score="sigmoid")
     spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * rows})

@@ -26,11 +26,7 @@ def glm4moe(config: Config, mla_layout: str) -> ModelSpec:
     rows, shared = config.integer("moe_intermediate_size"), config.integer("n_shared_experts", 1, minimum=0)
     experts = spec.add_expert_counts("n_routed_experts", rows, layers=spec.n_layers - dense)
     spec.add_uint32({"leading_dense_block_count": dense, "expert_shared_count": shared, "expert_gating_func": SIGMOID_GATING})
-    groups, used_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
-    if experts % groups or used_groups > groups:
-        raise config.error(f"{used_groups} of {groups} groups (topk_group, n_group) cannot be taken of {experts} experts")
-    if groups > 1:
-        spec.add_uint32({"expert_group_count": groups, "expert_group_used_count": used_groups})
+    _add_groups(spec, experts)
     spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 1.0, positive=True)})
     spec.metadata["glm4moe.expert_weights_norm"] = config.flag("norm_topk_prob", True)
     head_norms = unchanged if config.flag("use_qk_norm", False) else None
@@ -56,17 +52,19 @@ def dots1(config: Config, mla_layout: str) -> ModelSpec:
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("scoring_func", "noaux_tc", "this choice of experts"),
-        ("n_group", 1, "experts in groups"),
         ("moe_layer_freq", 1, "experts in only some of the layers"),
     ):
         config.require(key, supported, what)
     spec = DecoderSpec("dots1", config)
-    if any(spec.local_layers(lambda i: False)):
-        raise config.error("layer_types has sliding_attention: windows in this architecture cannot be converted")
+    is_local = spec.local_layers(lambda i: False)
+    spec.add_sliding_window(is_local)
+    if any(is_local):
+        spec.notes.append("llama.cpp does not know of the sliding window in this architecture")
     dense = _dense_layers(spec, default=0)
     rows, shared = config.integer("moe_intermediate_size"), config.integer("n_shared_experts", 0, minimum=0)
     experts = spec.add_expert_counts("n_routed_experts", rows, layers=spec.n_layers - dense)
     spec.add_uint32({"leading_dense_block_count": dense, "expert_shared_count": shared, "expert_gating_func": SIGMOID_GATING})
+    _add_groups(spec, experts)
     spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 1.0, positive=True)})
     spec.metadata["dots1.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     bias = config.flag("attention_bias", False)
@@ -162,6 +160,15 @@ def _dense_layers(spec: DecoderSpec, default: int) -> int:
     if dense > spec.n_layers:
         raise spec.config.error(f"first_k_dense_replace is {dense}, of {spec.n_layers} layers")
     return dense
+
+
+def _add_groups(spec: DecoderSpec, experts: int) -> None:
+    """Adds the metadata of groups, of which some are chosen before their experts. Raises FormatError for impossible ones."""
+    groups, used_groups = spec.config.integer("n_group", 1), spec.config.integer("topk_group", 1)
+    if experts % groups or used_groups > groups:
+        raise spec.config.error(f"{used_groups} of {groups} groups (topk_group, n_group) cannot be taken of {experts} experts")
+    if groups > 1:
+        spec.add_uint32({"expert_group_count": groups, "expert_group_used_count": used_groups})
 
 
 def _biased_experts(spec: DecoderSpec, n: int, rows: int) -> list[LayerTensor]:

@@ -15,7 +15,6 @@ from ..tensor_transforms import flatten, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
 from .encoders.pooling import pooling_keys, read_modules
 
-NO_LAYERS: list[int] = []
 MROPE_SECTIONS = [24, 20, 20]  # the default of Qwen 3 VL's own code
 
 
@@ -28,7 +27,7 @@ def qwen2(config: Config, mla_layout: str) -> ModelSpec:
 
 def qwen2vl(config: Config, mla_layout: str) -> ModelSpec:
     """The text model of Qwen 2 VL, 2.5 VL and 2.5 Omni: as `qwen2`, with rotation by positions in images."""
-    config.require("use_sliding_window", False, "a window")
+    config.lose_unless("use_sliding_window", False, "this architecture has no windows: all layers attend to everything")
     scaling = config.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") == "mrope":  # in older files; angles are not scaled
         config = config.with_values({"rope_scaling": scaling | {"type": "default", "rope_type": "default"}})
@@ -61,7 +60,6 @@ def qwen3vl(config: Config, mla_layout: str) -> ModelSpec:
 def qwen3vlmoe(config: Config, mla_layout: str) -> ModelSpec:
     """As `qwen3vl`, with experts, whose weights always sum to one."""
     config = config.with_defaults({"num_experts": config.get("num_local_experts"), "tie_word_embeddings": True})
-    _require_experts_everywhere(config)
     spec = _spec("qwen3vlmoe", config)
     _add_vision(spec)
     rows = config.integer("moe_intermediate_size")
@@ -71,7 +69,7 @@ def qwen3vlmoe(config: Config, mla_layout: str) -> ModelSpec:
 
 def _qwen3_layers(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> ModelSpec:
     bias = spec.config.flag("attention_bias", False)
-    return spec.build(_layer(spec, spec.attention(bias=bias, output_bias=bias, head_norms=unchanged), feed_forward))
+    return _layers(spec, spec.attention(bias=bias, output_bias=bias, head_norms=unchanged), feed_forward)
 
 
 def _add_sections(spec: DecoderSpec) -> None:
@@ -92,12 +90,10 @@ def _add_vision(spec: DecoderSpec) -> None:
 
 def qwen2moe(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen 1.5 MoE and 2 57B-A14B: as `qwen2`, with experts and a shared expert that has a gate of its own."""
-    _require_experts_everywhere(config)
     spec = _spec("qwen2moe", config)
-    if config.flag("use_sliding_window", False):
-        raise config.error("use_sliding_window is true: windows in this architecture cannot be converted")
+    _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
     rows, shared_rows = config.integer("moe_intermediate_size"), config.integer("shared_expert_intermediate_size")
-    n = spec.add_expert_counts("num_experts", rows)
+    n = spec.add_expert_counts("num_experts", rows, layers=sum(map(layers_with_experts(config), range(spec.n_layers))))
     spec.add_uint32({"expert_shared_feed_forward_length": shared_rows})
     spec.metadata["qwen2moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     feed_forward = [
@@ -105,17 +101,16 @@ def qwen2moe(config: Config, mla_layout: str) -> ModelSpec:
         LayerTensor("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", (1, spec.hidden_size), flatten),
         *spec.gated_mlp("mlp.shared_expert", shared_rows, "_shexp"),
     ]
-    return spec.build(_layer(spec, spec.attention(bias=config.flag("qkv_bias", True)), feed_forward))
+    return _layers(spec, spec.attention(bias=config.flag("qkv_bias", True)), feed_forward)
 
 
 def qwen3moe(config: Config, mla_layout: str) -> ModelSpec:
     """As `qwen3`, with experts and no shared expert."""
     config = config.with_defaults({"num_experts": config.get("num_local_experts")})  # the key of newer files
-    _require_experts_everywhere(config)
     spec = _spec("qwen3moe", config)
     _add_window(spec, lambda i: True)
     rows = config.integer("moe_intermediate_size")
-    n = spec.add_expert_counts("num_experts", rows)
+    n = spec.add_expert_counts("num_experts", rows, layers=sum(map(layers_with_experts(config), range(spec.n_layers))))
     spec.metadata["qwen3moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     return _qwen3_layers(spec, spec.experts(n, rows))
 
@@ -134,9 +129,20 @@ def _layer(spec: DecoderSpec, attention: list[LayerTensor], feed_forward: list[L
     ]
 
 
-def _require_experts_everywhere(config: Config) -> None:
-    config.require("decoder_sparse_step", 1, "experts in only some of the layers")
-    config.require("mlp_only_layers", NO_LAYERS, "experts in only some of the layers")
+def _layers(spec: DecoderSpec, attention: list[LayerTensor], feed_forward: list[LayerTensor]) -> ModelSpec:
+    """feed_forward: of layers that have no plain one."""
+    has_experts = layers_with_experts(spec.config)
+    return spec.build(lambda i: _layer(spec, attention, feed_forward if has_experts(i) else spec.gated_mlp()))
+
+
+def layers_with_experts(config: Config) -> Callable[[int], bool]:
+    """layer -> whether it has experts, if the model has any: every decoder_sparse_step-th, but those of mlp_only_layers. The
+    tensors alone say it in a GGUF."""
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.error(f"mlp_only_layers is {dense!r:.60}; a list of layers is needed")
+    return lambda i: (i + 1) % step == 0 and i not in dense
 
 
 def _add_window(spec: DecoderSpec, default: Callable[[int], bool]) -> None:

@@ -16,6 +16,7 @@ from ..draft_layers import QWEN_NAMES
 from ..model_spec import ModelSpec
 from ..tensor_transforms import add_one, flatten, negated_exponential, reorder_columns, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
+from .qwen import layers_with_experts
 
 _FRACTION = {"partial_rotary_factor": 0.25}  # the default of the model's own code
 _SECTIONS = [11, 11, 10]  # likewise
@@ -25,14 +26,11 @@ _INTERVAL = 4  # likewise
 def qwen3next(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen3-Next: experts, and a shared expert with a gate of its own, except in layers of mlp_only_layers."""
     spec, delta = delta_spec("qwen3next", config)
-    listed = config.get("mlp_only_layers") or []
-    if not isinstance(listed, list):
-        raise config.error(f"mlp_only_layers is {listed!r:.60}, not a list of layers")
-    step = config.integer("decoder_sparse_step", 1)
+    has_experts = layers_with_experts(config)
     experts = shared_and_routed_experts(spec, normalised=config.flag("norm_topk_prob", True))
 
     def feed_forward(layer: int) -> list[LayerTensor]:
-        return spec.gated_mlp() if layer in listed or (layer + 1) % step else experts
+        return experts if has_experts(layer) else spec.gated_mlp()
 
     return delta.build(delta.joined_projections(), feed_forward)
 

@@ -17,7 +17,7 @@ from ...errors import FormatError, MillError
 from ...formats import TensorSource
 from ...runtime import Model, Settings, load_model
 from ..common.arguments import as_adapters
-from ..common.models import ModelLike
+from ..common.models import ModelLike, pop_reading
 
 _MOST_MODELS = 2  # that a process keeps: a model and its baseline
 
@@ -77,7 +77,7 @@ def model_address(
     fixed = dict(settings)
     if fixed.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
         fixed["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(fixed["lora"]))
-    source = address_of(model, opened.stored, **{"architecture": fixed.pop("architecture", None), **(reading or {})})
+    source = address_of(model, opened.stored, **{**pop_reading(fixed), **(reading or {})})
     return ModelAddress(source, hashable(fixed))
 
 

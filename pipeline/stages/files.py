@@ -35,6 +35,7 @@ def reading_of(recipe: Recipe, base: Path, model: str | Path, mla_layout: str | 
         "mtp": convert.get("mtp"),
         "vocab": convert.get("vocab", True),
         "architecture": convert.get("architecture"),
+        "allow_lossy_config": convert.get("allow_lossy_config", False),
         "lora": adapters_of_recipe(recipe, base),
         "remote": cluster is not None and is_repository(model),  # every worker reads what it needs, and this process too
     }

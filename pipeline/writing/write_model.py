@@ -21,6 +21,7 @@ from ...jobs.shards import only_shards
 from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
+from ..common.losses import warn_of_losses
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .checks import problem_line, verify_written, watch_inputs, write_manifest
@@ -170,6 +171,7 @@ def write_model(
         for path in source.files if delete_source_shards else ():
             record_path(path).unlink(missing_ok=True)
         return _checked(WriteResult("finished before", paths, plan), plan, source, options, report)
+    warn_of_losses(source)
     for text in source.notes:
         note(f"note: {text}", detail=True)
     if options.dry_run:

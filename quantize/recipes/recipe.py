@@ -189,6 +189,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "mtp": _SWITCH,
         "vocab": _SWITCH,
         "architecture": _NAME,
+        "allow_lossy_config": _SWITCH,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
     "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME, "nextn": _SWITCH},

@@ -17,7 +17,7 @@ from ..hparams import HParams
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # values of expert_gating_func in GGUF
 GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid", SQRT_SOFTPLUS: "sqrt_softplus"}
 _KNOWN = ", ".join(f"{number} {name}" for number, name in GATINGS.items())
-SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations
+SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations, where the metadata does not say
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, a
 
 def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str, limit: float) -> Value:
     if activation == "clamped_swish":
-        return graph.gated(gate, up, activation, SWISH_LIMIT)
+        return graph.gated(gate, up, activation, limit or SWISH_LIMIT)
     return graph.gated(gate, up, activation if limit or activation != "clamped_silu" else "silu", limit)
 
 

@@ -17,6 +17,8 @@ from .feed_forward import FeedForward, feed_forward
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding, rotated_dims
 from .variants import VARIANTS, Variant
 
+NO_CAP = 1e6  # what is capped so high changes by less than float32 rounds it
+
 
 def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draft: int | None = None) -> Graph:
     """The model's graph, or that of the draft layer with this number.
@@ -29,13 +31,14 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     norm_kind = variant.norm or ("layer" if has_layer_epsilon else "rms")
     epsilon = hparams.float(f"attention.layer_norm_{'' if has_layer_epsilon else 'rms_'}epsilon")
     scale = hparams.float("attention.scale", 0.0) or variant.attention_scale(hparams, heads.k_width)
-    softcap = hparams.float("attn_logit_softcapping", 0.0)
+    softcap = _soft_cap(hparams, "attn_logit_softcapping")
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
     temperature, value_scale = (
         temperature_of(hparams, variant.temperature_offset or 0),
         hparams.float("attention.value_scale", 0.0) or 1.0,
     )
     windows = _windows(hparams, variant, n_layers(hparams) if draft is None else draft + 1)
+    has_windows = hparams.size("attention.sliding_window", 0, 0) > 0
     clamp, blocks = hparams.float("attention.clamp_kqv", 0.0), BlockIndexer.of(hparams)
     alibi, causal = variant.alibi(hparams), hparams.flag("attention.causal", variant.has_head)
     ungated = hparams.text("hidden_activation", variant.ungated)
@@ -52,11 +55,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
 
     logit_scale = hparams.float("logit_scale", 0.0) or 1.0
     head_scale = 1 / logit_scale if variant.divide_logits else logit_scale
-    head_softcap = hparams.float("final_logit_softcapping", 0.0)
+    head_softcap = _soft_cap(hparams, "final_logit_softcapping")
     embedding_scale = hparams.float("embedding_scale", 0.0) or variant.embedding_scale(n_embd)
 
     def decoder_layer(x: Value, layer: int, window: int) -> Value:
-        prefix, rotates = f"blk.{layer}.", not alibi and variant.rotates(hparams, layer, window > 0, any(windows))
+        prefix, rotates = f"blk.{layer}.", not alibi and variant.rotates(hparams, layer, window > 0, has_windows)
         first_norm = norm if variant.has_head or layer else optional_norm
         h = first_norm(x, f"{prefix}attn_norm") if variant.pre_norm else x
         parallel = variant.is_parallel(hparams, f"{prefix}ffn_norm.weight" in graph)
@@ -110,6 +113,12 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     if not variant.has_head or "pooling_type" in hparams:
         return graph.finish_encoder(hparams.architecture, hidden, n_ctx_train)
     return graph.finish(hparams.architecture, hidden, n_ctx_train, scale=head_scale, softcap=head_softcap)
+
+
+def _soft_cap(hparams: HParams, key: str) -> float:
+    """0: none. So large a cap says that there is none, to readers that would put in their own."""
+    cap = hparams.float(key, 0.0)
+    return cap if cap < NO_CAP else 0.0
 
 
 def _windows(hparams: HParams, variant: Variant, layers: int) -> list[int]:

@@ -61,14 +61,14 @@ def rotary_embedding(hparams: HParams, dims: int, interleaved: bool, factors: np
     if factors is not None:
         frequencies = frequencies / factors
     scaling = hparams.text("rope.scaling.type", "linear" if "rope.scale_linear" in hparams else "none")
-    if scaling == "none":
+    if scaling in ("none", "longrope"):  # whose factors are tensors
         return RotaryEmbedding(frequencies, hparams.float("rope.scaling.attn_factor", 1.0), interleaved)
     if scaling == "linear":
         factor = hparams.float("rope.scaling.factor", hparams.float("rope.scale_linear", 1.0))
         return RotaryEmbedding(frequencies / (factor or 1.0), 1.0, interleaved)
     if scaling == "yarn":
         return _yarn(hparams, frequencies, base, interleaved)
-    raise PlanError(f"{hparams.path}: rope scaling of type {scaling!r} is not supported (none, linear and yarn are)")
+    raise PlanError(f"{hparams.path}: rope scaling of type {scaling!r} is not supported (none, linear, yarn and longrope are)")
 
 
 def _yarn(hparams: HParams, frequencies: np.ndarray, base: float, interleaved: bool) -> RotaryEmbedding:

@@ -1,4 +1,4 @@
-"""--architecture NAME, by which every verb reads a checkpoint of an unknown architecture."""
+"""--architecture NAME, by which every verb reads a checkpoint of an unknown architecture, and --allow-lossy-config."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.errors import UsageError
-from ggufmill.formats import PlanError
+from ggufmill.formats import PlanError, open_gguf
 from ggufmill.pipeline.common.models import open_model, settings_of_each
 from ggufmill.recipes import FOLDER
 
@@ -22,17 +22,28 @@ def run(capsys):
     return ended
 
 
-@pytest.fixture(scope="module")
-def renamed(tmp_path_factory):
-    """The demo under a name that is not known."""
-    folder = tmp_path_factory.mktemp("renamed") / "demo"
+def demo_with(folder, changes):
+    """A copy of the demo whose config.json has these changes."""
     folder.mkdir()
     for path in (FOLDER / "demo").iterdir():
         if path.is_file() and path.name != "config.json":
             (folder / path.name).symlink_to(path)
     config = json.loads((FOLDER / "demo" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NewForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder, config
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory):
+    """The demo under a name that is not known."""
+    folder, config = demo_with(tmp_path_factory.mktemp("renamed") / "demo", {"architectures": ["NewForCausalLM"]})
     return folder, config["architectures"][0]
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    """The demo with a rotary scaling that a GGUF cannot say."""
+    return demo_with(tmp_path_factory.mktemp("scaled") / "demo", {"rope_scaling": {"type": "dynamic", "factor": 2.0}})[0]
 
 
 VERBS = {
@@ -57,6 +68,30 @@ def test_every_verb_that_takes_a_checkpoint_has_it(run, renamed, tmp_path, verb)
     assert "unsupported architecture NewForCausalLM" in said
     code, _, said = run(verb, *words, "--architecture", name)
     assert code == 0, said
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_that_takes_a_checkpoint_can_leave_settings_out(run, scaled, tmp_path, verb):
+    words = [w.format(model=scaled, tmp=tmp_path, text=scaled / "heldout.txt") for w in VERBS[verb]]
+    code, _, said = run(verb, *words)
+    assert code == 1
+    assert "dynamic rotary scaling" in said
+    assert "--allow-lossy-config" in said
+    code, _, said = run(verb, *words, "--allow-lossy-config")
+    assert code == 0, said
+    assert (verb in ("plan", "bench")) == ("is not all that its config.json says" not in said)
+
+
+def test_what_was_left_out_stays_in_the_file(run, scaled, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[convert]\nallow_lossy_config = true\n[quantize]\ntype = "q8_0"\n')
+    assert run("recipes", "explain", scaled, "--recipe", recipe)[0] == 0
+    code, _, said = run("quantize", scaled, tmp_path / "a.gguf", "--recipe", recipe)
+    assert code == 0, said
+    (lost,) = open_gguf(tmp_path / "a.gguf").metadata["ggufmill.lost_config"]
+    assert "dynamic rotary scaling" in lost
+    assert lost in run("inspect", tmp_path / "a.gguf")[1]
+    assert lost in run("perplexity", tmp_path / "a.gguf", "-f", scaled / "heldout.txt", "-c", 64, "--chunks", 1)[2]
 
 
 def test_recipes_have_it(run, renamed, tmp_path):

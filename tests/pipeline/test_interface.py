@@ -13,6 +13,7 @@ import click
 import pytest
 
 import ggufmill
+from ggufmill.pipeline.common.models import READING
 from ggufmill.runtime import Sampling, Settings
 
 ROOT = Path(ggufmill.__file__).parent
@@ -151,7 +152,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     parameters = inspect.signature(getattr(ggufmill, name)).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
-    others |= {"architecture"} if takes_any else set()  # of `open_model`, beside the settings
+    others |= set(READING) if takes_any else set()
     # Hidden ones are habits of llama.cpp that have no effect here.
     exposed = [option for option in command.params if option.expose_value and not getattr(option, "hidden", False)]
     flags = {option.name for option in exposed} - _OF_DISPLAY

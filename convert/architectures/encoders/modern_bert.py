@@ -56,7 +56,7 @@ def _thetas(config: Config) -> tuple[float, float]:
     parameters = config.get("rope_parameters")
     if not isinstance(parameters, dict):
         return tuple(config.number(f"{part}_rope_theta", positive=True) for part in ("global", "local"))  # type: ignore[return-value]
-    sets = [Config(config.path, parameters.get(f"{part}_attention") or {}) for part in ("full", "sliding")]
+    sets = [config.part(parameters.get(f"{part}_attention") or {}) for part in ("full", "sliding")]
     for one in sets:
         one.require("rope_type", "default", "rotary scaling")
     return sets[0].number("rope_theta", positive=True), sets[1].number("rope_theta", positive=True)

@@ -103,7 +103,7 @@ def mpt(config: Config, mla_layout: str) -> ModelSpec:
     config.require("no_bias", True, "biases in this architecture")
     config.require("expansion_ratio", 4, "this width of the feed-forward block")
     config.require("logit_scale", None, "a factor of the logits")
-    attention = config.section("attn_config") if config.get("attn_config") else Config(config.path, {})
+    attention = config.section("attn_config") if config.get("attn_config") else config.part({})
     for key, value, what in (
         ("alibi", True, "attention without linear biases"),
         ("attn_type", "multihead_attention", "this attention"),

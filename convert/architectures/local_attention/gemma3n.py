@@ -52,12 +52,12 @@ def gemma3n(config: Config, mla_layout: str) -> ModelSpec:
     widths = text.get("intermediate_size")
     widths = widths if isinstance(widths, list) else [widths] * layers
     parameters = text.get("rope_parameters") or {}
-    full, local = (Config(text.path, parameters.get(f"{kind}_attention") or {}) for kind in ("full", "sliding"))
+    full, local = (text.part(parameters.get(f"{kind}_attention") or {}) for kind in ("full", "sliding"))
     for rope in (full, local):
         rope.require("rope_type", "default", "rotary scaling")
     theta = {"rope_theta": full.number("rope_theta", text.number("rope_theta", THETA))}
     text = text.with_values({"intermediate_size": widths[0] if widths else None})
-    spec = DecoderSpec(ARCHITECTURE, text, rope=Config(text.path, theta))
+    spec = DecoderSpec(ARCHITECTURE, text, rope=text.part(theta))
     widths = _per_layer(text, "intermediate_size", widths, layers, int)
     if len(set(widths)) > 1:
         spec.metadata[f"{ARCHITECTURE}.feed_forward_length"] = np.array(widths, np.uint32)

@@ -109,7 +109,8 @@ def afmoe(config: Config, mla_layout: str) -> ModelSpec:
         config.require(key, supported, what)
     spec = DecoderSpec("afmoe", config.with_defaults({"head_dim": 128}))
     period = config.integer("global_attn_every_n_layers", 4)
-    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=4)
+    is_local = spec.local_layers(lambda i: (i + 1) % period != 0)
+    spec.add_sliding_window(is_local, default_period=4, always=config.get("sliding_window") is not None)
     dense = config.integer("num_dense_layers", 1, minimum=0)
     if dense > spec.n_layers:
         raise config.error(f"num_dense_layers is {dense}, of {spec.n_layers} layers")
@@ -193,9 +194,9 @@ def _spec_with_local_rope(architecture: str, config: Config, defaults: dict[str,
 
     rope_parameters has a set of settings for each type of layers; defaults: those of the model's own code.
     """
-    parameters = Config(config.path, {}) if config.get("rope_parameters") is None else config.section("rope_parameters")
+    parameters = config.part({}) if config.get("rope_parameters") is None else config.section("rope_parameters")
     given = {kind: {} if parameters.get(kind) is None else parameters.section(kind).values for kind in defaults}
-    full, local = (Config(config.path, values | given[kind], config.n_stored) for kind, values in defaults.items())
+    full, local = (config.part(values | given[kind]) for kind, values in defaults.items())
     local.require("rope_type", "default", "rotary scaling of local layers")
     spec = DecoderSpec(architecture, config, rope=config.with_values({"rope_parameters": full.values}))
     spec.add_float32({"rope.freq_base_swa": local.number("rope_theta", positive=True)})

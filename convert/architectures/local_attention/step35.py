@@ -55,7 +55,7 @@ def step35(config: Config, mla_layout: str) -> ModelSpec:
     if all(is_local) or not any(is_local):
         raise config.error("layer_types is of one kind; windows in some layers and none in others can be converted")
     other = config.get("attention_other_setting")
-    other = Config(config.path, other if isinstance(other, dict) else {})
+    other = config.part(other if isinstance(other, dict) else {})
     other.require("head_dim", spec.head_dim, "other heads in layers with a window")
     local_heads = config.integer("num_sliding_attention_heads", other.integer("num_attention_heads", spec.n_heads))
     local_kv_heads = other.integer("num_attention_groups", spec.n_kv_heads)
@@ -138,8 +138,8 @@ def _ropes(config: Config, is_local: list[bool]) -> tuple[Config, Config]:
                 values["partial_rotary_factor"] = parts[at]
         scaling = config.get("rope_scaling")
         full |= scaling if isinstance(scaling, dict) else {}
-    full = Config(config.path, {"partial_rotary_factor": FULL_FRACTION} | full)
-    local = Config(config.path, local)
+    full = config.part({"partial_rotary_factor": FULL_FRACTION} | full)
+    local = config.part(local)
     full.require("partial_rotary_factor", FULL_FRACTION, "rotating another part of each head in layers without a window")
     local.require("partial_rotary_factor", 1, "rotating a part of each head in layers with a window")
     local.require("rope_type", "default", "rotary scaling in layers with a window")
@@ -147,7 +147,7 @@ def _ropes(config: Config, is_local: list[bool]) -> tuple[Config, Config]:
         raise config.error(
             f"rotary scaling of type {full.get('rope_type')!r} cannot be converted; known are default and llama3"
         )
-    return Config(config.path, {"rope_parameters": full.values}), local
+    return config.part({"rope_parameters": full.values}), local
 
 
 def _of_drafts(config: Config, key: str, n: int, count: int, default: str) -> list[str]:

@@ -38,7 +38,7 @@ def nemotron_h(config: Config, mla_layout: str) -> ModelSpec:
         config.require(key, supported, what)
     types = _layer_types(config)
     config = config.with_defaults(_DEFAULTS | {"head_dim": config.get("attention_head_dim", 128)})
-    config = config.with_values({"num_hidden_layers": len(types), "rope_parameters": None})
+    config = config.with_values({"num_hidden_layers": len(types), "rope_parameters": None, "partial_rotary_factor": None})
     has_experts = EXPERTS in types
     spec = DecoderSpec("nemotron_h_moe" if has_experts else "nemotron_h", config, norm=_RMS_NORM)
     spec.add_float32(

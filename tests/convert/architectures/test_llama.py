@@ -180,10 +180,10 @@ def test_other_scalings(convert, key):
     expected = {"type": "yarn", "factor": 16.0, "original_context_length": 64, "yarn_beta_fast": 24.0}
     assert keys == expected
     assert isinstance(keys["original_context_length"], np.uint32)
-    source, _, _ = convert(rope_scaling={key: "dynamic", "factor": 2.0})
-    assert any("dynamic" in note for note in source.notes)
-    with pytest.raises(FormatError, match="type 'longrope' cannot be converted; known are default, linear"):
-        convert(rope_scaling={key: "longrope", "factor": 2.0})
+    with pytest.raises(FormatError, match="dynamic rotary scaling.*--allow-lossy-config"):
+        convert(rope_scaling={key: "dynamic", "factor": 2.0})
+    with pytest.raises(FormatError, match="type 'unknown' cannot be converted; known are default, linear"):
+        convert(rope_scaling={key: "unknown", "factor": 2.0})
 
 
 def test_mistral(convert):

@@ -6,9 +6,9 @@ COARSE_IN_LLAMA_CPP  case -> tolerance of llama.cpp's logits where it computes w
 IN_LLAMA_CPP         case -> changes of the config for the comparison with llama.cpp
 """
 
-from . import decoders, gpt, newest, recurrent, relatives
+from . import decoders, gpt, newest, odd, recurrent, relatives
 
-MODULES = (decoders, gpt, newest, recurrent, relatives)
+MODULES = (decoders, gpt, newest, recurrent, relatives, odd)
 
 
 def merged(table: str) -> dict:

@@ -14,6 +14,7 @@ COMMON = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+HALF = {"partial_rotary_factor": 0.5}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

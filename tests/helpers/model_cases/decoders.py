@@ -1,6 +1,6 @@
 """Transformers with attention in every layer, and the recurrent states of Qwen."""
 
-from .common import COMMON, DYNAMIC, LINEAR, LLAMA3, PLAIN, TIED, WINDOW, YARN
+from .common import COMMON, HALF, LINEAR, LLAMA3, PLAIN, TIED, WINDOW, YARN
 
 GEMMA2 = WINDOW | {"head_dim": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
 GEMMA3 = WINDOW | {"head_dim": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}
@@ -36,7 +36,6 @@ GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
 ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 LONG |= {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.7 * i for i in range(8)]}
-HALF = {"partial_rotary_factor": 0.5}
 WHOLE_HEAD = {"partial_rotary_factor": 1.0}
 MINISTRAL = {"head_dim": 24}
 MINISTRAL_ROPE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
@@ -76,7 +75,7 @@ CASES = {
     "llama-yarn-untruncated": ("Llama", {"rope_parameters": YARN | {"truncate": False}}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
     "llama-yarn-factor": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "beta_fast": 16.0}}),
-    "llama-dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
+    "llama-yarn-magnitude": ("Llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.3}}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": ("Mistral", WINDOW),
     "ministral3": ("Ministral3", MINISTRAL | {"rope_parameters": MINISTRAL_ROPE}),
