@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     "--max-body", type=click.IntRange(1), default=8, show_default=True, metavar="MiB", help="Maximum size of a request."
 )
 @click.option(
-    "--max-connections", type=click.IntRange(1), default=256, show_default=True, help="Connections open at once; more get 503."
+    "--max-connections",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Connections open at once; one more ends the one that has kept the server waiting longest, or gets 503.",
 )
 @click.option("--metrics", is_flag=True, help="Tell at /metrics what the server has done, for Prometheus.")
 @click.option(

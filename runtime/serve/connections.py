@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from asyncio import TimerHandle, Transport
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...errors import UsageError
@@ -32,19 +33,35 @@ def connection_limit(wanted: int) -> int:
 def limited_protocol(max_connections: int, header_seconds: float) -> type[H11Protocol]:
     """uvicorn's HTTP/1.1 with two limits.
 
-    max_connections  more are answered with 503 and closed
+    max_connections  one more takes the place of the one that has waited longest for the rest of its client's request, which
+                     gets 408; where none waits for a client, it is answered with 503 and closed
     header_seconds   time from a connection's first byte, or from its opening, to the end of a request's header; then 408
     """
 
     class LimitedProtocol(H11Protocol):
         _header_timer: TimerHandle | None = None
+        _waits_since: float = 0.0  # for a request: since the connection was opened, or since the last answer
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > max_connections:
-                self._refuse(_BUSY)
-            else:
+            self._waits_since = self.loop.time()
+            if self._has_room():
                 self._watch_header()
+            else:
+                self._refuse(_BUSY)
+
+        def _has_room(self) -> bool:
+            """Whether this connection can stay; another one may have to go for it."""
+            others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
+            if len(others) < max_connections:
+                return True
+            waiting = [each for each in others if isinstance(each, LimitedProtocol) and each._waits_for_client()]
+            if waiting:
+                min(waiting, key=lambda each: each._waits_since)._refuse(_TIMEOUT)
+            return bool(waiting)
+
+        def _waits_for_client(self) -> bool:
+            return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
@@ -65,6 +82,7 @@ def limited_protocol(max_connections: int, header_seconds: float) -> type[H11Pro
 
         def on_response_complete(self) -> None:
             self._stop_timer()  # uvicorn's own limit for idle connections applies until the next byte
+            self._waits_since = self.loop.time()
             super().on_response_complete()
 
         def _stop_timer(self) -> None:

@@ -20,6 +20,7 @@ from .engine import Engine
 from .tasks import EndEvent
 
 _BACKLOG = 128  # connections that wait to be accepted
+_ACCEPTED = 8  # connections that are accepted at a time, before they are counted: few against the reserve of descriptors
 _SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generations have ended
 
 
@@ -29,6 +30,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine):
         super().__init__(config)
         self._engine = engine
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has set as many as it accepts at a time
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._engine.stop()
@@ -78,6 +84,7 @@ def serve(
             log_level="warning",
             access_log=False,
             server_header=False,
+            backlog=_ACCEPTED,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         server = _Server(config, engine)

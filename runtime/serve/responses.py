@@ -28,7 +28,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def error_response(error: RequestError, typed: bool = False) -> Response:
     """The error object with its status and the headers that belong to it. typed: as Anthropic's clients expect it."""
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 503: {"Retry-After": "1"}}.get(error.status)
     return json_response({**({"type": "error"} if typed else {}), **error.as_json()}, error.status, headers)
 
 

@@ -9,9 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import flood
+import idle
 import inputs
 import kills
 import power
+import server
 
 from jobs import Trial, make_sources, undisturbed
 
@@ -101,11 +103,13 @@ def test_a_power_cut_during_a_job(sources, merged, tmp_path):
 def test_a_small_flood():
     pytest.importorskip("uvicorn")
     pytest.importorskip("prometheus_client")
-    seen = flood.flood_server(60, 20, clients=8)
+    seen = flood.flood_server(60, 20, clients=8, idle=40, hold=False)
     assert seen.finding == ""
     assert sum(seen.sent.values()) == 60 or seen.seconds >= 20
     assert seen.statuses[400] > 0
     assert seen.healthy > 0
+    assert seen.answered > 0
+    assert seen.idle.opened.total() >= 40
 
 
 BROKEN = """
@@ -127,8 +131,11 @@ server.serve_forever()
 
 def test_a_flood_finds_what_is_wrong(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(BROKEN)
-    monkeypatch.setattr(flood, "MILL", [sys.executable, str(tmp_path / "broken.py")])
-    problems = " ".join(flood.flood_server(40, 20, clients=4).problems)
+    monkeypatch.setattr(idle, "KINDS", {"no byte": (b"", None, 0.5)})
+    monkeypatch.setattr(idle, "SLACK", 0.5)
+    monkeypatch.setattr(server, "MILL", [sys.executable, str(tmp_path / "broken.py")])
+    problems = " ".join(flood.flood_server(40, 20, clients=4, idle=2).problems)
     assert "status 500" in problems  # of a request
     assert "tokens were generated" in problems  # no figure of them
     assert "the server ends with -15" in problems
+    assert "no byte: the connection is still open after 1 s" in problems

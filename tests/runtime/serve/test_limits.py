@@ -7,8 +7,8 @@ import logging
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -47,6 +47,17 @@ def read_all(client):
         data += part
 
 
+def read_answer(client):
+    """An answer with a JSON object, of a connection that stays open."""
+    client.settimeout(10)
+    data = b""
+    while not data.endswith(b"}"):
+        part = client.recv(4096)
+        assert part
+        data += part
+    return data
+
+
 def test_half_a_header_is_ended(served, model):
     url = served(model, header_seconds=0.5)
     with socket.create_connection(address(url)) as silent, socket.create_connection(address(url)) as half:
@@ -73,25 +84,67 @@ def test_an_answer_may_take_longer_than_a_header(served, model):
         assert read_all(client).startswith(b"HTTP/1.1 200 ")
 
 
-def test_too_many_connections_get_503_and_the_server_goes_on(served, model):
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+TOKENIZE = b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n"
+WAITING = {"no byte": b"", "half a header": HEALTH[:-2], "no next request": HEALTH, "half a body": TOKENIZE + b"{"}
+
+
+@pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING.keys())
+def test_a_new_connection_takes_the_place_of_one_that_waits_for_its_client(served, model, sent):
     url = served(model, max_connections=4)
-    idle = [socket.create_connection(address(url)) for _ in range(4)]
+    clients = [socket.create_connection(address(url)) for _ in range(4)]
     try:
-        for client in idle:  # counted once the server has accepted them
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        for client in clients:
+            client.sendall(sent)
+            if sent == HEALTH:
+                assert read_answer(client).startswith(b"HTTP/1.1 200 ")
+        clients.append(socket.create_connection(address(url)))
+        clients[4].sendall(HEALTH)
+        assert read_answer(clients[4]).startswith(b"HTTP/1.1 200 ")
+        with suppress(ConnectionResetError):  # if it is closed before what it has sent is read
+            assert read_all(clients[0]).startswith(b"HTTP/1.1 408 ")  # the one that has waited longest
+        for client in clients[1:4]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):  # is still open
+                client.recv(4096)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_too_many_requests_at_once_get_503_and_the_server_goes_on(served, model, monkeypatch):
+    go_on, begun, encode = threading.Event(), threading.Semaphore(0), model.tokenizer.encode
+
+    def slow(text, *arguments):
+        begun.release()
+        assert go_on.wait(30)
+        return encode(text, *arguments)
+
+    monkeypatch.setattr(model.tokenizer, "encode", slow)
+    url = served(model, max_connections=2)
+    busy = [socket.create_connection(address(url)) for _ in range(2)]
+    try:
+        for client in busy:
+            client.sendall(TOKENIZE + b'{"content":"a"}')
+        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=30)
         with socket.create_connection(address(url)) as more:
             assert read_all(more).startswith(b"HTTP/1.1 503 ")
+        go_on.set()
+        for client in busy:
+            assert read_all(client).startswith(b"HTTP/1.1 200 ")
     finally:
-        for client in idle:
+        go_on.set()
+        for client in busy:
             client.close()
-    end = time.monotonic() + 10
-    while True:
-        try:
-            assert json.load(urllib.request.urlopen(f"{url}/health", timeout=5))["status"] == "ok"
-            break
-        except (urllib.error.URLError, ConnectionError):
-            assert time.monotonic() < end
+    assert json.load(urllib.request.urlopen(f"{url}/health", timeout=5))["status"] == "ok"
+
+
+def test_a_body_that_does_not_arrive_ends_its_connection(served, model):
+    url = served(model, body_seconds=0.3)
+    with socket.create_connection(address(url)) as client:
+        client.sendall(TOKENIZE.replace(b"Connection: close\r\n", b"") + b"{")
+        assert read_all(client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_connections_within_what_the_process_can_open(monkeypatch):
