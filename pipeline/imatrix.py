@@ -172,8 +172,6 @@ def compute_imatrix(
         merged = already_collected(path, covariance_path, windows, before)
         if merged is not None:
             return ImatrixResult(merged, None, covered_layers(merged, source), path, None, covariance_path)
-    if job is not None:
-        begin_covariance(job, state, on_cluster=cluster is not None)
     frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
 
     def save_state(now: CollectState) -> None:
@@ -188,47 +186,54 @@ def compute_imatrix(
         except MillError as error:
             warn([f"{error}; the work goes on, but --resume has less to go on with"])
 
-    try:
-        there = {"n_ctx": window, **reading, **settings}
-        elsewhere = collecting_on(
-            cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(memory)
-        )
-        with reporting(progress) as report, elsewhere as run_batches, output_lock(path) if path is not None else nullcontext():
-            stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
-            shared = run_batches if isinstance(run_batches, SharedCovariance) else None
-
-            def on_chunk(so_far: Perplexity, total: int) -> None:
-                reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
-                stage.reach(*reached, perplexity_text(so_far.perplexity), so_far)
-
-            imatrix, figures = collect(
-                opened,
-                windows,
-                options=collect_options,
-                save_frequency=(save_frequency or 0) if path is not None else 0,
-                on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
-                state_frequency=frequency,
-                on_state=save_state if state_path is not None else None,
-                resume=state,
-                on_chunk=on_chunk,
-                covariance=job.collector if job is not None and job.is_beside and shared is None else None,
-                has_final_state=job is not None and (passes > 1 or not job.is_beside or shared is not None) and frequency > 0,
-                elsewhere=run_batches,
-            )
-            if job is not None:
-                finish_covariance(job, shared, frequency, stage)
-    except KeyboardInterrupt:
-        if state_path is None or not state_path.exists():
-            raise
-        done = load_state(state_path).done
-        raise KeyboardInterrupt(f"{done} windows are kept in {state_path}; the same command with --resume goes on") from None
-    imatrix = imatrix.merge(*before)
-    if path is not None and state_path is not None:
-        imatrix.save(path)
+    with output_lock(path) if path is not None else nullcontext():
         if job is not None:
-            job.finish()
-        state_path.unlink(missing_ok=True)
-        warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
+            begin_covariance(job, state, on_cluster=cluster is not None)
+        try:
+            there = {"n_ctx": window, **reading, **settings}
+            elsewhere = collecting_on(
+                cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(memory)
+            )
+            with reporting(progress) as report, elsewhere as run_batches:
+                stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
+                shared = run_batches if isinstance(run_batches, SharedCovariance) else None
+
+                def on_chunk(so_far: Perplexity, total: int) -> None:
+                    reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
+                    stage.reach(*reached, perplexity_text(so_far.perplexity), so_far)
+
+                imatrix, figures = collect(
+                    opened,
+                    windows,
+                    options=collect_options,
+                    save_frequency=(save_frequency or 0) if path is not None else 0,
+                    on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
+                    state_frequency=frequency,
+                    on_state=save_state if state_path is not None else None,
+                    resume=state,
+                    on_chunk=on_chunk,
+                    covariance=job.collector if job is not None and job.is_beside and shared is None else None,
+                    has_final_state=job is not None
+                    and (passes > 1 or not job.is_beside or shared is not None)
+                    and frequency > 0,
+                    elsewhere=run_batches,
+                )
+                if job is not None:
+                    finish_covariance(job, shared, frequency, stage)
+        except KeyboardInterrupt:
+            if state_path is None or not state_path.exists():
+                raise
+            done = load_state(state_path).done
+            raise KeyboardInterrupt(
+                f"{done} windows are kept in {state_path}; the same command with --resume goes on"
+            ) from None
+        imatrix = imatrix.merge(*before)
+        if path is not None and state_path is not None:
+            imatrix.save(path)
+            if job is not None:
+                job.finish()
+            state_path.unlink(missing_ok=True)
+            warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
     layers = covered_layers(imatrix, source)
     if plot is not None:
         from .reports.imatrix_plots import plot_coverage

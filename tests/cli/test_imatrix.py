@@ -112,6 +112,29 @@ def test_two_jobs_do_not_write_one_imatrix(mill, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("covariance", [False, True])
+def test_the_output_is_locked_until_the_last_save(mill, tmp_path, monkeypatch, covariance):
+    from ggufmill.imatrix.covariance.job import CovarianceJob
+
+    out, tried = tmp_path / "demo.imatrix", []
+
+    def with_another_job(save):
+        def wrapped(*arguments):
+            with pytest.raises(MillError, match="another job is writing"), output_lock(out):
+                pass
+            tried.append(save.__name__)
+            return save(*arguments)
+
+        return wrapped
+
+    for owner, name in ((Imatrix, "save"), (CovarianceJob, "finish")):
+        monkeypatch.setattr(owner, name, with_another_job(getattr(owner, name)))
+    more = ("--covariance", tmp_path / "demo.cov") if covariance else ()
+    assert mill("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 1, *SHORT, *more)[0] == 0
+    assert tried == ["save", "finish"][: 1 + covariance]
+    assert not out.with_name("demo.imatrix.lock").exists()
+
+
 def test_a_full_disk_at_a_save_does_not_end_the_job(mill, tmp_path, monkeypatch):
     from ggufmill.imatrix.collect_state import CollectState
 
