@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, metavar="[MODEL|FOLDER|PATTERN]...", type=click.Path(path_type=Path))
 @click.option("--against", required=True, metavar="BASE", type=MODEL, help="The baseline, or a file of its predictions.")
 @click.option("-f", "--file", "text", type=TEXT, help="Text to read. [default: the tokens in the baseline's file]")
-@run_options(n_ctx=512)
+@run_options(n_ctx=512, in_windows=True)
 @flags.chunks
 @click.option(
     "-o",

@@ -58,7 +58,7 @@ def command() -> None:
 @click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")
 @click.option("--template", metavar="NAME|FILE", help="Chat template for conversations. [default: the model's own]")
 @click.option("--in-file", multiple=True, type=FILE, help="Add what this imatrix holds; without -f that is all that is done.")
-@run_options(n_ctx=512)
+@run_options(n_ctx=512, in_windows=True)
 @flags.chunks
 @click.option("--from-chunk", "--chunk", type=click.IntRange(0), help="Leave out so many windows at the beginning.")
 @click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")

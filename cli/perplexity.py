@@ -72,7 +72,7 @@ _task_options = flags.gathered(_TASK_OPTIONS, _names, "task", _task)
 @click.option(
     "-f", "--file", "-bf", "--binary-file", "text", type=TEXT, help="Text to read. [default: the tokens in the baseline's file]"
 )
-@run_options(n_ctx=512)
+@run_options(n_ctx=512, in_windows=True)
 @flags.chunks
 @click.option(
     "--kl-divergence",

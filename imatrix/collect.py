@@ -1,15 +1,16 @@
 """Computing an importance matrix: the calibration text runs through the model, and the inputs of every linear tensor are
 squared and summed, per expert for stacks of experts (as in llama.cpp's imatrix.cpp).
 
-Sums are float64, in an order that does not depend on the number of threads: an interrupted run that is resumed from its saved
-state ends in the same bytes as an uninterrupted one.
+Sums are float64, token after token within a batch of windows, and batch after batch: their order depends neither on the number
+of threads nor on micro-batches, and an interrupted run that is resumed from its saved state ends in the same bytes as an
+uninterrupted one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,13 @@ from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreSt
 from ..runtime.graph import Observer, Op, Weight
 from ..runtime.graph.compressed_ops import GroupedLinear
 from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
+from .batch_sums import Addition, BatchSums
 from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState
 from .covariance.collector import CovarianceCollector
 from .entries import EMBEDDINGS, Imatrix
-from .sum_squares import TILE, sum_runs, sum_squares
-from .windows import NotFiniteError, is_due, score
+from .windows import is_due, score
 
-_MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
-_PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
 _EMBEDDING_ROWS = 4096  # read at a time
 
 
@@ -62,23 +61,6 @@ class CollectOptions:
 
 
 @dataclass(frozen=True)
-class Addition:
-    """What one op adds to the sums of a weight.
-
-    name, shape  of the weight; matrices: the numbers of its matrices that had activations, or one number, or all
-    squares      float64 [matrices, columns], sums of the activations' squares; n: activations, of each matrix or of all
-    weight       how many times both count
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    matrices: int | slice | np.ndarray
-    squares: np.ndarray
-    n: int | np.ndarray
-    weight: int
-
-
-@dataclass(frozen=True)
 class BatchResult:
     """What running a batch of windows gives, to be added to the sums of a collection in the order of its batches."""
 
@@ -88,18 +70,6 @@ class BatchResult:
 
 # (numbers of the windows of each batch) -> what each gives, in order: made elsewhere
 RunBatches = Callable[[Sequence[slice]], Iterator[BatchResult]]
-
-
-@dataclass
-class _SharedSquares:
-    """Sums of squares that several weights share.
-
-    values  indexes of the graph's values that the activations are, and the layer; names: the weights that have used them so far
-    """
-
-    values: tuple[int | str, ...]
-    names: set[str]
-    sums: np.ndarray
 
 
 def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, int]]:
@@ -130,7 +100,7 @@ class Collector(Observer):
         self.token_counts = np.zeros(model.n_embeddings if self._options.embeddings else 0, np.int64)
         self.sums: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
-        self._last = _SharedSquares((), set(), np.empty(0))
+        self._batch = BatchSums(model.workers)
 
     def wants_input(self, op: Op) -> bool:
         """Whether the op has linear weights of a layer or, if the options say so, the output matrix."""
@@ -142,9 +112,7 @@ class Collector(Observer):
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         """Raises MillError for NaN or infinity, as the other methods do."""
-        shared = (op.x.index,) if isinstance(op, Linear) else ()
-        squares = self._shared(shared, weight, lambda: self.squares(x[:, None])[0])
-        self._add(weight, matrix, squares, len(x))
+        self._batch.add(weight, x, matrix, _source(weight, op.x.index) if isinstance(op, Linear) else ())
 
     def on_expert_inputs(
         self,
@@ -156,75 +124,26 @@ class Collector(Observer):
         counts: np.ndarray,
         rows: np.ndarray | None,
     ) -> None:
-        shared = (op.x.index, op.routing.index) if isinstance(op, ExpertLinear) else ()
-        squares = self._shared(shared, weight, lambda: self._squares_of_runs(x, starts, counts, rows))
-        self._add(weight, matrices, squares, counts)
+        source = _source(weight, op.x.index, op.routing.index) if isinstance(op, ExpertLinear) else ()
+        self._batch.add_runs(weight, x, matrices, starts, counts, rows, source)
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
-        self.on_head_squares(op, weight, self.squares(x), len(x))
+        self._batch.add_heads(weight, x)
 
     def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
-        _check_finite(weight.name, squares)
-        if len(weight.shape) == 2:  # one matrix that all heads share
-            self._add(weight, 0, squares.sum(axis=0), n * len(squares))
-        else:
-            self._add(weight, slice(None), squares, n)
+        self._batch.add_head_squares(weight, squares, n)
 
-    def _shared(self, values: tuple[int | str, ...], weight: Weight, compute: Callable[[], np.ndarray]) -> np.ndarray:
-        """Sums of squares, computed once for consecutive weights with the same input."""
-        last = self._last
-        values = (*values, *weight.name.split(".")[:2]) if values else ()  # draft layers have graphs of their own
-        if not values or last.values != values or weight.name in last.names:  # a name comes again in the next pass
-            squares = compute()
-            _check_finite(weight.name, squares)
-            self._last = last = _SharedSquares(values, set(), squares)
-        last.names.add(weight.name)
-        return last.sums
-
-    def _add(self, weight: Weight, matrices: int | slice | np.ndarray, squares: np.ndarray, n: int | np.ndarray) -> None:
-        """Adds the sums of squares of n activations to a weight's matrices with these numbers."""
-        self.add(Addition(weight.name, weight.shape, matrices, squares, n, self.weight))
+    def end_batch(self) -> None:
+        """Adds what the batch that has run gives to the sums and counts."""
+        for addition in self._batch.take(self.weight):
+            self.add(addition)
 
     def add(self, a: Addition) -> None:
         """Adds to the sums and counts."""
         if a.name not in self.sums:
-            count = dims(a.shape)[2]
-            self.counts[a.name], self.sums[a.name] = np.zeros(count, np.int64), np.zeros((count, a.shape[0]))
-        self.sums[a.name][a.matrices] += a.squares if a.weight == 1 else a.weight * a.squares
-        self.counts[a.name][a.matrices] += a.n * a.weight
-
-    def squares(self, x: np.ndarray) -> np.ndarray:
-        """float32 [n, heads, columns] with contiguous columns -> sums of the squares, float64 [heads, columns]."""
-        (n, heads, columns), (row_step, head_step, _) = x.shape, x.strides
-        address, workers = x.__array_interface__["data"][0], self._model.workers
-        squares, offsets = np.empty((heads, columns)), np.arange(n) * row_step
-        if x.size < _MIN_SHARED_ELEMENTS or workers.count == 1:
-            sum_squares(address, offsets, head_step, squares)
-        elif heads > 1:
-            step = -(-heads // workers.count)
-
-            def sum_heads(first: int) -> None:
-                sum_squares(address + first * head_step, offsets, head_step, squares[first : first + step])
-
-            workers.map(sum_heads, range(0, heads, step))
-        else:
-            tiles = [(first, np.empty((1, min(TILE, columns - first)))) for first in range(0, columns, TILE)]
-            workers.map(lambda tile: sum_squares(address + 4 * tile[0], offsets, head_step, tile[1]), tiles)
-            np.concatenate([sums for _, sums in tiles], axis=1, out=squares)
-        return squares
-
-    def _squares_of_runs(self, x: np.ndarray, starts: np.ndarray, counts: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-        """Runs of rows of x, or of x[rows] -> sums of their squares, float64 [runs, columns]."""
-        offsets = (np.arange(len(x)) if rows is None else rows) * x.strides[0]
-        squares, address, workers = np.empty((len(starts), x.shape[1])), x.ctypes.data, self._model.workers
-        step = max(1, -(-len(starts) // (_PARTS_PER_THREAD * workers.count)))
-
-        def sum_part(first: int) -> None:
-            part = slice(first, first + step)
-            sum_runs(address, offsets, starts[part], counts[part], squares[part])
-
-        workers.map(sum_part, range(0, len(starts), step))
-        return squares
+            self.counts[a.name], self.sums[a.name] = np.zeros_like(a.counts), np.zeros_like(a.squares)
+        self.sums[a.name] += a.squares if a.weight == 1 else a.weight * a.squares
+        self.counts[a.name] += a.counts * a.weight
 
     def collect_drafts(self, window: np.ndarray, hidden: np.ndarray) -> None:
         """Runs the draft layers over a window; hidden: float32 [n, n_embd] of the model."""
@@ -269,12 +188,14 @@ class _Recorder(Collector):
         super().__init__(model, options)
         self.weight, self.additions = weight, []
 
-    def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
-        super().on_head_squares(op, weight, squares.copy(), n)
-
     def add(self, a: Addition) -> None:
-        copied = {name: value.copy() for name in ("matrices", "n") if isinstance(value := getattr(a, name), np.ndarray)}
-        self.additions.append(replace(a, **copied))  # squares that several weights share stay one array
+        self.additions.append(a)
+
+
+def _source(weight: Weight, *values: int) -> tuple[int | str, ...]:
+    """What weights have in common whose inputs are the same values of the graph: these and the layer, since draft layers have
+    graphs of their own."""
+    return (*values, *weight.name.split(".")[:2])
 
 
 def run_batch(
@@ -294,12 +215,8 @@ def run_batch(
     with model.observing(recorder), nullcontext() if covariance is None else model.observing(covariance):
         for _ in score(model, windows, first, scores, recorder.collect_drafts if options.nextn else None):
             pass
+    recorder.end_batch()
     return BatchResult(recorder.additions, scores)
-
-
-def _check_finite(name: str, squares: np.ndarray) -> None:
-    if not np.isfinite(squares).all():
-        raise NotFiniteError(name)
 
 
 def collect(
@@ -369,6 +286,7 @@ def collect(
             for _ in windows_done:
                 if on_chunk is not None:
                     on_chunk(summarise(statistics, fields), total)
+            collector.end_batch()
             before, done = done, batch.stop
             is_last = done == total
             if is_last and not has_final_state:

@@ -42,7 +42,7 @@ def score(
 def run(model: Model, windows: np.ndarray, first: int) -> None:
     """As `score`, without predictions."""
     try:
-        model.hidden([(model.new_cache(windows.shape[1]), window) for window in windows])
+        model.hidden_of_windows(windows)
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

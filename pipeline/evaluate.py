@@ -19,7 +19,7 @@ from .common.arguments import as_paths, check_folder
 from .common.baseline import stored_tokens
 from .common.importance import load_importance
 from .common.messages import warn
-from .common.models import model_name, open_model, settings_of_each, window_settings
+from .common.models import model_name, note_micro_batch, open_model, settings_of_each, window_settings
 from .common.progress import OnProgress, reporting
 from .judging.candidates import find_models, stock_mix
 from .judging.judge import Judge
@@ -119,6 +119,7 @@ def evaluate_models(
     window = stored.n_ctx if stored is not None else n_ctx or N_CTX
     data = read_file(Path(text), pipes=True) if text is not None else None
     content = decode_text(data, Path(text)) if text is not None and data is not None else None
+    note_micro_batch(window, settings)
     *own, of_base = (window_settings(against, window, each) for each in settings_of_each([*paths, against], settings))
     base = open_model(against, of_base) if stored is None else None
     first = base or open_model(paths[0], own[0])

@@ -27,7 +27,7 @@ from .common.arguments import Size, as_bytes, as_paths, check_new, read_template
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
-from .common.models import ModelLike, open_model, opened_source, pop_reading, window_settings
+from .common.models import ModelLike, note_micro_batch, open_model, opened_source, pop_reading, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
@@ -157,6 +157,7 @@ def compute_imatrix(
     collect_options = CollectOptions(process_output, process_embedding, nextn, head_inputs=covariance is not None)
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
+    note_micro_batch(window, settings)
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
     windows = _windows(opened, texts, column, read_template(template), window, chunks, from_chunk or 0)
     unread = [one.path.name for one in texts if one.path.name not in windows.datasets]

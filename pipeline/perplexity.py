@@ -23,7 +23,15 @@ from ..runtime.evaluate.tasks.selection import select
 from .cluster.windows import scoring_on
 from .common.baseline import BaselineLike, choose_logits, describe_stored, stored_tokens, writing_logits
 from .common.messages import warn
-from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
+from .common.models import (
+    ModelLike,
+    describe_origin,
+    model_name,
+    note_micro_batch,
+    open_model,
+    settings_of_each,
+    window_settings,
+)
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 
 N_CTX = 512
@@ -141,6 +149,7 @@ def perplexity(
     data = read_file(Path(text), pipes=True) if text is not None else None
     content = decode_text(data, Path(text)) if text is not None and data is not None else None
     window = logits.read.n_ctx if logits.read is not None else n_ctx or N_CTX
+    note_micro_batch(window, settings)
     own_settings = settings_of_each([*models, logits.model], settings)
     of_each = [
         window_settings(each, window, own) for each, own in zip([*models, logits.model or models[0]], own_settings, strict=True)

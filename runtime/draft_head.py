@@ -8,6 +8,7 @@ import numpy as np
 
 from ..formats import PlanError
 from .backends import Cache, Executable
+from .passes import PIECE
 
 if TYPE_CHECKING:
     from .model import Model
@@ -34,14 +35,15 @@ class DraftHead:
         self.executable.observer = self._model.observer
         return self.executable.new_cache(limit)
 
-    def hidden(self, cache: Cache, tokens: np.ndarray, states: np.ndarray) -> np.ndarray:
-        """The next rows of a sequence, `settings.ubatch` per pass: normalised outputs float32 [n, n_embd].
+    def hidden(self, cache: Cache, tokens: np.ndarray, states: np.ndarray, step: int | None = None) -> np.ndarray:
+        """The next rows of a sequence, `step` per pass (None: `settings.ubatch`): normalised outputs float32 [n, n_embd].
 
         tokens: int [n]; states: float32 [n, n_embd], the hidden states behind the tokens before them. Raises MillError when the
         cache is full; whatever is raised, it is then as it was before.
         """
         cache.check_capacity(len(tokens))
-        self.executable.observer, step, before = self._model.observer, self._model.settings.ubatch, cache.length
+        self.executable.observer, before = self._model.observer, cache.length
+        step = step or self._model.settings.ubatch
         pieces = []
         try:
             with self._model.workers.placed():
@@ -69,7 +71,8 @@ def check_draft_layers(model: Model) -> None:
 
 
 def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
-    """Runs all draft layers over a window of tokens: each from the hidden states of the one before, or all from the model's.
+    """Runs all draft layers over a window of tokens: each from the hidden states of the one before, or all from the model's;
+    in pieces of PIECE tokens, as `Model.hidden_of_windows` runs the model.
 
     window: int [n]; hidden: float32 [n, n_embd] of the model. Returns for each layer d = 0, 1, ... float32 [n - 1 - d, n_embd],
     whose row i predicts token i + d + 2.
@@ -77,5 +80,5 @@ def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np
     out: list[np.ndarray] = []
     for depth, head in enumerate(model.draft_heads):
         tokens, states = window[depth + 1 :], out[-1] if out and head.is_chained else hidden
-        out.append(head.hidden(head.new_cache(max(len(tokens), 1)), tokens, states[: len(tokens)]))
+        out.append(head.hidden(head.new_cache(max(len(tokens), 1)), tokens, states[: len(tokens)], PIECE))
     return out

@@ -31,6 +31,7 @@ from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
 from .models import build_draft_graphs, build_graph
+from .passes import PIECE, divide_passes
 from .session import Session as Session
 from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer
@@ -265,13 +266,21 @@ class Model:
                 session.drafter.observe(first, rows, session.tokens)
         return np.split(logits, np.cumsum([n for _, _, n in batch])[:-1])
 
-    def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
+    def hidden_of_windows(self, windows: np.ndarray) -> list[np.ndarray]:
+        """Runs sequences of equal length from scratch, int [n, n_ctx], as `hidden` does; for each float32 [n_ctx, n_embd].
+
+        Each is computed in pieces of PIECE tokens, as many of them per pass as `settings.ubatch` permits but one at least, and
+        by the kernels for many tokens: so with the cpu backend the results have the same bits whatever `ubatch` is.
+        """
+        return self.hidden([(self.new_cache(windows.shape[1]), window) for window in windows], in_pieces=True)
+
+    def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], *, in_pieces: bool = False) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the value `hidden` of the graph,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
         or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
-        token, recurrent states become checkpoints.
+        token, recurrent states become checkpoints. in_pieces: see `hidden_of_windows`.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
@@ -283,16 +292,18 @@ class Model:
         before = [cache.length for cache, _ in batch]
         try:
             with self.workers.placed(), compiling_for(self.graph.architecture):
-                return self._hidden(batch, arrays)
+                return self._hidden(batch, arrays, in_pieces)
         except BaseException:  # an interruption, too
             for (cache, _), length in zip(batch, before, strict=True):
                 cache.truncate(length)
             raise
 
-    def _hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def _hidden(
+        self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray], in_pieces: bool
+    ) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
-        parts_of = list(self._passes(arrays))
+        parts_of = list(self._passes(arrays, in_pieces))
         passes: list[tuple[np.ndarray, list[tuple[Cache, int]], None]] = []
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
@@ -300,7 +311,7 @@ class Model:
         if self._takes_layers_in_turn(arrays):
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)  # type: ignore[attr-defined]
         else:
-            results = (self.executable.hidden(*each) for each in passes)
+            results = (self.executable.hidden(*each, use_gemv=not in_pieces) for each in passes)
         for parts, result in zip(parts_of, results, strict=True):
             row = 0
             for i, tokens in parts:
@@ -314,21 +325,12 @@ class Model:
         most = max(map(len, arrays), default=0)
         return self.placed is not None and self.settings.device_memory is not None and most <= self.settings.ubatch
 
-    def _passes(self, arrays: Sequence[np.ndarray]) -> Iterator[list[tuple[int, np.ndarray]]]:
+    def _passes(self, arrays: Sequence[np.ndarray], in_pieces: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
         """The tokens of sequences divided into passes: of each the numbers of sequences and their next tokens."""
-        done, is_whole = [0] * len(arrays), not self.graph.is_causal or self._takes_layers_in_turn(arrays)
-        while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
-            left, parts = self.settings.ubatch, []
-            for i, tokens in enumerate(arrays):
-                rest = len(tokens) - done[i]
-                take = min(left, rest)
-                if is_whole:  # a sequence is computed in one pass
-                    take = rest if rest <= left or not parts else 0
-                if take:
-                    parts.append((i, tokens[done[i] : done[i] + take]))
-                    left = max(0, left - take)
-                    done[i] += take
-            yield parts
+        is_whole = not self.graph.is_causal or self._takes_layers_in_turn(arrays)
+        piece = None if is_whole else PIECE if in_pieces else 1
+        for parts in divide_passes([len(tokens) for tokens in arrays], self.settings.ubatch, piece):
+            yield [(i, arrays[i][start:stop]) for i, start, stop in parts]
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""

@@ -33,7 +33,8 @@ class Settings:
     cpus              numbers of the processors that the threads may use; None: all that the process may use
     numa              placement by NUMA node, 'distribute', 'isolate' or 'numactl' (see `thread_placement`); None: by the system
     batch             logical batch size: tokens of several sequences in one call
-    ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
+    ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations.
+                      Texts in windows are run in whole ones, in pieces of 2048 tokens where they are longer
     parallel          sequences that a server works on at once, each with n_ctx tokens of its own
     cache_k, cache_v  types of the cached keys and values; None: f16, or f32 with `exact`. With mla 2 and 3 only cache_k counts.
     flash             attention that never stores its scores; without it they are, within `attention_bytes`

@@ -54,8 +54,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
+def _options(n_ctx: int | None, parallel: bool, in_windows: bool) -> list[flags.Decorator]:
     window = n_ctx or "the model's"
+    passes = "Tokens per pass: whole windows, 2048 of longer ones." if in_windows else "Tokens per pass."
     return [
         click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help=f"Context in tokens. [default: {window}]"),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
@@ -67,7 +68,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             help="distribute: threads and memory over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
         ),
         click.option("-b", "--batch-size", type=click.IntRange(1), help="Logical batch size in tokens. [default: 2048]"),
-        click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
+        click.option("-ub", "--ubatch-size", type=click.IntRange(1), help=f"{passes} [default: 2048]"),
         click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys. [default: f16]"),
         click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values. [default: f16]"),
         click.option(
@@ -121,12 +122,12 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
     ]
 
 
-def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.Decorator:
+def run_options(n_ctx: int | None = None, *, parallel: bool = False, in_windows: bool = False) -> flags.Decorator:
     """Adds all options to a command, which gets them as one keyword argument, `settings`: those that were given, by the names
     that the library has for them.
 
     n_ctx: the library's default for this verb, for the help; None: the model's own. parallel: the command works on several
-    sequences at once, and -np says how many.
+    sequences at once, and -np says how many. in_windows: it runs a text window by window (see `Model.hidden_of_windows`).
     """
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -137,4 +138,4 @@ def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.De
         own = {_FIELDS[key][0]: _FIELDS[key][1](values[key]) for key in _FIELDS if values[key] is not None}
         return own | devices.settings_of(values)
 
-    return flags.gathered(_options(n_ctx, parallel), [*_FIELDS, *devices.FIELDS], "settings", given)
+    return flags.gathered(_options(n_ctx, parallel, in_windows), [*_FIELDS, *devices.FIELDS], "settings", given)

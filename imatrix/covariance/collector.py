@@ -21,22 +21,26 @@ class CovarianceCollector(Observer):
 
     inputs  those that are summed
     weight  how many times the tokens of the next pass count
-    sums    name of an input -> the sums of each of its matrices
+    sums    name of an input -> the sums of each of its matrices, for each of its ops: so tokens come in one order whatever the
+            size of micro-batches is
     """
 
     def __init__(self, inputs: Sequence[Input], workers: Workers):
         self.inputs, self._workers, self.weight = tuple(inputs), workers, 1
-        self.sums = {one.name: [Sums(one.name, one.columns, one.block) for _ in range(one.matrices)] for one in inputs}
-        self._names = {one.op: one.name for one in inputs}
+        self.sums = {
+            one.name: [Sums(one.name, one.columns, one.block) for _ in one.ops for _ in range(one.matrices)] for one in inputs
+        }
+        # Of linear ops: the input's name, and the first of the op's sums.
+        self._places = {op: (one.name, i * one.matrices) for one in inputs for i, op in enumerate(one.ops)}
 
     def wants_input(self, op: Op) -> bool:
-        return op.out.index in self._names
+        return op.out.index in self._places
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         """Raises NotFiniteError for NaN and infinity, as the other methods do."""
-        name = self._names[op.out.index] if isinstance(op, Linear) else weight.name
+        name, first = self._places[op.out.index] if isinstance(op, Linear) else (weight.name, 0)
         if name in self.sums:
-            self.sums[name][matrix].add(x, self.weight, self._workers)
+            self.sums[name][first + matrix].add(x, self.weight, self._workers)
 
     def on_expert_inputs(
         self,
@@ -77,6 +81,10 @@ class CovarianceCollector(Observer):
 
     def take(self, name: str, matrix: int) -> Covariance:
         """The covariance of a part, whose sums are freed. Raises MillError for sums that float32 cannot hold."""
-        covariance = self.sums[name][matrix].covariance(self._workers)
-        self.sums[name][matrix] = Sums(name, 0)
+        every = next(one.matrices for one in self.inputs if one.name == name)
+        first, *others = self.sums[name][matrix::every]
+        for other in others:
+            first.merge(other, self._workers)
+        covariance = first.covariance(self._workers)
+        self.sums[name][matrix::every] = [Sums(name, 0) for _ in (first, *others)]
         return covariance

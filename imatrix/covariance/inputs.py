@@ -7,7 +7,7 @@ and up of a dense block; router, shared expert and the gate and up of all expert
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ...runtime.graph import Graph, Op, Weight
@@ -24,7 +24,7 @@ class Input:
     tensors   those that share it, in the graph's order; the first names it
     columns   numbers of an input
     matrices  1, or how many of a stack have inputs of their own
-    op        index of the value that the observed op computes
+    ops       indexes of the values that the observed ops compute: several where the matrix is used several times
     layer     number of the layer; None: the output
     block     tokens that are summed at a time
     """
@@ -32,7 +32,7 @@ class Input:
     tensors: tuple[str, ...]
     columns: int
     matrices: int
-    op: int
+    ops: tuple[int, ...]
     layer: int | None
     block: int = BLOCK
 
@@ -43,12 +43,12 @@ class Input:
     @property
     def sums_bytes(self) -> int:
         """What its sums take in memory, and in the state of an interrupted collection."""
-        return 4 * self.matrices * tile_count(self.columns) * TILE * TILE
+        return 4 * self.matrices * len(self.ops) * tile_count(self.columns) * TILE * TILE
 
     @property
     def waiting_bytes(self) -> int:
         """What rows take at most that wait for the rest of their block."""
-        return 4 * self.matrices * self.columns * self.block
+        return 4 * self.matrices * len(self.ops) * self.columns * self.block
 
     @property
     def is_stack_of_experts(self) -> bool:
@@ -70,7 +70,7 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
             shared.setdefault(op.x.index, []).append(op)
         elif isinstance(op, ExpertLinear) and experts:
             columns, _, count = op.weight.shape
-            own.append(Input((op.weight.name,), columns, count, op.out.index, _layer(op.weight.name), EXPERT_BLOCK))
+            own.append(Input((op.weight.name,), columns, count, (op.out.index,), _layer(op.weight.name), EXPERT_BLOCK))
         elif isinstance(op, LatentAttention):
             own += _latent_inputs(op)
     inputs = []
@@ -78,8 +78,19 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
         linear = next((op for op in ops if isinstance(op, Linear)), None)
         if linear is not None:  # inputs of experts alone are observed by expert
             names = tuple(dict.fromkeys(op.weights[0].name for op in ops))
-            inputs.append(Input(names, prod(linear.x.shape), 1, linear.out.index, _layer(names[0])))
-    return sorted([*inputs, *own], key=lambda one: -1 if one.layer is None else one.layer)
+            inputs.append(Input(names, prod(linear.x.shape), 1, (linear.out.index,), _layer(names[0])))
+    return sorted([*_merged(inputs), *own], key=lambda one: -1 if one.layer is None else one.layer)
+
+
+def _merged(inputs: Sequence[Input]) -> list[Input]:
+    """With one input of each name: a matrix that multiplies several values has one covariance, over all of them."""
+    by_name: dict[str, Input] = {}
+    for one in inputs:
+        before = by_name.get(one.name)
+        if before is not None:
+            one = replace(before, tensors=tuple(dict.fromkeys((*before.tensors, *one.tensors))), ops=(*before.ops, *one.ops))
+        by_name[one.name] = one
+    return list(by_name.values())
 
 
 def reads_head(inputs: Sequence[Input]) -> bool:
@@ -90,7 +101,7 @@ def reads_head(inputs: Sequence[Input]) -> bool:
 def _latent_inputs(op: LatentAttention) -> Iterator[Input]:
     """Of the matrices that the model has; a stack of a matrix per head gets a covariance for each."""
     for weight in filter(None, (op.kv_b, op.k_b, op.v_b)):
-        yield Input((weight.name,), weight.shape[0], _matrices(weight), op.out.index, _layer(weight.name))
+        yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), _layer(weight.name))
 
 
 def _matrices(weight: Weight) -> int:

@@ -58,6 +58,13 @@ class Sums:
             self._add_block(self.waiting[: self.n_waiting], workers)
             self.n_waiting = 0
 
+    def merge(self, other: Sums, workers: Workers) -> None:
+        """Adds the sums of other tokens."""
+        for one in (self, other):
+            one.flush(workers)
+        self.totals += other.totals
+        self.tokens += other.tokens
+
     def covariance(self, workers: Workers) -> Covariance:
         """The mean of x x^T over all tokens; zeros where there were none. Ends the last block. Raises MillError for sums that
         float32 cannot hold."""

@@ -13,6 +13,7 @@ from ...formats import TensorSource
 from ...runtime import Model, load_model
 from ...runtime.evaluate.perplexity import context_notes
 from ...runtime.evaluate.provenance import describe_model
+from ...runtime.passes import PIECE
 from .losses import warn_of_losses
 from .messages import note, warn
 from .progress import OnProgress, Stage
@@ -75,6 +76,13 @@ def settings_of_each(models: Sequence[ModelLike | None], settings: dict[str, Any
 def window_settings(model: ModelLike, n_ctx: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings to open a model with that reads windows of n_ctx tokens; a model that is loaded already needs none."""
     return settings if isinstance(model, Model) else {"n_ctx": n_ctx, **settings}
+
+
+def note_micro_batch(n_ctx: int, settings: dict[str, Any]) -> None:
+    """Says that passes are larger than what `ubatch` asks for, where windows of n_ctx tokens make them so."""
+    ubatch, least = settings.get("ubatch"), min(n_ctx, PIECE)
+    if ubatch is not None and ubatch < least:
+        note(f"-ub {ubatch}: {least} tokens of a window are computed in one pass, for figures that do not depend on it")
 
 
 def model_name(model: ModelLike) -> str:

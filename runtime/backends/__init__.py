@@ -65,11 +65,18 @@ class Executable(Protocol):
     def new_cache(self, limit: int) -> Any:
         """An empty cache (see `Cache`) for a sequence of at most `limit` tokens."""
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Any, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+    def hidden(
+        self,
+        tokens: np.ndarray,
+        caches: Sequence[tuple[Any, int]],
+        inputs: np.ndarray | None = None,
+        use_gemv: bool = True,
+    ) -> np.ndarray:
         """One pass: int [n] -> float32 [n, n_embd], the graph's value `hidden`; the caches then hold the tokens.
 
         caches: each sequence's cache and how many of the tokens, in order, are its next ones; inputs: float32 [n, n_embd], for
-        graphs with a `HiddenInput`.
+        graphs with a `HiddenInput`; use_gemv: whether few tokens may be computed by kernels of their own, if there are any,
+        whose sums have another order.
         """
         ...
 

@@ -57,7 +57,7 @@ def scored_outputs(model: Model, windows: np.ndarray, on_hidden: OnHidden | None
     of a window is not finite.
     """
     n_ctx = windows.shape[1]
-    outputs = model.hidden([(model.new_cache(n_ctx), window) for window in windows])
+    outputs = model.hidden_of_windows(windows)
     for output, window in zip(outputs, windows, strict=True):
         if not np.isfinite(output).all():
             raise model.explain_nonfinite(window)

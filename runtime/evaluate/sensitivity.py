@@ -55,8 +55,8 @@ class Reference:
         step = max(1, model.settings.batch // n_ctx)
         outputs: list[np.ndarray] = []
         for first in range(0, len(self.windows), step):
-            batch = [(model.new_cache(n_ctx), window) for window in self.windows[first : first + step]]
-            outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in model.hidden(batch)]
+            hidden = model.hidden_of_windows(self.windows[first : first + step])
+            outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in hidden]
         return outputs
 
     def divergences(self, source: TensorSource) -> np.ndarray:

@@ -17,7 +17,8 @@ from .values import Weight
 class Observer:
     """Base of all observers: wants nothing. Override `wants_input` or `wants_output`, and what they lead to.
 
-    Each method is called once per pass, op and weight, with the rows of all tokens (`on_input` of a stack: once per matrix).
+    Each method is called once per pass, op and weight, with the rows of all tokens (`on_input` of a stack: once per matrix;
+    `on_head_squares`, and what stands for it where a sequence has none, once per sequence).
 
     wants_squares  sums of squares are enough of the inputs of a weight with a matrix per head: a backend that has these without
                    the inputs themselves calls `on_head_squares` instead of `on_head_inputs`
@@ -65,7 +66,7 @@ class Observer:
             self.on_input(op, weight, head, np.ascontiguousarray(x[:, head]))
 
     def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
-        """Sums over n tokens of the squares of what `on_head_inputs` would get: float64 [heads, columns]."""
+        """Sums over the n tokens of a sequence of the squares of what `on_head_inputs` would get: float64 [heads, columns]."""
 
     def on_output(self, op: Op, out: np.ndarray) -> None:
         """What an op computed: float32 [n, *op.out.shape]."""

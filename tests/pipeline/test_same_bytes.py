@@ -1,4 +1,6 @@
-"""The same files and figures whatever the number of threads, of every kind of float source, with two sizes of micro-batches."""
+"""The same files and figures whatever the number of threads and the size of micro-batches, of every kind of float source."""
+
+from itertools import cycle
 
 import pytest
 
@@ -6,31 +8,65 @@ from ggufmill import compute_imatrix, convert_model, perplexity
 from ggufmill.recipes import FOLDER
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
-CUT = {"n_ctx": 64, "chunks": 2, "batch": 128}
+# The first window runs alone, then three at a time; without -ub, they are one pass.
+CUT = {"n_ctx": 40, "chunks": 4, "batch": 120}
+UBATCHES = (None, 1, 37, 80)
 
 
 @pytest.fixture(scope="module", params=["fp8", "bf16", "f16", "f32"])
 def model(request, tmp_path_factory):
-    """The demo: fp8 with a scale per block as it is, or a GGUF of it."""
+    """The demo (latent attention, experts): fp8 with a scale per block as it is, or a GGUF of it."""
     if request.param == "fp8":
         return DEMO
     path = tmp_path_factory.mktemp("same") / f"{request.param}.gguf"
     return convert_model(DEMO, path, outtype=request.param).files[0]
 
 
-@pytest.mark.parametrize("ubatch", [128, 37])
-def test_importance_matrices_and_covariances(model, tmp_path, ubatch):
+def settings(**more):
+    """Settings of runs whose results have to be equal: any micro-batch, any number of threads."""
+    for ubatch, threads in zip(UBATCHES, cycle((2, 1, 3)), strict=False):
+        yield CUT | {"threads": threads} | more | ({} if ubatch is None else {"ubatch": ubatch})
+
+
+def scores(model, **options):
+    result = perplexity(model, TEXT, **options)
+    figures = (result.kld_mean, result.kld_percentiles, result.top1_agreement)
+    return repr((result.perplexity, result.error, result.window_losses, *figures))
+
+
+def test_importance_matrices_and_covariances(model, tmp_path):
     files = tmp_path / "a.imatrix", tmp_path / "a.cov"
-    made = []
-    for threads in (1, 2, 3):
-        compute_imatrix(model, TEXT, files[0], covariance=files[1], force=True, threads=threads, ubatch=ubatch, **CUT)
-        made.append([path.read_bytes() for path in files])
-    assert made[0] == made[1] == made[2]
-    assert min(map(len, made[0])) > 10_000
+    made = set()
+    for each in settings():
+        compute_imatrix(model, TEXT, files[0], covariance=files[1], covariance_experts=True, force=True, **each)
+        made.add(tuple(path.read_bytes() for path in files))
+    assert len(made) == 1
+    assert min(map(len, made.pop())) > 10_000
 
 
-@pytest.mark.parametrize("ubatch", [128, 37])
-def test_perplexity(model, ubatch):
-    results = [perplexity(model, TEXT, threads=threads, ubatch=ubatch, **CUT) for threads in (1, 2, 3)]
-    assert len({(result.perplexity, result.error, tuple(result.window_losses)) for result in results}) == 1
-    assert len(results[0].window_losses) == 2
+def test_importance_matrices_alone(model, tmp_path):
+    """Latent attention has sums of squares then, not the inputs themselves."""
+    file, made = tmp_path / "a.imatrix", set()
+    for each in settings():
+        compute_imatrix(model, TEXT, file, process_output=True, process_embedding=True, force=True, **each)
+        made.add(file.read_bytes())
+    assert len(made) == 1
+
+
+def test_perplexity(model):
+    assert len({scores(model, **each) for each in settings()}) == 1
+
+
+@pytest.mark.parametrize("mla", [0, 1, 2])
+def test_forms_of_latent_attention(mla):
+    assert len({scores(DEMO, **each) for each in settings(mla=mla)}) == 1
+
+
+def test_divergence_of_quantised_weights_from_a_baseline(tmp_path):
+    path = convert_model(DEMO, tmp_path / "q8_0.gguf", outtype="q8_0").files[0]
+    assert len({scores(path, kl_divergence=DEMO, **each) for each in settings()}) == 1
+
+
+def test_windows_of_a_few_tokens(model):
+    """As many as have kernels of their own."""
+    assert len({scores(model, **each) for each in settings(n_ctx=6, batch=24, chunks=9)}) == 1

@@ -107,20 +107,27 @@ class Executable:
         layers = self.layers if self.observer is None else self.observed_layers
         return KVCache(layers, limit, self.settings.checkpoints)
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+    def hidden(
+        self,
+        tokens: np.ndarray,
+        caches: Sequence[tuple[KVCache, int]],
+        inputs: np.ndarray | None = None,
+        use_gemv: bool = True,
+    ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
-        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; use_gemv: see `Pass`.
 
         Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
         """
         for cache, count in caches:
             cache.check_capacity(count)
-        key = (tuple(count for _, count in caches), caches[0][0].names)
+        key = (tuple(count for _, count in caches), caches[0][0].names, use_gemv)
         observer = self.observer
         current = self._take(key) if observer is None else None
         if current is None:
             self._compile_in_background()
-            current = self._new_pass(self.steps, *key, observer)
+            current = Pass(self, *key, observer)
+            self._write(current, self.steps)
         current.run(tokens, list(caches), inputs)
         out = current.view(self.graph.hidden).matrix.copy()
         if observer is None:
@@ -136,7 +143,7 @@ class Executable:
         key, observer = ("head", len(hidden)), self.observer
         head = self._take(key) if observer is None else None
         if head is None:
-            head = Pass(self, (len(hidden),), (), observer)
+            head = Pass(self, (len(hidden),), (), True, observer)
             head.new(self.graph.hidden)
             self._write(head, self.head_steps)
         head.view(self.graph.hidden).matrix[:] = hidden
@@ -147,13 +154,6 @@ class Executable:
         logits = logits.copy()  # before another thread may take the pass
         self._keep(key, head)
         return logits
-
-    def _new_pass(
-        self, steps: Sequence[Step], counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None
-    ) -> Pass:
-        out = Pass(self, counts, names, observer)
-        self._write(out, steps)
-        return out
 
     def _compile_in_background(self) -> None:
         """Has another process compile what takes longest of this graph's parts, if they are not on disk."""

@@ -7,6 +7,8 @@ decoded matrices, those of kv_b if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ....formats import TYPES, SourceTensor
@@ -98,14 +100,14 @@ class HeadMatrices:
         assert self.v_b is not None
         return self.k_b.heads(heads).transpose(0, 2, 1), self.v_b.heads(heads)
 
-    def absorb(self, q: np.ndarray) -> np.ndarray:
-        """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]."""
-        packed = next((weights for weights in self._into_query if weights.can_multiply(q.shape[1])), None)
+    def absorb(self, q: np.ndarray, use_gemv: bool = True) -> np.ndarray:
+        """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]. use_gemv: for few of them."""
+        packed = _packed_weights(self._into_query, q.shape[1], use_gemv)
         return packed.multiply(q) if packed is not None else self._matmul(q, self.load()[0])
 
-    def finish(self, weighted: np.ndarray) -> np.ndarray:
-        """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]."""
-        packed = next((weights for weights in self._into_output if weights.can_multiply(weighted.shape[1])), None)
+    def finish(self, weighted: np.ndarray, use_gemv: bool = True) -> np.ndarray:
+        """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]. use_gemv: for few of them."""
+        packed = _packed_weights(self._into_output, weighted.shape[1], use_gemv)
         return packed.multiply(weighted) if packed is not None else self._matmul(weighted, self.load()[1].transpose(0, 2, 1))
 
     def expand(self, latents: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -124,6 +126,11 @@ class HeadMatrices:
     def exact(self) -> bool:
         """Whether products with these matrices are made in float32, whatever the number of tokens."""
         return any(weights.multiplies_float32 for weights in (self.kv_b, self.v_b) if weights is not None)
+
+
+def _packed_weights(candidates: Sequence[HeadWeights], n: int, use_gemv: bool) -> HeadWeights | None:
+    """The first whose packed rows are multiplied with n tokens per head; None: none."""
+    return next((weights for weights in candidates if use_gemv and weights.can_multiply(n)), None)
 
 
 def _block(plan: np.ndarray | None) -> int:

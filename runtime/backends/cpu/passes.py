@@ -66,16 +66,26 @@ class Pass:
     """Collects the tasks of one pass.
 
     n         tokens; `counts` of each sequence
+    use_gemv  whether products of few tokens may be made by GEMV: not of observed ones, nor where a token's results must not
+              depend on how many others there are
     gemv      whether products are made by GEMV
     observer  None, or one that wants something of this graph
     """
 
-    def __init__(self, executable: Executable, counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None):
+    def __init__(
+        self,
+        executable: Executable,
+        counts: tuple[int, ...],
+        names: tuple[str, ...],
+        use_gemv: bool,
+        observer: Observer | None,
+    ):
         self.executable, self.counts, self.observer = executable, counts, observer
         self.settings, self.workers, self.threads = executable.settings, executable.workers, executable.workers.count
         self.n = sum(counts)
-        self.observed = observer is not None and any(observer.wants_input(op) for op in executable.all_ops)
-        self.gemv = self.n <= GEMV_TOKENS and not self.observed
+        is_observed = observer is not None and any(observer.wants_input(op) for op in executable.all_ops)
+        self.use_gemv = use_gemv and not is_observed
+        self.gemv = self.use_gemv and self.n <= GEMV_TOKENS
         self.row_step = max(1, _ROW_NUMBERS // executable.graph.n_embd)
         self.schedule, self.pool, self.run_state = Schedule(), Pool(), Run()
         self.values: dict[int, PassValue] = {}
@@ -266,7 +276,7 @@ class Pass:
 
     def inner(self, rows: int, gemv: bool, position: int, ops: tuple[Op, ...]) -> Pass:
         """A pass over other rows, for a function of this one; position, ops: of the step that it is for."""
-        out = Pass(self.executable, (rows,), (), None)
+        out = Pass(self.executable, (rows,), (), self.use_gemv, None)
         out.gemv, out.pool, out.position, out.ops = gemv, self.inner_pool, position, ops
         return out
 

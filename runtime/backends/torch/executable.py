@@ -100,7 +100,13 @@ class Executable:
         hosts = [host.new_cache(limit) for host in self._keeping]
         return Cache(own, self._layer_devices, limit, hosts, self.settings.checkpoints)
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+    def hidden(
+        self,
+        tokens: np.ndarray,
+        caches: Sequence[tuple[Cache, int]],
+        inputs: np.ndarray | None = None,
+        use_gemv: bool = True,
+    ) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
         return self.hidden_passes([(tokens, caches, inputs)])[0]
 

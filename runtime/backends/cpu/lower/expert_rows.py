@@ -43,8 +43,8 @@ class ExpertBatches:
 
     def run(self) -> None:
         step, out, experts = self._step, self._pass, self._step.experts
-        is_observed = out.observed or self._outputs_observed
-        gemv_tokens = MAX_GEMV_TOKENS if step.has_gemv and not is_observed else 0
+        use_gemv = step.has_gemv and out.use_gemv and not self._outputs_observed
+        gemv_tokens = MAX_GEMV_TOKENS if use_gemv else 0
         max_rows = self._chosen.size + experts * self._unit
         starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, max_rows, max_rows))
         rows, factors = np.empty(self._shape, np.int64), np.empty(self._shape, np.float32)
@@ -78,7 +78,6 @@ class ExpertBatches:
     def _begin(self, rows: int, gemv: bool) -> Pass:
         """A pass over rows that are sorted by expert."""
         out = self._pass.inner(rows, gemv, *self._place)
-        out.observed = self._pass.observed
         for value, view in self._inputs.values():
             out.borrow(value, view.reshaped(1, view.size))
         return out

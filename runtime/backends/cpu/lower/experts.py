@@ -358,7 +358,7 @@ class ExpertLinearStep(Step):
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job
             rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
-            target[to : to + count] = self.matrix.multiply(x[rows], matrix, count <= GEMV_TOKENS and not out.observed)
+            target[to : to + count] = self.matrix.multiply(x[rows], matrix, out.use_gemv and count <= GEMV_TOKENS)
 
         out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
 

@@ -40,50 +40,55 @@ class LatentBatch:
         for cache, at in batch:
             (absorbing if self._absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
         observer = self._observer
-        sums = np.zeros((s.heads, s.rank)) if observer is not None and observer.wants_squares and expanding else None
-        weighted = np.empty((n, s.heads, s.rank), np.float32) if absorbing or (observer is not None and sums is None) else None
+        takes_squares = observer is not None and observer.wants_squares
+        squares: dict[int, np.ndarray] = {}  # by the first row of a sequence
+        keeps_weighted = absorbing or (observer is not None and not takes_squares)
+        weighted = np.empty((n, s.heads, s.rank), np.float32) if keeps_weighted else None
         if absorbing:
             assert weighted is not None
             self._attend_latents(weighted, "v" if self._mode == 1 else "kv", absorbing)
             rows = _rows_of(absorbing, n)
-            self._result[rows] = self._matrices.finish(weighted[rows].transpose(1, 0, 2)).transpose(1, 0, 2)
-            if sums is not None:
-                sums += np.einsum("nhr,nhr->hr", weighted[rows], weighted[rows], dtype=np.float64)
+            finished = self._matrices.finish(weighted[rows].transpose(1, 0, 2), self._pass.use_gemv)
+            self._result[rows] = finished.transpose(1, 0, 2)
         if expanding:
             keys, values = self._matrices.load()
             for cache, at in expanding:
                 past = cache.read(self._op.layer, "kv", at.stop - at.start)[0]
                 observed = None
-                if sums is not None:
-                    observed = np.empty((s.heads, s.rank))
+                if takes_squares:
+                    observed = squares[at.start] = np.empty((s.heads, s.rank))
                 elif observer is not None:
                     assert weighted is not None
                     observed = weighted[at]
                 self._expand(self._q[at], past, keys, values, self._result[at], observed)
-                if sums is not None and observed is not None:
-                    sums += observed
         if observer is not None:
-            self._report(weighted, sums)
+            self._report(weighted, squares)
 
     def observe(self) -> None:
         """With -mla 0: reports the weighted latents, which are cached for the observer alone."""
         batch, s = self._pass.run_state.batch, self._shape
         weighted = np.empty((len(self._q), s.heads, s.rank), np.float32)
         self._attend_latents(weighted, "kv", batch)
-        self._report(weighted, None)
+        self._report(weighted, {})
 
-    def _report(self, weighted: np.ndarray | None, sums: np.ndarray | None) -> None:
-        """Reports the inputs of the matrices: weighted latents float32 [n, heads, rank], or the sums of their squares."""
+    def _report(self, weighted: np.ndarray | None, squares: dict[int, np.ndarray]) -> None:
+        """Reports the inputs of the matrices: weighted latents float32 [n, heads, rank], and of the sequences with these first
+        rows the sums of their squares, float64 [heads, rank]."""
         observer, op, s = self._observer, self._op, self._shape
         assert observer is not None
         kv_b, k_b, v_b = op.observed
         observer.on_input(op, kv_b, 0, np.ascontiguousarray(self._row[:, : s.rank]))
         observer.on_head_inputs(op, k_b, self._q[..., : s.nope])
-        if sums is not None:
-            observer.on_head_squares(op, v_b, sums, len(self._q))
-        else:
+        if not squares:
             assert weighted is not None
             observer.on_head_inputs(op, v_b, weighted)
+            return
+        for _, at in self._pass.run_state.batch:  # each for itself: sums do not depend on what runs beside a sequence
+            if at.start in squares:
+                observer.on_head_squares(op, v_b, squares[at.start], at.stop - at.start)
+            else:
+                assert weighted is not None
+                observer.on_head_inputs(op, v_b, weighted[at])
 
     def _absorbs(self, new: int, past: int) -> bool:
         """Whether a sequence absorbs: with -mla 3 where that takes fewer multiplications per head.
@@ -107,7 +112,8 @@ class LatentBatch:
         rows = _rows_of(batch, len(q))
         wide = np.empty((len(q), s.heads, s.rank + s.rope), np.float32)
         wide[..., s.rank :] = q[..., s.nope :]
-        wide[rows, :, : s.rank] = self._matrices.absorb(q[rows, :, : s.nope].transpose(1, 0, 2)).transpose(1, 0, 2)
+        absorbed = self._matrices.absorb(q[rows, :, : s.nope].transpose(1, 0, 2), self._pass.use_gemv)
+        wide[rows, :, : s.rank] = absorbed.transpose(1, 0, 2)
         if self._flash:
             segments = []
             for cache, at in batch:

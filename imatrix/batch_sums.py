@@ -1,0 +1,150 @@
+"""Sums of squares over the tokens of windows that run together: what a batch adds to an importance matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formats import dims
+from ..runtime.graph import Weight
+from ..simd.workers import Workers
+from .sum_squares import LARGEST, TILE, add_runs, add_squares
+from .windows import NotFiniteError
+
+_MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
+_PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What a batch adds to the sums of a weight.
+
+    squares  float64 [matrices, columns], sums of the activations' squares; counts: int64 [matrices], activations of each
+    weight   how many times both count
+    """
+
+    name: str
+    squares: np.ndarray
+    counts: np.ndarray
+    weight: int
+
+
+@dataclass
+class _Squares:
+    """The sums and counts of one weight, or of several that have the same input; leader: the one whose inputs are added."""
+
+    leader: str
+    sums: np.ndarray
+    counts: np.ndarray
+
+
+class BatchSums:
+    """Sums over the tokens of a batch in their order, however many come at a time: micro-batches make no difference.
+
+    Methods take `source`: what is the same for weights with the same input; weights that follow each other with one source
+    share an array, to which the first of them adds; (): none. They raise NotFiniteError for NaN and infinity, also in the sums.
+    """
+
+    def __init__(self, workers: Workers):
+        self._workers = workers
+        self._entries: dict[tuple[str, tuple], _Squares] = {}  # by name and source
+        self._last: tuple[tuple, _Squares | None] = (), None
+
+    def add(self, weight: Weight, x: np.ndarray, matrix: int, source: tuple = ()) -> None:
+        """Adds float32 [n, columns] with contiguous columns to a matrix of a weight."""
+        entry = self._leading(weight, source)
+        if entry is not None:
+            entry.counts[matrix] += len(x)
+            self._add(weight, entry.sums[matrix : matrix + 1], x.ctypes.data, np.arange(len(x)) * x.strides[0], 0)
+
+    def add_heads(self, weight: Weight, x: np.ndarray) -> None:
+        """Adds float32 [n, heads, columns] with contiguous columns to the matrix of each head, or to the one that all share."""
+        entry, (n, heads, _), (row_step, head_step, _) = self._entry(weight, ()), x.shape, x.strides
+        offsets = np.arange(n) * row_step
+        if len(entry.sums) == 1:  # token after token
+            offsets, n = (offsets[:, None] + np.arange(heads) * head_step).reshape(-1), n * heads
+        entry.counts += n
+        self._add(weight, entry.sums, x.__array_interface__["data"][0], offsets, head_step)
+
+    def add_head_squares(self, weight: Weight, squares: np.ndarray, n: int) -> None:
+        """Adds each head's sums over n tokens, float64 [heads, columns]."""
+        if not (squares <= LARGEST).all():
+            raise NotFiniteError(weight.name)
+        entry = self._entry(weight, ())
+        is_shared = len(entry.sums) == 1
+        entry.sums += squares.sum(axis=0) if is_shared else squares
+        entry.counts += n * len(squares) if is_shared else n
+
+    def add_runs(
+        self,
+        weight: Weight,
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray | None,
+        source: tuple = (),
+    ) -> None:
+        """Adds runs of rows of x, float32 [any, columns], or of x[rows], each to another matrix (see `Observer`)."""
+        entry, workers = self._leading(weight, source), self._workers
+        if entry is None:
+            return
+        entry.counts[matrices] += counts
+        offsets = (np.arange(len(x)) if rows is None else rows) * x.strides[0]
+        address, sums, columns = x.ctypes.data, entry.sums.ctypes.data, x.shape[1]
+        step = max(1, -(-len(starts) // (_PARTS_PER_THREAD * workers.count)))
+
+        def add_part(first: int) -> bool:
+            part = slice(first, first + step)
+            return add_runs(address, offsets, starts[part], counts[part], matrices[part], sums, columns)
+
+        if not all(workers.map(add_part, range(0, len(starts), step))):
+            raise NotFiniteError(weight.name)
+
+    def take(self, weight: int) -> Iterator[Addition]:
+        """What the batch adds, whose tokens count so many times; the next one begins."""
+        entries, self._entries, self._last = self._entries, {}, ((), None)
+        for (name, _), entry in entries.items():
+            yield Addition(name, entry.sums, entry.counts, weight)
+
+    def _entry(self, weight: Weight, source: tuple) -> _Squares:
+        """Those of a weight, which may be those of the weight before it."""
+        entry = self._entries.get((weight.name, source))
+        if entry is None:
+            before, last = self._last
+            if last is None or not source or source != before:
+                matrices = dims(weight.shape)[2]
+                last = _Squares(weight.name, np.zeros((matrices, weight.shape[0])), np.zeros(matrices, np.int64))
+            entry = self._entries[weight.name, source] = last
+        self._last = source, entry
+        return entry
+
+    def _leading(self, weight: Weight, source: tuple) -> _Squares | None:
+        """As `_entry`; None where another weight has added the same inputs."""
+        entry = self._entry(weight, source)
+        return entry if entry.leader == weight.name else None
+
+    def _add(self, weight: Weight, sums: np.ndarray, address: int, offsets: np.ndarray, head_step: int) -> None:
+        """Adds rows at offsets (in bytes) from an address to sums float64 [heads, columns]: threads take heads or columns."""
+        (heads, columns), to, workers = sums.shape, sums.ctypes.data, self._workers
+        if len(offsets) * sums.size < _MIN_SHARED_ELEMENTS or workers.count == 1:
+            is_finite = add_squares(address, offsets, head_step, to, columns, columns, heads)
+        elif heads > 1:
+            step = -(-heads // workers.count)
+
+            def add_heads(first: int) -> bool:
+                count, at = min(step, heads - first), to + 8 * first * columns
+                return add_squares(address + first * head_step, offsets, head_step, at, columns, columns, count)
+
+            is_finite = all(workers.map(add_heads, range(0, heads, step)))
+        else:
+
+            def add_tile(first: int) -> bool:
+                width = min(TILE, columns - first)
+                return add_squares(address + 4 * first, offsets, 0, to + 8 * first, columns, width, 1)
+
+            is_finite = all(workers.map(add_tile, range(0, columns, TILE)))
+        if not is_finite:
+            raise NotFiniteError(weight.name)
