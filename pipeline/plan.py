@@ -20,7 +20,8 @@ from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
-from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
+from ..runtime.compute_buffers import Use
+from ..runtime.memory import CPU, Override, Placement, Weight, experts_to_cpu, parse_overrides, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.messages import warn

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..formats import TYPES, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from .backends import Executable
+from .compute_buffers import Use
 from .graph import Graph
 from .hparams import HParams
-from .memory import CPU, Placement, Use, Weight, experts_to_cpu, layer_number, parse_overrides, place
+from .memory import CPU, Placement, Weight, experts_to_cpu, layer_number, parse_overrides, place
 from .settings import Settings
 from .torch_devices import TorchDevice, accelerators_here, choose_devices, import_torch
 

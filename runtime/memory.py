@@ -1,8 +1,8 @@
 """What a model takes in memory, and where: weights by device, the cache of keys and values, buffers to compute in.
 
 Placement follows llama.cpp: `-ngl` puts the last layers (and beyond them the output) on the GPUs, `-ot regex=DEVICE` overrules
-it tensor by tensor, first match first. The formulae of cache and buffers are those of ik_llama.cpp with latent attention (its
-pull request 235 and the sizes that its runs log); buffers of other models are estimates.
+it tensor by tensor, first match first. The cache's formulae are those of ik_llama.cpp with latent attention; buffers are in
+`compute_buffers`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from typing import Any
 from ..formats import PlanError, TensorType
 from ..jobs.patterns import NamePattern, compile_pattern
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
+from .compute_buffers import Use, compute_bytes, of_layer, processor_bytes, sequence_length
 from .hparams import HParams
 from .models.attention import Heads
-from .models.bert import ENCODERS
 from .models.compressed_attention import compressed_states, run_length, selects_entries
 from .models.gemma4 import own_layers
 from .models.latent_attention import LatentHeads
 from .models.recurrent.layers import keeps_rows, layer_states
-from .models.variants import VARIANTS
-from .settings import Settings, check_latent, settings_from
+from .settings import Settings
 
 CPU = "CPU"
 MIB = 1 << 20
 _COMPRESSED = "deepseek4"  # the architecture whose layers keep a window and entries
 _SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
-_BESIDE = 192 * MIB  # at most, of what other buffers than those of latent attention take (fits the logged sizes)
-_SCORES_OVERHEAD = 1.09  # logged size over that of the scores alone, without flash attention
 
 
 @dataclass(frozen=True)
@@ -40,28 +37,6 @@ class Weight:
     name: str
     type: TensorType
     nbytes: int
-
-
-@dataclass(frozen=True)
-class Use:
-    """How the model is to be run; names and defaults (None) as in `Settings`. attention_bytes None: not bounded (no -amb)."""
-
-    n_ctx: int
-    ubatch: int = 512
-    cache_k: str | None = None
-    cache_v: str | None = None
-    mla: int | None = None
-    flash: bool = True
-    attention_bytes: int | None = None
-    gpu_layers: int | None = None  # None: all, if there is a GPU
-    tensor_split: tuple[float, ...] | None = None  # shares of the GPUs; None: by memory
-
-    def settings(self, hparams: HParams) -> Settings:
-        """What attention is run with. Raises PlanError for what `load_model` would refuse."""
-        chosen = {"cache_k": self.cache_k, "cache_v": self.cache_v, "mla": self.mla, "flash": self.flash}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        check_latent(given, hparams)
-        return settings_from(given)
 
 
 @dataclass(frozen=True)
@@ -195,9 +170,9 @@ def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0, tensors: Coll
 
 
 def _heads(hparams: HParams, layer: int) -> Heads:
-    n_head = _of_layer(hparams, "attention.head_count", layer)
+    n_head = of_layer(hparams, "attention.head_count", layer)
     size = hparams.int("embedding_length") // max(1, n_head)
-    shared = _of_layer(hparams, "attention.head_count_kv", layer, n_head)
+    shared = of_layer(hparams, "attention.head_count_kv", layer, n_head)
     suffix = "_swa" if _is_local(hparams, layer) and "attention.key_length_swa" in hparams else ""
     widths = (hparams.int(f"attention.{part}_length{suffix}", size) for part in ("key", "value"))
     return Heads(n_head, shared, *widths)
@@ -207,65 +182,6 @@ def _is_local(hparams: HParams, layer: int) -> bool:
     """Of an architecture whose layers with a window have heads of another width (Gemma 4); without a pattern all have one."""
     flags = hparams.flags("attention.sliding_window_pattern", hparams.int("block_count"))
     return flags[layer] if flags else "attention.sliding_window" in hparams
-
-
-def _is_encoder(hparams: HParams) -> bool:
-    """Whether the architecture makes embeddings only; its tokens all see each other unless the metadata says otherwise."""
-    variant = VARIANTS.get(hparams.architecture)
-    return hparams.architecture in ENCODERS or (variant is not None and not variant.has_head)
-
-
-def _sequence(hparams: HParams, n_ctx: int) -> int:
-    """Tokens that are kept: a text whose tokens all see each other has no more of them than the model was trained for."""
-    is_causal = hparams.flag("attention.causal", not _is_encoder(hparams))
-    return n_ctx if is_causal else min(n_ctx, hparams.int("context_length", n_ctx))
-
-
-def _of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
-    """A number that is the same for all layers, or a list of one per layer."""
-    value = hparams.metadata.get(f"{hparams.architecture}.{key}", default)
-    if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
-        value = value[min(layer, len(value) - 1)]
-    if value is None:
-        raise PlanError(f"{hparams.path}: metadata has no {hparams.architecture}.{key}")
-    return int(value)
-
-
-def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
-    """The buffer that a device which computes whole layers needs.
-
-    Latent attention: per token of the context the expanded keys and values in f16, the latents in f32 and a row of the mask;
-    beside them the scores up to their bound, queries, and what every model has. Within 4 % of the logged single-GPU sizes.
-    """
-    hparams = HParams(dict(metadata), "the model")
-    n_head, ub, n_ctx = _of_layer(hparams, "attention.head_count", 0), use.ubatch, use.n_ctx
-    bound = use.attention_bytes
-    if hparams.is_latent:
-        heads = LatentHeads.of(hparams)
-        width = heads.nope + heads.rope
-        if not use.flash:
-            return _scores(n_ctx, n_head, ub, bound) + n_ctx * heads.rank * 4
-        expanded = n_head * (width + heads.v_width) * 2 if use.settings(hparams).mla in (2, 3) else 0
-        queries = ub * n_head * (width + heads.rope) * 4
-        scores = min(n_ctx * n_head * ub * 4, bound or 512 * MIB)
-        beside = min(_passing(hparams, ub), _BESIDE)
-        return n_ctx * (expanded + heads.rank * 4 + ub * 2) + scores + beside + queries
-    n_ctx = _sequence(hparams, n_ctx)
-    return _passing(hparams, ub) + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
-
-
-def _passing(hparams: HParams, ub: int) -> int:
-    """Bytes of what passes through a layer and the output: rows of the residual stream, of the feed-forward and of logits."""
-    n_embd = hparams.int("embedding_length")
-    has_head = not _is_encoder(hparams) and "pooling_type" not in hparams
-    n_vocab = hparams.int("vocab_size", 0) if has_head else 0
-    inner = max(_of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in range(hparams.int("block_count")))
-    return ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
-
-
-def _scores(n_ctx: int, n_head: int, ub: int, bound: int | None) -> int:
-    scores = n_ctx * n_head * ub * 4
-    return int(_SCORES_OVERHEAD * (min(scores, bound) if bound is not None else scores))
 
 
 def place(
@@ -297,13 +213,13 @@ def place(
         placement.places[weight.name] = (device, why)
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
-    names, tokens = {weight.name for weight in weights}, _sequence(HParams(dict(metadata), "the model"), use.n_ctx)
+    names, tokens = {weight.name for weight in weights}, sequence_length(HParams(dict(metadata), "the model"), use.n_ctx)
     _copy_tied_output(placement, weights, layers[n_layer])
     for layer in range(n_layer):
         state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
         devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
         devices[CPU].cache += Settings.checkpoints * state
-    buffer = compute_bytes(metadata, use)
+    buffer = compute_bytes(metadata, use) if gpus else processor_bytes(metadata, use)
     for name in gpus or [CPU]:
         devices[name].compute = buffer if not gpus or name in layers.values() else 0
     _warn(placement, weights, matched, overrides)

@@ -258,7 +258,8 @@ class Model:
         for session, _, _ in batch:
             session.drop_unknown()
         firsts = [session.cache.length for session, _, _ in batch]
-        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens, _ in batch])
+        last = [n if session.drafter is None else None for session, _, n in batch]
+        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens, _ in batch], last)
         logits = self.head(np.concatenate([rows[-n:] for rows, (_, _, n) in zip(hidden, batch, strict=True)]))
         for (session, tokens, _), rows, first in zip(batch, hidden, firsts, strict=True):
             session.tokens += [int(token) for token in tokens]
@@ -274,13 +275,21 @@ class Model:
         """
         return self.hidden([(self.new_cache(windows.shape[1]), window) for window in windows], in_pieces=True)
 
-    def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], *, in_pieces: bool = False) -> list[np.ndarray]:
+    def hidden(
+        self,
+        batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]],
+        last: Sequence[int | None] | None = None,
+        *,
+        in_pieces: bool = False,
+    ) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the value `hidden` of the graph,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
         or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
-        token, recurrent states become checkpoints. in_pieces: see `hidden_of_windows`.
+        token, recurrent states become checkpoints. last: how many of each one's last rows are wanted, if not all (None): others
+        may be missing. in_pieces: see
+        `hidden_of_windows`.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
@@ -292,14 +301,18 @@ class Model:
         before = [cache.length for cache, _ in batch]
         try:
             with self.workers.placed(), compiling_for(self.graph.architecture):
-                return self._hidden(batch, arrays, in_pieces)
+                return self._hidden(batch, arrays, last or [None] * len(batch), in_pieces)
         except BaseException:  # an interruption, too
             for (cache, _), length in zip(batch, before, strict=True):
                 cache.truncate(length)
             raise
 
     def _hidden(
-        self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray], in_pieces: bool
+        self,
+        batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]],
+        arrays: list[np.ndarray],
+        last: Sequence[int | None],
+        in_pieces: bool,
     ) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
@@ -317,6 +330,9 @@ class Model:
             for i, tokens in parts:
                 out[i].append(result[row : row + len(tokens)])
                 row += len(tokens)
+                if (wanted := last[i]) is not None:
+                    while len(out[i]) > 1 and sum(map(len, out[i][1:])) >= wanted:
+                        del out[i][0]
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:

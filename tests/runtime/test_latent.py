@@ -9,6 +9,7 @@ from ggufmill.formats import TYPES, MillError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GEMV_TOKENS
+from ggufmill.runtime.backends.cpu.lower import latent_batch
 from ggufmill.runtime.backends.cpu.weights import HeadWeights, WeightStore
 
 N_EMBD, HEADS, NOPE, ROPE, V, RANK, N_VOCAB = 64, 4, 64, 32, 32, 256, 96
@@ -109,6 +110,27 @@ def test_sequences_that_absorb_and_such_that_expand_in_one_pass(tokens):
     together = model.hidden([(one, [5]), (three, tokens), (two, [6, 7])])
     for a, b in zip(alone, together, strict=True):
         assert rms(a - b) < NOISE * rms(a)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cache_k", ["f16", "q8_0"])
+def test_latents_expanded_in_pieces_give_the_same_numbers(tokens, monkeypatch, threads, cache_k):
+    expected = load_model(model_source("ik"), mla=2, cache_k=cache_k, threads=threads, ubatch=32).logits(tokens)
+    monkeypatch.setattr(latent_batch, "_PIECE", 16)
+    for flash in (True, False):
+        model = load_model(model_source("ik"), mla=2, cache_k=cache_k, threads=threads, ubatch=32, flash=flash)
+        assert np.abs(model.logits(tokens) - expected).max() < (1e-6 if flash else 1e-3) * rms(expected)
+
+
+def test_the_last_rows_of_a_prompt_that_takes_several_passes(tokens):
+    model = load_model(model_source("ik"), ubatch=16)
+    expected = model.hidden([(model.new_cache(100), tokens)])[0]
+    for wanted in (1, 16, 17, len(tokens)):
+        whole, rows = model.hidden([(model.new_cache(100), tokens), (model.new_cache(100), tokens)], [None, wanted])
+        assert len(whole) == len(tokens)
+        assert wanted <= len(rows) < wanted + 16
+        logits = model.feed_rows([(model.session(100), tokens, wanted)])[0]
+        assert np.abs(logits - model.head(expected[-wanted:])).max() < 1e-5 * rms(logits)
 
 
 @pytest.mark.parametrize("layout", ["ik", "mainline"])

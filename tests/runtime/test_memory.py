@@ -1,7 +1,10 @@
 """Where a model lies and what it takes, against sizes that ik_llama.cpp logged for DeepSeek-V3 and R1 (671 B)."""
 
+import gc
 import re
+import tracemalloc
 
+import numpy as np
 import pytest
 from checkpoint_cases import convert_case
 from encoder_cases import convert_encoder
@@ -11,13 +14,12 @@ from ggufmill.formats import TYPES, PlanError
 from ggufmill.jobs.patterns import NamePattern
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
+from ggufmill.runtime.compute_buffers import Expansion, Use, compute_bytes, processor_bytes
 from ggufmill.runtime.memory import (
     Override,
-    Use,
     Weight,
     cache_state_bytes,
     cache_token_bytes,
-    compute_bytes,
     experts_to_cpu,
     parse_overrides,
     place,
@@ -372,3 +374,35 @@ def test_a_small_model_with_latent_attention():
     metadata = open_source(FOLDER / "demo").metadata
     for n_ctx, mla, measured in ((2048, 1, 9.1), (32768, 3, 129.5)):
         assert measured * 0.9 < compute_bytes(metadata, use(n_ctx=n_ctx, mla=mla)) / MIB < 4 * measured
+
+
+@pytest.mark.parametrize(("n_ctx", "mla", "ubatch"), [(2048, 1, 512), (2048, 3, 512), (2048, 3, 128), (4096, 2, 256)])
+def test_buffers_of_the_processor_are_what_a_prompt_takes(n_ctx, mla, ubatch):
+    """tracemalloc counts what numpy allocates. Weights are decoded before; cached passes of other sizes are not used again."""
+    model = load_model(FOLDER / "demo", n_ctx=n_ctx, mla=mla, ubatch=ubatch, threads=2)
+    tokens = np.random.default_rng(1).integers(0, model.n_vocab, n_ctx)
+    for size in (ubatch - 1, ubatch - 2):
+        model.feed([(model.session(), tokens[:size])])
+    gc.collect()
+    session = model.session()
+    tracemalloc.start()
+    try:
+        model.feed([(session, tokens)])
+        taken = tracemalloc.get_traced_memory()[1] - session.cache.nbytes
+    finally:
+        tracemalloc.stop()
+    asked = use(n_ctx=n_ctx, mla=mla, ubatch=ubatch, threads=2)
+    assert processor_bytes(model.metadata, asked) / MIB == pytest.approx(taken / MIB, rel=0.1)
+    (device,) = place([], model.metadata, asked, [], {"CPU": None}).devices
+    assert device.compute == processor_bytes(model.metadata, asked)
+
+
+def test_longer_contexts_and_more_threads_take_more():
+    metadata = open_source(FOLDER / "demo").metadata
+    sizes = [processor_bytes(metadata, use(n_ctx=n_ctx, mla=3, threads=2)) for n_ctx in (512, 8192, 32768)]
+    assert sizes == sorted(sizes)
+    for threads in (1, 2, 16, 256):
+        for tokens in (64, 32768, 163840):
+            assert Expansion.of(128, tokens, 192, 128, 512 * MIB, threads).nbytes <= 512 * MIB
+    one_head = 4 * 10**6 * (192 + 128)
+    assert Expansion.of(128, 10**6, 192, 128, 512 * MIB, 2).nbytes == one_head

@@ -118,15 +118,15 @@ class KVCache:
         encoded = encode_with_nan(values, part.type).reshape(n, part.heads, part.row_bytes)
         target[:, first : first + n] = encoded.transpose(1, 0, 2)
 
-    def read(self, layer: int, name: str, new: int = 0) -> np.ndarray:
-        """Rows of the past and of `new` tokens of this pass, float32 [heads, tokens, width]; a view where they are float32."""
+    def read(self, layer: int, name: str, new: int = 0, at: slice = slice(None)) -> np.ndarray:
+        """Rows of the past and of `new` tokens of this pass, or of them those `at`, float32 [heads, rows, width]; a view where
+        they are float32."""
         part = self.layers[layer].rows[name]
-        end = part.rows_of(self.length + new)
-        stored = self._stored[layer][name][:, :end]
+        stored = self._stored[layer][name][:, : part.rows_of(self.length + new)][:, at]
         if part.type == "f32":
             return stored.view(np.float32)[..., : part.width]
         rows = decode(stored.reshape(-1, part.row_bytes), part.type, part.padded_width)
-        return rows.reshape(part.heads, end, part.padded_width)[..., : part.width]
+        return rows.reshape(*stored.shape[:2], part.padded_width)[..., : part.width]
 
     def commit(self, n: int) -> None:
         self.length += n

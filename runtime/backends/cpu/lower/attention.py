@@ -6,6 +6,7 @@ import numpy as np
 
 from .....formats import PlanError
 from .....simd.workers import Workers
+from ....compute_buffers import SCORES_BYTES
 from ....graph.ops import Attention
 from ....graph.values import alibi_slopes
 from ....settings import PLAIN_TYPES
@@ -14,8 +15,6 @@ from ..attention_jobs import CachedAttention
 from ..memory import with_heads
 from ..passes import Pass, Step
 from .sparse_attention import attend_blocks
-
-SCORES_BYTES = 2 << 20  # of the scores that a thread stores at a time: about what its own cache holds
 
 
 class AttentionStep(Step):

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....simd.workers import Workers
+from ....compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
 from ..kv_cache import CacheRows, KVCache
 from ..memory import View
 from ..passes import Batch, Pass
-from .attention import SCORES_BYTES, stored_scores_attention
+from .attention import stored_scores_attention
 
 if TYPE_CHECKING:
     from .latent_attention import LatentAttentionStep
 
 _ONE_THREAD = Workers(1)
-_LANES = 16  # rows that kernels read are filled up to a multiple of this many numbers
-_CHUNK_BYTES = 8 << 20  # of keys and values that a thread expands at a time: more do not stay in its cache
+_PIECE = 4096  # tokens whose latents are decoded at a time
 
 
 class LatentBatch:
@@ -53,14 +53,13 @@ class LatentBatch:
         if expanding:
             keys, values = self._matrices.load()
             for cache, at in expanding:
-                past = cache.read(self._op.layer, "kv", at.stop - at.start)[0]
                 observed = None
                 if takes_squares:
                     observed = squares[at.start] = np.empty((s.heads, s.rank))
                 elif observer is not None:
                     assert weighted is not None
                     observed = weighted[at]
-                self._expand(self._q[at], past, keys, values, self._result[at], observed)
+                self._expand(self._q[at], cache, keys, values, self._result[at], observed)
         if observer is not None:
             self._report(weighted, squares)
 
@@ -130,41 +129,37 @@ class LatentBatch:
     def _expand(
         self,
         q: np.ndarray,
-        past: np.ndarray,
+        cache: KVCache,
         keys: np.ndarray,
         values: np.ndarray,
         out: np.ndarray,
         observed: np.ndarray | None,
     ) -> None:
-        """Fills in out [n, heads, v] from q [n, heads, nope + rope] and past [m, rank + rope].
+        """Fills in out [n, heads, v] from q [n, heads, nope + rope] and what is cached, with the n tokens' own latents.
 
         Expands so many heads at a time that their keys and values take at most `attention_bytes` (or what one head needs).
         observed: takes each head's weighted latents, float32 [n, heads, rank], or the sums of their squares, float64 [heads,
         rank], for which latents may be rounded.
         """
-        s, m, workers = self._shape, len(past), self._pass.workers
-        k_width, v_width = (-(-width // _LANES) * _LANES for width in (s.nope + s.rope, s.v))
-        per_head = 4 * m * (k_width + v_width)
-        max_heads = self._pass.settings.attention_bytes // per_head
-        concurrent = max_heads >= workers.count  # each thread expands heads of its own
-        max_heads = min(max_heads // workers.count, _CHUNK_BYTES // per_head) if concurrent else max_heads
-        heads = max(1, min(max_heads, -(-s.heads // workers.count)))
-        activations = gemm.Activations(past[:, : s.rank])
-        if concurrent:  # the threads share the blocks
-            gemm.fill_blocks(gemm.FLOAT32_FORM, activations, workers.ready(), workers.count)
+        s, m, workers = self._shape, cache.length + len(q), self._pass.workers
+        limit = self._pass.settings.attention_bytes
+        expansion = Expansion.of(s.heads, m, s.nope + s.rope, s.v, limit, workers.count)
+        heads, concurrent, k_width, v_width = expansion.heads, expansion.concurrent, expansion.k_width, expansion.v_width
+        pieces, rotated = self._latents(cache, len(q))
         latents = None
         if observed is not None:
+            past = cache.read(self._op.layer, "kv", len(q))[0]
             latents = SharedValues(past[:, : s.rank], self._matrices.exact or observed.dtype == np.float32)
 
         def expand(first: int) -> None:
             stop, team = min(first + heads, s.heads), _ONE_THREAD if concurrent else workers
             k, v = np.zeros((stop - first, m, k_width), np.float32), np.zeros((stop - first, m, v_width), np.float32)
             program = gemm.Program(team.count)
-            inputs = program.blocks_of(0, gemm.FLOAT32_FORM, activations)
-            program.matmul(1, inputs, keys[first:stop].transpose(0, 2, 1), k[..., : s.nope])
-            program.matmul(1, inputs, values[first:stop].transpose(0, 2, 1), v[..., : s.v])
+            for at, inputs in pieces:
+                program.matmul(0, inputs, keys[first:stop].transpose(0, 2, 1), k[:, at, : s.nope])
+                program.matmul(0, inputs, values[first:stop].transpose(0, 2, 1), v[:, at, : s.v])
             program.run(team.ready())
-            k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
+            k[..., s.nope : s.nope + s.rope] = rotated
             result = np.empty((len(q), stop - first, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, first:stop])
             if latents is None or observed is None:
@@ -180,6 +175,18 @@ class LatentBatch:
         else:
             for first in starts:
                 expand(first)
+
+    def _latents(self, cache: KVCache, new: int) -> tuple[list[tuple[slice, gemm.InputBlocks]], np.ndarray]:
+        """The latents of the past and of `new` tokens, piece by piece as products take them, and their rotated keys, float32
+        [m, rope]."""
+        s, workers, m = self._shape, self._pass.workers, cache.length + new
+        pieces, rotated = [], np.empty((m, s.rope), np.float32)
+        for first in range(0, m, _PIECE):
+            at = slice(first, min(m, first + _PIECE))
+            rows = cache.read(self._op.layer, "kv", new, at)[0]
+            rotated[at] = rows[:, s.rank :]
+            pieces.append((at, gemm.filled(rows[:, : s.rank], workers.ready(), workers.count)))
+        return pieces, rotated
 
     def _attend(
         self,

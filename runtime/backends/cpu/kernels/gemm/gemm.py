@@ -82,8 +82,12 @@ class InputBlocks:
         words = [x.ctypes.data, at_places, len(x), columns, *starts, *form.parameters]
         self.table = np.array(words, np.int64)
         assert len(self.table) == INPUTS
-        self._arrays = memory, x, places
+        self._memory, self._inputs = memory, (x, places)
         self.parts = rows // form.block_tokens * -(-columns // SPAN)
+
+    def drop_inputs(self) -> None:
+        """Once they are filled in: nothing reads x and places any longer."""
+        self._inputs = ()
 
 
 class Activations:
@@ -333,6 +337,15 @@ def _has_rows(out: np.ndarray) -> bool:
     rows on one grid."""
     stride = _row_stride(out)
     return out.strides[2] == 4 and stride >= out.shape[2] and (len(out) == 1 or not out.strides[0] % (4 * stride))
+
+
+def filled(x: np.ndarray, address: int = 0, threads: int = 1) -> InputBlocks:
+    """Blocks of x float32 [n, columns] for products with float32 matrices; they do not keep x."""
+    program, x = Program(threads), np.ascontiguousarray(x, np.float32)
+    blocks = program.fill(0, FLOAT32_FORM, x, -(-len(x) // FLOAT32_FORM.block_tokens) * FLOAT32_FORM.block_tokens)
+    program.run(address)
+    blocks.drop_inputs()
+    return blocks
 
 
 def fill_blocks(form: InputForm, activations: Activations, address: int = 0, threads: int = 1) -> None:
