@@ -15,7 +15,8 @@ from ..formats import TensorInfo, open_gguf
 from ..formats.file_range import range_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
-from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
+from ..formats.loader_facts import LoaderTensor
+from ..formats.loaders import loader_differences, loader_problems
 from ..formats.source import LOST_CONFIG
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ..jobs.long_json import LongJson

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
-from ..formats.loaders import LoaderTensor, loader_problems
+from ..formats.loader_facts import LoaderTensor
+from ..formats.loaders import loader_problems
 from ..jobs.outputs import Output, Outputs
 from ..jobs.plan import Plan, make_plan
 from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import __version__
-from ...formats.loaders import PROGRAMS, LoaderTensor, loader_problems
+from ...formats.loader_facts import LoaderTensor
+from ...formats.loaders import PROGRAMS, loader_problems
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan

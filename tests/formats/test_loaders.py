@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError
-from ggufmill.formats.loaders import (
-    ANY,
-    ARCHITECTURES,
-    DIFFERENCES,
-    PROBLEMS,
-    PROGRAMS,
-    LoaderTensor,
-    loader_differences,
-    loader_problems,
-)
+from ggufmill.formats.loader_facts import DIFFERENCES, PROBLEMS, LoaderTensor
+from ggufmill.formats.loaders import ANY, ARCHITECTURES, PROGRAMS, loader_differences, loader_problems
 
 
 def problems(program, architecture, names=(), kind="f32", find=loader_problems, shapes=None, **keys):
@@ -96,3 +88,59 @@ def test_the_table_names_programs_and_architectures_that_there_are():
         for program in fact.programs:
             known = set(fact.architectures.split()) & (ARCHITECTURES[program] | {ANY})
             assert known, fact.says
+
+
+@pytest.mark.parametrize(
+    ("program", "architecture", "names", "keys", "says"),
+    [
+        ("ik_llama.cpp", "llama", ["rope_factors_long.weight"], {"rope__scaling__type": "longrope"}, "longrope"),
+        ("llama.cpp", "llama", ["rope_factors_long.weight"], {"rope__scaling__type": "longrope"}, ""),
+        ("llama.cpp", "qwen2", ["rope_factors_long.weight"], {"rope__scaling__type": "longrope"}, "the factors of LongRoPE"),
+        ("llama.cpp", "gemma3", ["rope_freqs.weight"], {}, "it does not read rope_freqs"),
+        ("llama.cpp", "gemma2", ["blk.0.attn_output.bias"], {}, "bias of attn_output"),
+        ("llama.cpp", "gemma2", ["blk.0.attn_q.bias"], {}, ""),
+        ("llama.cpp", "seed_oss", ["blk.0.ffn_up.bias"], {}, "these biases"),
+        ("llama.cpp", "deepseek2", ["blk.0.attn_q_a.bias"], {}, "biases in latent attention"),
+        ("llama.cpp", "qwen3moe", ["blk.0.ffn_gate_inp.weight"], {}, "experts in all layers"),
+        ("llama.cpp", "dots1", ["output.weight", "blk.0.ffn_gate_inp.weight"], {}, "a shared expert"),
+        ("llama.cpp", "cohere2", [], {"attention__sliding_window_pattern": np.zeros(2, bool)}, "a window in some layer"),
+        ("llama.cpp", "cohere2", [], {"attention__sliding_window_pattern": np.array([True, False])}, ""),
+        ("llama.cpp", "falcon-h1", [], {}, "a bias of the convolution"),
+        ("llama.cpp", "deepseek4", [], {"hyper_connection__count": 3}, "four streams"),
+        ("ik_llama.cpp", "gemma3", [], {}, "attention.sliding_window"),
+    ],
+)
+def test_problems_of_rare_configurations(program, architecture, names, keys, says):
+    found = problems(program, architecture, names, **keys)
+    assert (len(found), says in "".join(found)) == (bool(says), True)
+
+
+@pytest.mark.parametrize(
+    ("program", "architecture", "keys", "says"),
+    [
+        ("llama.cpp", "gpt-oss", {"rope__scaling__type": "yarn"}, "whole pairs"),
+        ("llama.cpp", "gpt-oss", {"rope__scaling__type": "yarn", "rope__scaling__yarn_truncate": True}, ""),
+        ("llama.cpp", "llama", {"rope__scaling__type": "yarn"}, ""),
+        ("llama.cpp", "llama", {"rope__scaling__yarn_truncate": False}, "whole pairs"),
+        ("llama.cpp", "deepseek2", {"rope__scaling__yarn_beta_fast": 1.0}, "beta_fast"),
+        ("llama.cpp", "mistral3", {"rope__scaling__yarn_beta_fast": 1.0}, ""),
+        ("llama.cpp", "deepseek2", {"rope__scaling__type": "linear"}, "it scales rotation otherwise"),
+        ("llama.cpp", "deepseek2", {"expert_group_count": 4}, "other groups"),
+        ("llama.cpp", "dots1", {"expert_group_count": 4}, ""),
+        ("ik_llama.cpp", "dots1", {"expert_group_count": 4}, "without regard to groups"),
+        ("ik_llama.cpp", "gemma3", {"attention__sliding_window": 20, "final_logit_softcapping": 3.0}, "the soft cap"),
+        ("llama.cpp", "gemma3", {"final_logit_softcapping": 3.0}, ""),
+        ("llama.cpp", "gemma2", {"attention__scale": 0.1}, "it divides scores"),
+        ("llama.cpp", "qwen3moe", {"expert_weights_norm": False}, "sum to one"),
+        ("llama.cpp", "qwen3moe", {"expert_weights_norm": True}, ""),
+        ("llama.cpp", "minicpm3", {"embedding_length": 64, "embedding_scale": 12.0, "logit_scale": 4.0}, ""),
+        ("llama.cpp", "minicpm3", {"embedding_length": 64, "embedding_scale": 3.0, "logit_scale": 4.0}, "factors"),
+        ("llama.cpp", "llama4", {"attention__sliding_window": 20}, "chunks of 8192"),
+        ("llama.cpp", "exaone4", {"attention__sliding_window": 20}, "it ignores the sliding window"),
+        ("llama.cpp", "gpt-oss", {"swiglu_clamp_exp": 5.0}, "limit to be 7"),
+        ("llama.cpp", "afmoe", {"embedding_scale": 1.0}, "it scales embeddings"),
+    ],
+)
+def test_differences_of_rare_configurations(program, architecture, keys, says):
+    found = problems(program, architecture, find=loader_differences, **keys)
+    assert (len(found), says in "".join(found)) == (bool(says), True)

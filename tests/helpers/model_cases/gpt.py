@@ -47,7 +47,6 @@ CASES = {
 }
 BEYOND_LLAMA_CPP = {
     "dbrx-odd": "weights of experts are always normalised",
-    "stablelm-biases": "an output of its own",
     "glm-whole": "heads of n_embd / n_head numbers",
 }
 # Its gelu is the tanh form of a table of f16, whatever the model's.

@@ -67,7 +67,6 @@ CASES = {
 NO_BIAS = "convolutions have biases"
 BEYOND_LLAMA_CPP = {
     **dict.fromkeys(("mamba-odd", "granitehybrid-odd", "jamba-odd", "nemotron-h-odd", "falcon-h1-odd"), NO_BIAS),
-    "nemotron-h-latent": "experts are not limited to groups",
     "kimi-linear-odd": "experts are not limited to groups, weights always sum to one",
     "lfm2moe-odd": "weights of experts always sum to one, with a bias of the router",
 }

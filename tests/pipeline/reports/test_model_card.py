@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from ggufmill.formats import TYPES
-from ggufmill.formats.loaders import PROGRAMS, LoaderTensor, loader_problems
+from ggufmill.formats.loader_facts import LoaderTensor
+from ggufmill.formats.loaders import PROGRAMS, loader_problems
 from ggufmill.pipeline.reports.model_card import card_text
 
 

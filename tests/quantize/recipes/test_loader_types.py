@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError, open_gguf
-from ggufmill.formats.loaders import LOADERS, PROGRAMS, LoaderTensor, loader_problems
+from ggufmill.formats.loader_facts import LoaderTensor
+from ggufmill.formats.loaders import LOADERS, PROGRAMS, loader_problems
 from ggufmill.quantize.recipes.loader_types import LoaderTypes
 from ggufmill.recipes import FOLDER
 
