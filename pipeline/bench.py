@@ -13,6 +13,7 @@ from ..formats import TensorSource
 from ..runtime import Model, load_model
 from ..runtime.evaluate.bench import Case, Speed, bench
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
+from .common.losses import warn_of_losses
 from .common.models import open_model, settings_of_each
 from .common.progress import OnProgress, Stage, reporting
 
@@ -140,6 +141,8 @@ def benchmark(
     given = {"architecture": architecture, "allow_lossy_config": allow_lossy_config or None}
     each = settings_of_each(paths, {name: value for name, value in given.items() if value is not None})
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
+    for source in sources:
+        warn_of_losses(source)
     _check(sources, points, placement)
     result = BenchResult([], [], describe_program())
     with reporting(progress) as report:

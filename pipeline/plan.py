@@ -24,6 +24,7 @@ from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Override, Placement, Weight, experts_to_cpu, parse_overrides, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
+from .common.losses import warn_of_losses
 from .common.messages import warn
 from .common.programs import layout_for, program_of
 
@@ -175,6 +176,7 @@ def plan_memory(
         allow_lossy_config=allow_lossy_config,
         remote=is_repository(model),
     )
+    warn_of_losses(source)
     planner = _Planner(source, use, overrides, capacities, program)
     counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
     if not counts:

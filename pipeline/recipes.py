@@ -27,6 +27,7 @@ from ..recipes import find, names
 from .common.adapters import adapters_of_recipe
 from .common.arguments import FileType, as_file_type
 from .common.importance import load_importance
+from .common.losses import warn_of_losses
 from .common.messages import note
 from .recipe_search.options import target_of
 
@@ -190,6 +191,7 @@ def _plan(
         allow_lossy_config=allow_lossy_config or how.get("allow_lossy_config", False),
         lora=lora,
     )
+    warn_of_losses(source)
     importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})
     default, rules = recipe_types(source, loaded)
     plan = plan_quantize(
