@@ -40,6 +40,8 @@ def same(a, b):
 
 
 def test_a_resumed_run_ends_in_the_same_bytes(model, tokens, tmp_path):
+    """Also with another size of micro-batches."""
+    later = load_model(open_source(FOLDER / "demo"), batch=128, ubatch=30, threads=2)
     job = cut_windows(
         model, [TextSegment(tokens[: 5 * N_CTX], 1, [("a", 0)]), TextSegment(tokens[5 * N_CTX :], 3, [("b", 0)])], N_CTX
     )
@@ -59,7 +61,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(model, tokens, tmp_path):
         assert stop <= state.done < 9
         reports = []
         resumed, resumed_result = collect(
-            model, job, options=options, resume=state, on_chunk=lambda r, n, to=reports: to.append((r.chunks, n))
+            later, job, options=options, resume=state, on_chunk=lambda r, n, to=reports: to.append((r.chunks, n))
         )
         resumed.save(tmp_path / "resumed.imatrix")
         assert (tmp_path / "resumed.imatrix").read_bytes() == (tmp_path / "expected.imatrix").read_bytes()

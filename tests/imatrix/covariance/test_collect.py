@@ -107,10 +107,9 @@ def test_tensors_that_read_the_same_share_a_covariance(demo):
 
 
 def test_threads_and_micro_batches_do_not_change_a_bit(tokens):
-    """With -mla 2: how 3 rounds depends on the tokens at hand."""
-    _, parts, _ = collected(tokens, threads=2, mla=2)
+    _, parts, _ = collected(tokens, threads=2)
     for settings in ({"threads": 1, "ubatch": 200}, {"threads": 3, "ubatch": 64}):
-        _, others, _ = collected(tokens, batch=2048, mla=2, **settings)
+        _, others, _ = collected(tokens, batch=2048, **settings)
         assert others.keys() == parts.keys()
         for key, covariance in parts.items():
             assert others[key].tokens == covariance.tokens
