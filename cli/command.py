@@ -12,11 +12,10 @@ import click
 
 from ..errors import UsageError
 from ..simd.compile_time import compilation_lines
+from .habits import translated
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta
-# Options of llama.cpp's programs; arguments here.
-_ARGUMENT_OF = {"-m": "model", "--model": "model", "--outfile": "out", "-o": "out", "--output": "out"}
 _LIKENESS = 0.75  # of a typing error: `--only` is none of `--json`
 
 
@@ -51,15 +50,8 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, list(args))
+            return super().parse_args(ctx, translated(self, ctx, args))
         except click.NoSuchOption as error:
-            argument = _ARGUMENT_OF.get(error.option_name)
-            at = next((i for i, given in enumerate(args) if given.partition("=")[0] == error.option_name), len(args))
-            _, equals, value = args[at].partition("=") if at < len(args) else ("", "", "")
-            end = at + (1 if equals else 2)
-            if end <= len(args) and any(parameter.name == argument for parameter in self.params):
-                value, rest = value if equals else args[at + 1], args[:at] + args[end:]
-                return self.parse_args(ctx, [value, *rest] if argument == "model" else [*rest, value])
             near = [option for option in error.possibilities or () if _alike(option, error.option_name)]
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 
