@@ -100,8 +100,10 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
         rows = [(c.recipe, gib(c.nbytes), f"{c.bits_per_weight:.3f}", "fits" if c.placement.fits else "") for c in result.tried]
         parts.append(table(("recipe or file type", "weights", "bits", ""), rows))
     if tensors:
-        rows = [(name, *chosen.types[name], device, rule) for name, (device, rule) in placement.places.items()]
-        parts.append(table(("tensor", "type", "bytes", "device", "rule"), rows))
+        kinds = [kind for _, kind in chosen.outputs.entries()]
+        places = list(zip(kinds, placement.places.items(), strict=True))
+        headings = ("tensor", "type", "bytes", "device", "rule")
+        parts.append(table(headings, places, lambda at: (at[1][0], at[0].type.name, at[0].nbytes, *at[1][1])))
     devices = [
         (d.name, d.tensors, *map(_mib, (d.weights, d.cache, d.compute, d.total, d.capacity, d.free))) for d in placement.devices
     ]

@@ -128,12 +128,11 @@ class Outputs(Sequence[Output]):
         if any(holding):
             yield from compress(self.entries(), map(holding.__getitem__, self._kind_of))
 
-    def nbytes(self) -> np.ndarray:
-        """Bytes of each tensor, int64 [n]."""
-        return self._of_each([kind.nbytes for kind in self.kinds])
-
-    def _of_each(self, values: Sequence[int]) -> np.ndarray:
-        return np.array(values, np.int64)[np.frombuffer(self._kind_of, np.uint32)] if self.names else np.empty(0, np.int64)
+    def each(self, value: Callable[[OutputKind], int]) -> np.ndarray:
+        """A number of each tensor's kind, int64 [n]."""
+        if not self.names:
+            return np.empty(0, np.int64)
+        return np.array([value(kind) for kind in self.kinds], np.int64)[np.frombuffer(self._kind_of, np.uint32)]
 
     def with_own(self) -> Iterator[Output]:
         """Those that were given with a `produce` of their own, such as all that have factors."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from ..convert import open_source
 from ..convert.hub.fetch import is_repository
 from ..errors import CheckFailed, PlanError, UsageError
 from ..formats import TensorSource, TensorType
+from ..jobs.long_json import LongJson
+from ..jobs.outputs import Outputs
 from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
@@ -42,26 +45,27 @@ class Candidate:
 
     recipe   the recipe's or file type's name, or 'as it is'
     nbytes   of all weights; bits per weight
-    types    tensor name -> (type name, bytes)
+    outputs  the tensors with their types
     foreign  whether the recipe has rules that match no tensor: it is for another model
-    made_by  the recipe, and the type for what none of its rules takes
+    made_by  the arguments of `_Planner.candidate`: recipe and type
     """
 
     recipe: str
     nbytes: int
     bits_per_weight: float
     placement: Placement
-    types: dict[str, tuple[str, int]]
+    outputs: Outputs
     foreign: bool
-    made_by: tuple[Recipe, TensorType | str | None]
+    made_by: tuple[str | Path | None, TensorType | str | None]
 
     def as_json(self) -> dict[str, Any]:
         return {"recipe": self.recipe, "total_bytes": self.nbytes, "bits_per_weight": self.bits_per_weight}
 
 
 @dataclass
-class MemoryPlan:
-    """The candidate that was chosen, and those that were tried, largest first (none if a recipe or type was given).
+class MemoryPlan(LongJson):
+    """The candidate that was chosen, and those that were tried, largest first and without their tensors (none if a recipe or
+    type was given).
 
     cluster: what making it takes on several machines, if that was asked for
     """
@@ -74,12 +78,12 @@ class MemoryPlan:
     def fits(self) -> bool:
         return self.chosen.placement.fits
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """What --json prints: recipe, total_bytes, bits_per_weight, devices, rules, tensors, fits, warnings, candidates, and
         cluster if it was asked for."""
         candidates = [candidate.as_json() | {"fits": candidate.placement.fits} for candidate in self.tried]
         cluster = {"cluster": self.cluster.as_json()} if self.cluster is not None else {}
-        return {**self.chosen.as_json(), **self.chosen.placement.as_json(), "candidates": candidates, **cluster}
+        return {**self.chosen.as_json(), **self.chosen.placement.json_fields(), "candidates": candidates, **cluster}
 
 
 def plan_memory(
@@ -191,7 +195,7 @@ def plan_memory(
         tried = planner.all_candidates()
         fitting = [candidate for candidate in tried if candidate.placement.fits]
         best = max(fitting or tried, key=lambda c: (c.nbytes if c.placement.fits else -c.nbytes, c.recipe))
-        result = MemoryPlan(best, tried)
+        result = MemoryPlan(planner.made_again(best), tried)
     if counts:
         from .cluster.forecast import forecast_cluster
 
@@ -241,21 +245,26 @@ class _Planner:
 
     def candidate(self, recipe: str | Path | None = None, type: TensorType | str | None = None) -> Candidate:
         """The model by that recipe and type; without either as it is. Raises PlanError."""
-        loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
+        loaded = _loaded(recipe)
         default = type or loaded.type
         plan = self._plan(loaded, default)
-        weights = [Weight(o.name, o.type, o.nbytes) for o in plan.outputs]
-        placement = place(weights, self.source.metadata, self.use, self.overrides, self.capacities)
+        placement = place(_Weights(plan.outputs), self.source.metadata, self.use, self.overrides, self.capacities)
         name = default.name if isinstance(default, TensorType) else default
         label = str(recipe) if recipe is not None else name if name is not None else "as it is"
         unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
         placement.warnings += unmatched
-        types = {o.name: (o.type.name, o.nbytes) for o in plan.outputs}
-        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, types, bool(unmatched), (loaded, default))
+        made_by = recipe, type
+        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, plan.outputs, bool(unmatched), made_by)
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan of making it."""
-        return self._plan(*candidate.made_by)
+        recipe, type = candidate.made_by
+        loaded = _loaded(recipe)
+        return self._plan(loaded, type or loaded.type)
+
+    def made_again(self, candidate: Candidate) -> Candidate:
+        """One of `all_candidates`, with its tensors."""
+        return self.candidate(*candidate.made_by)
 
     def _plan(self, recipe: Recipe, type: TensorType | str | None) -> Plan:
         return plan_quantize(
@@ -271,8 +280,16 @@ class _Planner:
 
     def all_candidates(self) -> list[Candidate]:
         """Every shipped recipe whose rules all match something, and every file type, largest first: none that is larger than
-        the model as it is, nor as large with other types."""
-        candidates, as_it_is = [], self.candidate()
+        the model as it is, nor as large with other types. Their tensors are left out: there may be a million."""
+        as_it_is = self.candidate()
+        types, same, smaller = _types(as_it_is), list[Candidate](), list[Candidate]()
+
+        def add(candidate: Candidate) -> None:
+            if _types(candidate) == types:
+                same.append(_without_tensors(candidate))
+            if candidate.nbytes < as_it_is.nbytes:
+                smaller.append(_without_tensors(candidate))
+
         for name in names():
             if name.endswith(".txt"):
                 try:
@@ -280,14 +297,43 @@ class _Planner:
                 except PlanError:  # types that the program does not know
                     continue
                 if not candidate.foreign:
-                    candidates.append(candidate)
+                    add(candidate)
         for name in file_types():
             first = default_type(name)
             if can_encode(first) and first.rows == 1 and first.name not in _NOT_OFFERED:
                 try:
-                    candidates.append(self.candidate(type=name))
+                    add(self.candidate(type=name))
                 except PlanError:
                     continue
-        same = [c for c in candidates if c.types == as_it_is.types]
-        smaller = [c for c in candidates if c.nbytes < as_it_is.nbytes]
-        return sorted((same or [as_it_is]) + smaller, key=lambda c: (-c.nbytes, c.recipe))
+        return sorted((same or [_without_tensors(as_it_is)]) + smaller, key=lambda c: (-c.nbytes, c.recipe))
+
+
+def _types(candidate: Candidate) -> bytes:
+    """A digest of the type and size of each of its tensors."""
+    columns = candidate.outputs.each(lambda kind: kind.type.id), candidate.outputs.each(lambda kind: kind.nbytes)
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).digest()
+
+
+def _without_tensors(candidate: Candidate) -> Candidate:
+    return replace(candidate, outputs=Outputs(), placement=replace(candidate.placement, places={}))
+
+
+def _loaded(recipe: str | Path | None) -> Recipe:
+    return load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
+
+
+class _Weights(Collection[Weight]):
+    """The tensors of a plan as `place` takes them, made as they are read."""
+
+    def __init__(self, outputs: Outputs):
+        self._outputs = outputs
+
+    def __iter__(self) -> Iterator[Weight]:
+        sizes = self._outputs.each(lambda kind: kind.nbytes).data
+        return (Weight(name, kind.type, n) for (name, kind), n in zip(self._outputs.entries(), sizes, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __contains__(self, weight: object) -> bool:
+        return any(weight == each for each in self)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
+from ..jobs.long_json import LongJson
 from ..jobs.patterns import NamePattern, compile_pattern
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from .compute_buffers import Use, compute_bytes, of_layer, processor_bytes, sequence_length
@@ -30,7 +31,7 @@ _COMPRESSED = "deepseek4"  # the architecture whose layers keep a window and ent
 _SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weight:
     """A tensor as it will lie in the file."""
 
@@ -97,7 +98,7 @@ class Device:
 
 
 @dataclass
-class Placement:
+class Placement(LongJson):
     """What goes where, tensor name -> (device, what decided it); warnings for people.
 
     hits        override -> (tensors, bytes)
@@ -116,11 +117,11 @@ class Placement:
     def fits(self) -> bool:
         return all(device.free is None or device.free >= 0 for device in self.devices)
 
-    def as_json(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         return {
             "devices": [vars(d) | {"total": d.total, "free": d.free} for d in self.devices],
             "rules": [{"rule": rule, "tensors": n, "nbytes": size} for rule, (n, size) in self.hits.items()],
-            "tensors": [{"name": name, "device": device, "rule": rule} for name, (device, rule) in self.places.items()],
+            "tensors": ({"name": name, "device": device, "rule": rule} for name, (device, rule) in self.places.items()),
             "fits": self.fits,
             "warnings": self.warnings,
         }
@@ -185,7 +186,7 @@ def _is_local(hparams: HParams, layer: int) -> bool:
 
 
 def place(
-    weights: Sequence[Weight],
+    weights: Collection[Weight],
     metadata: Mapping[str, Any],
     use: Use,
     overrides: Sequence[Override],
@@ -200,7 +201,7 @@ def place(
     n_layer = HParams(dict(metadata), "the model").int("block_count")
     layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
     placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
-    matched = dict.fromkeys(map(str, overrides), "")
+    matched, pairs = dict.fromkeys(map(str, overrides), ""), dict[tuple[str, str], tuple[str, str]]()
     for weight in weights:
         rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
         for rule in rules:
@@ -210,10 +211,10 @@ def place(
             device, why = rules[0].device, str(rules[0])
             count, size = placement.hits[why]
             placement.hits[why] = (count + 1, size + weight.nbytes)
-        placement.places[weight.name] = (device, why)
+        placement.places[weight.name] = pairs.setdefault((device, why), (device, why))
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
-    names, tokens = {weight.name for weight in weights}, sequence_length(HParams(dict(metadata), "the model"), use.n_ctx)
+    names, tokens = placement.places, sequence_length(HParams(dict(metadata), "the model"), use.n_ctx)
     _copy_tied_output(placement, weights, layers[n_layer])
     for layer in range(n_layer):
         state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
@@ -250,11 +251,12 @@ def _layer_devices(n_layer: int, wanted: int | None, gpus: Mapping[str, float]) 
     return devices
 
 
-def _copy_tied_output(placement: Placement, weights: Sequence[Weight], device: str) -> None:
+def _copy_tied_output(placement: Placement, weights: Collection[Weight], device: str) -> None:
     """Embeddings that serve as output matrix lie in RAM, to be looked up, and once more where the output is computed."""
-    by_name = {weight.name: weight for weight in weights}
-    table = by_name.get("token_embd.weight")
-    if table is None or "output.weight" in by_name or device == CPU or placement.hits.get(placement.places[table.name][1]):
+    table = next((weight for weight in weights if weight.name == "token_embd.weight"), None)
+    if table is None or "output.weight" in placement.places or device == CPU:
+        return
+    if placement.hits.get(placement.places[table.name][1]):
         return
     placement.tied_output = device
     next(each for each in placement.devices if each.name == device).weights += table.nbytes
@@ -274,7 +276,7 @@ def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
     return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
 
 
-def _warn(placement: Placement, weights: Sequence[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
+def _warn(placement: Placement, weights: Collection[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
     for rule in dict.fromkeys(map(str, overrides)):
         if not placement.hits[rule][0]:
             taker = placement.places[matched[rule]][1] if matched[rule] else ""
