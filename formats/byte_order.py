@@ -6,6 +6,7 @@ its size and its offsets. Source: `gguf_convert_endian` of llama.cpp's gguf pack
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -45,12 +46,20 @@ _NUMBER_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i8": 1, "i16": 2, "i3
 class SwappedHeader:
     """A header in the other byte order.
 
-    header   its bytes, padded as before: the data begins at len(header)
-    tensors  name, type, first byte in the file and size of each, in order of their places
+    header          its bytes, padded as before: the data begins at len(header)
+    names, kinds    of the tensors, as in its directory; of each kind the type and the size in bytes
+    offsets         of their first bytes in the file, int64 [n]
     """
 
     header: bytes
-    tensors: list[tuple[str, TensorType, int, int]]
+    names: list[str]
+    kinds: list[tuple[TensorType, int]]
+    offsets: np.ndarray
+
+    def located(self) -> Iterator[tuple[str, TensorType, int, int]]:
+        """Name, type, first byte in the file and size of each tensor, in order of their places."""
+        for i in np.argsort(self.offsets, kind="stable").data:
+            yield self.names[i], self.kinds[i][0], self.offsets.item(i), self.kinds[i][1]
 
 
 def byte_order(path: Path, start: bytes) -> ByteOrder:
@@ -99,7 +108,7 @@ class _Swapper:
     def __init__(self, path: Path, data: memoryview, order: ByteOrder):
         self.path, self.data, self.at = path, data, 4
         self.order: ByteOrder = order
-        self.out: list[bytes] = [MAGIC]
+        self.out = bytearray(MAGIC)
 
     def swap(self) -> SwappedHeader:
         self.number(4)  # the version
@@ -113,20 +122,26 @@ class _Swapper:
                 alignment = int.from_bytes(self.data[start : self.at], self.order)
         if alignment <= 0 or alignment & (alignment - 1):
             raise self.error(f"general.alignment is {alignment}; it has to be a power of two")
-        entries = [self.entry() for _ in range(n_tensors)]
-        nbytes = align(self.at, alignment)
-        header = b"".join(self.out)
-        return SwappedHeader(header + bytes(nbytes - len(header)), sorted(self.located(entries, nbytes), key=lambda t: t[2]))
-
-    def located(
-        self, entries: list[tuple[str, TensorType, tuple[int, ...], int]], start: int
-    ) -> Iterator[tuple[str, TensorType, int, int]]:
-        for name, kind, shape, offset in entries:
+        names: list[str] = []
+        kinds: list[tuple[TensorType, int]] = []
+        known: dict[tuple[str, tuple[int, ...]], tuple[TensorType, int]] = {}
+        offsets = array("Q")
+        for _ in range(n_tensors):
+            name, kind, shape, offset = self.entry()
+            names.append(name)
+            spelt = kind.name, shape
+            if spelt not in known:
+                known[spelt] = kind, kind.nbytes(shape) if kind.is_known else 0
+            kinds.append(known[spelt])
+            offsets.append(offset)
+        start = align(self.at, alignment)
+        for name, (kind, nbytes), offset in zip(names, kinds, offsets, strict=True):
             check_swappable(name, kind)
-            nbytes = kind.nbytes(shape)
             if start + offset + nbytes > len(self.data):
                 raise FormatError(f"{self.path}: tensor {name} reaches beyond the end of the file: truncated")
-            yield name, kind, start + offset, nbytes
+        self.out += bytes(start - len(self.out))
+        places = np.array(offsets, np.uint64).astype(np.int64) + start
+        return SwappedHeader(bytes(self.out), names, kinds, places)
 
     def entry(self) -> tuple[str, TensorType, tuple[int, ...], int]:
         name = self.string().decode("utf-8", "backslashreplace")
@@ -159,16 +174,16 @@ class _Swapper:
     def number(self, size: int) -> int:
         """An unsigned number of the header, of `size` bytes."""
         value = int.from_bytes(self.take(size), self.order)
-        self.out.append(value.to_bytes(size, OTHER[self.order]))
+        self.out += value.to_bytes(size, OTHER[self.order])
         return value
 
     def numbers(self, size: int, count: int) -> None:
         values = np.frombuffer(self.take(size * count), np.uint8)
-        self.out.append(values.reshape(-1, size)[:, ::-1].tobytes())
+        self.out += values.reshape(-1, size)[:, ::-1].tobytes()
 
     def string(self) -> bytes:
         text = bytes(self.take(self.number(8)))
-        self.out.append(text)
+        self.out += text
         return text
 
     def take(self, count: int) -> memoryview:

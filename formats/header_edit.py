@@ -41,8 +41,9 @@ class Header:
     def with_metadata(self, metadata: Mapping[str, Any]) -> bytes:
         """The header with these metadata, padded to the alignment. Raises FormatError for a value that GGUF cannot hold."""
         counts = MAGIC + struct.pack("<IQQ", VERSION, self.n_tensors, len(metadata))
-        header = counts + metadata_bytes(metadata) + self.directory
-        return header + bytes(align(len(header), self.alignment) - len(header))
+        keys = metadata_bytes(metadata)
+        used = len(counts) + len(keys) + len(self.directory)
+        return b"".join((counts, keys, self.directory, bytes(align(used, self.alignment) - used)))
 
 
 def read_header(path: Path) -> Header:
@@ -53,12 +54,14 @@ def read_header(path: Path) -> Header:
         8 + len(name.encode()) + 4 + 8 * len(kind.shape) + 4 + 8
         for name, kind in zip(tensors.names, tensors.kinds, strict=True)
     )
+    n_tensors = len(tensors.names)
+    del tensors  # the directory of a million is large, too
     encoded = metadata_bytes(metadata)
     used = _COUNTS + len(encoded) + entries
-    stored = read_range(path, 0, used).tobytes()
-    if stored[_COUNTS : _COUNTS + len(encoded)] != encoded:
+    if read_range(path, _COUNTS, len(encoded)).tobytes() != encoded:
         raise FormatError(f"{path}: its metadata are stored in a way that this program would not write; it is left as it is")
-    return Header(path, metadata, stored[_COUNTS + len(encoded) :], len(tensors.names), alignment, align(used, alignment))
+    directory = read_range(path, used - entries, entries).tobytes()
+    return Header(path, metadata, directory, n_tensors, alignment, align(used, alignment))
 
 
 def type_name(key: str, value: Any) -> str:

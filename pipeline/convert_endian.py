@@ -74,13 +74,13 @@ def convert_endian(
     check_new(target, force)
     nbytes = path.stat().st_size
     check_space(target, nbytes)
-    result = EndianResult("planned", target, OTHER[order], len(swapped.tensors), nbytes)
+    result = EndianResult("planned", target, OTHER[order], len(swapped.names), nbytes)
     if dry_run:
         return result
     with output_lock(target), reporting(progress) as report, atomic_file(target) as output:
         stage = Stage(report, "convert-endian", nbytes)
         output.write(swapped.header)
-        for name, kind, offset, size in swapped.tensors:
+        for name, kind, offset, size in swapped.located():
             output.write(bytes(offset - output.tell()))  # padding before the tensor
             step = _BLOCK // kind.block_bytes * kind.block_bytes
             for start in range(offset, offset + size, step):

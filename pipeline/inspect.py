@@ -117,19 +117,19 @@ def inspect_model(
         ('deepseek2', 4, [256, 1536])
     """
     opened = open_gguf(Path(file))
-    found: dict[str, dict[str, Any]] = {}  # what reading a tensor's data gave
-    tensors = Rows(opened.tensors, lambda info: _describe(info) | found.get(info.name, {}))
+    asked = {"xxh3": checksums, "nonfinite": check}
+    found: dict[str, dict[str, Any]] = {key: {} for key in asked if asked[key]}  # name -> what reading a tensor's data gave
+    tensors = Rows(opened.tensors, lambda info: _describe(info) | {k: v[info.name] for k, v in found.items() if info.name in v})
     types = type_histogram(tensors)
     total = sum(entry["nbytes"] for entry in types.values())
     if check or checksums:
         with reporting(progress) as report:
             stage = Stage(report, "inspect", total)
             for info in opened.tensors.values():
-                entry = found[info.name] = {}
                 if checksums:
-                    entry["xxh3"] = range_checksum(info.path, info.offset, info.nbytes)
+                    found["xxh3"][info.name] = range_checksum(info.path, info.offset, info.nbytes)
                 if check:
-                    entry["nonfinite"] = _count_nonfinite(info)
+                    found["nonfinite"][info.name] = _count_nonfinite(info)
                 stage.advance(info.nbytes, info.name)
     result = InspectResult(
         files=opened.paths,
@@ -149,7 +149,7 @@ def inspect_model(
         headers = {name: LoaderTensor(tuple(info.shape), info.type) for name, info in opened.tensors.items()}
         result.problems = loader_problems(opened.metadata, headers, program)
         result.notes += [f"in {program} {line}" for line in loader_differences(opened.metadata, headers, program)]
-    damaged = [name for name, entry in found.items() if entry.get("nonfinite")]
+    damaged = [name for name, count in found.get("nonfinite", {}).items() if count]
     if damaged:
         raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
     if result.problems:
