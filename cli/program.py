@@ -123,6 +123,8 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename or 'input/output'}: {error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer threads (-t) need less"
+    if isinstance(error, ImportError) and error.path and not error.path.endswith(".py"):
+        return f"a library cannot be loaded, for want of memory or because its file is damaged: {error}"
     return f"internal error: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
 
 

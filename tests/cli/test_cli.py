@@ -151,6 +151,18 @@ def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
     assert re.fullmatch(r"ggufmill: internal error: KeyError: 'oops' \(.*--debug.*\)\n", err)
 
 
+def test_a_library_that_cannot_be_loaded_is_named(mill, checkpoint, monkeypatch, tmp_path):
+    """As when there is no memory left to map it."""
+
+    def broken(*_, **__):
+        raise ImportError("/lib/mmap.so: failed to map segment from shared object", path="/lib/mmap.so")
+
+    monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
+    code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
+    assert code == 1
+    assert re.match(r"ggufmill: a library cannot be loaded.*/lib/mmap.so: failed to map", err)
+
+
 def test_inspect(mill, checkpoint, tmp_path):
     mill("convert", checkpoint, tmp_path / "a.gguf", "--outtype", "q8_0")
     code, text, _ = mill("inspect", tmp_path / "a.gguf", "--json", "--check", "--checksums")
