@@ -186,6 +186,8 @@ class InputRecorder:
     def __init__(self, torch, model):
         self.torch, self.inputs, self._keys = torch, {}, {}
         for name, parameter in model.named_parameters():
+            if not parameter.numel():  # of shared experts that a model does not have
+                continue
             if parameter.dim() == 3:
                 step = parameter.stride(0) * parameter.element_size()
                 for expert in range(parameter.shape[0]):
