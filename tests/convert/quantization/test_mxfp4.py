@@ -230,7 +230,7 @@ def test_auto_is_f16_only_if_all_float_weights_are(checkpoints, tmp_path, write_
         (lambda t, c: t.pop(f"{DOWN}_blocks"), f"1 tensors are missing: {DOWN}_blocks"),
         (lambda t, c: c.update(intermediate_size=64), r"gate_up_proj_blocks is \[4, 192, 2, 16\], not \[4, 128, 2, 16\]"),
         (lambda t, c: c.update(intermediate_size=80), "mxfp4 experts of 64 x 80 cannot be: blocks have 32 columns"),
-        (lambda t, c: c.update(swiglu_limit=5.0), "swiglu_limit is 5.0"),
+        (lambda t, c: c.update(swiglu_limit=-5.0), "swiglu_limit"),
         (lambda t, c: c.update(layer_types=["full_attention"]), r"layer_types is \['full_attention'\]"),
         (lambda t, c: c["quantization_config"].update(quant_method="mxfp8"), "quant_method 'mxfp8'"),
         (lambda t, c: c.pop("quantization_config"), "tensors are missing: model.layers.0.mlp.experts.gate_up_proj"),
