@@ -30,7 +30,8 @@ function drawTurn(turn) {
   if (message.role !== "assistant") {
     text.textContent = message.content;
     const edit = action("Edit", () => editTurn(turn), "Edit and send again");
-    acts.replaceChildren(action("Copy", (button) => copyText(message.content, button), "Copy message"), ...(message.role === "user" ? [edit] : []));
+    const copy = action("Copy", (button) => copyText(message.content, button), "Copy message"), versions = versionsNode(message);
+    acts.replaceChildren(...(versions ? [versions] : []), copy, ...(message.role === "user" ? [edit] : []));
     return;
   }
   drawAnswer(text, message);
@@ -140,7 +141,9 @@ function editTurn(turn) {
   };
   const send = () => {
     if (!field.value.trim() || state.running) return;
-    cutBefore(message);
+    const { messages } = state.current;
+    if (messages.at(-1) === message) messages.pop();  // it was never answered
+    else newVersion(messages, keeperOf(message));
     ask(field.value.trim());
   };
   field.addEventListener("keydown", (event) => {
@@ -159,16 +162,10 @@ function editTurn(turn) {
 
 function regenerate(turn) {
   if (state.running) return;
-  const question = questionOf(turn.message);
-  if (question) newVersion(state.current.messages, question);
+  const keeper = keeperOf(turn.message);
+  if (keeper) newVersion(state.current.messages, keeper);
   drawConversation();
   answerNext();
-}
-
-// Drops a message, if it was kept, and all that came after it.
-function cutBefore(message) {
-  const at = state.current.messages.indexOf(message);
-  if (at >= 0) state.current.messages.length = at;
 }
 
 // --- the conversation -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Conversations in the browser's storage: {id, title, updated, messages}. Where storage is forbidden, they last as long as the page.
+// Conversations in the browser's storage: {id, title, updated, messages}, with `answers` and `shown` of versions.js. Where storage is forbidden, they last as long as the page.
 
 // Reads or, with a value, writes an item of a storage; null removes it. Returns whether that worked.
 const stored = (storage, key, value) => {
@@ -42,7 +42,8 @@ function checkedConversation(value) {
   };
   const messages = value.messages.map(checkedMessage);
   dropEmptyVersion(messages);  // which was being written when the page went
-  return { id: value.id.slice(0, 100), title: String(value.title ?? "").slice(0, 200) || "Conversation", updated: Number(value.updated) || 0, messages };
+  const answers = messages.length ? checkedVersions(value, checkedMessage) : undefined, versions = answers ? { answers, shown: value.shown } : {};
+  return { id: value.id.slice(0, 100), title: String(value.title ?? "").slice(0, 200) || "Conversation", updated: Number(value.updated) || 0, messages, ...versions };
 }
 
 function saveConversation(one) {

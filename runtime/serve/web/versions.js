@@ -1,19 +1,20 @@
-// Versions of an answer. The message before it keeps them: `answers` has for each version the messages from the answer to the end
-// of the conversation, and null for the one that is shown, number `shown`, whose messages are the conversation's own.
+// Versions of an answer that was regenerated, and of a question that was changed. The message before it keeps them, and the
+// conversation itself those of its first message: `answers` has for each version the messages from there to the end of the
+// conversation, and null for the one that is shown, number `shown`, whose messages are the conversation's own.
 
-// Keeps what follows a message of the conversation as a version, and begins another one.
-function newVersion(messages, question) {
-  question.answers ??= [null];
-  question.answers[question.shown ?? 0] = messages.splice(messages.indexOf(question) + 1);
-  question.shown = question.answers.push(null) - 1;
+// Keeps what follows a message of the conversation, or all of it, as a version, and begins another one.
+function newVersion(messages, keeper) {
+  keeper.answers ??= [null];
+  keeper.answers[keeper.shown ?? 0] = messages.splice(messages.indexOf(keeper) + 1);
+  keeper.shown = keeper.answers.push(null) - 1;
 }
 
-// Shows another version of what follows a message.
-function showVersion(messages, question, number) {
-  question.answers[question.shown] = messages.splice(messages.indexOf(question) + 1);
-  messages.push(...question.answers[number]);
-  question.answers[number] = null;
-  question.shown = number;
+// Shows another version of what follows a message, or of all of the conversation.
+function showVersion(messages, keeper, number) {
+  keeper.answers[keeper.shown] = messages.splice(messages.indexOf(keeper) + 1);
+  messages.push(...keeper.answers[number]);
+  keeper.answers[number] = null;
+  keeper.shown = number;
 }
 
 // Goes back to the version before one that came to nothing. Returns whether there is one.
@@ -38,18 +39,21 @@ function checkedVersions({ answers, shown }, checkedMessage) {
   return answers.map((tail) => tail && tail.map(checkedMessage));
 }
 
-// The message before an answer of the current conversation.
-const questionOf = (message) => state.current?.messages[state.current.messages.indexOf(message) - 1];
+// What keeps the versions of a message of the current conversation; undefined for one that is not part of it yet.
+function keeperOf(message) {
+  const messages = state.current?.messages ?? [], at = messages.indexOf(message);
+  return at ? messages[at - 1] : state.current;
+}
 
-// ◀ 2/3 ▶ for an answer that has versions, else null.
+// ◀ 2/3 ▶ for a message that has versions, else null.
 function versionsNode(message) {
-  const question = questionOf(message);
-  if (!question?.answers) return null;
-  const { answers, shown } = question, node = make("span", "versions");
+  const keeper = keeperOf(message);
+  if (!keeper?.answers) return null;
+  const { answers, shown } = keeper, node = make("span", "versions");
   node.setAttribute("role", "group");
-  node.setAttribute("aria-label", "Versions of this answer");
+  node.setAttribute("aria-label", message.role === "user" ? "Versions of this question" : "Versions of this answer");
   const step = (sign, name, by) => {
-    const button = action(sign, () => chooseVersion(question, shown + by, name), name);
+    const button = action(sign, () => chooseVersion(keeper, shown + by, name), name);
     button.title = name;
     button.disabled = !answers[shown + by];
     return button;
@@ -62,16 +66,16 @@ function versionsNode(message) {
 }
 
 // Shows a version, and leaves the focus on the same button, or on the other one at the last version.
-function chooseVersion(question, number, name) {
+function chooseVersion(keeper, number, name) {
   if (state.running) return;
   const { messages } = state.current, top = $("log").scrollTop;
-  showVersion(messages, question, number);
+  showVersion(messages, keeper, number);
   saveConversation(state.current);
   drawConversation();
   $("log").scrollTop = top;
-  const turn = [...$("log").children].find((one) => one.message === messages[messages.indexOf(question) + 1]);
+  const turn = [...$("log").children].find((one) => one.message === messages[messages.indexOf(keeper) + 1]);
   turn.scrollIntoView({ block: "nearest" });
   const buttons = [...turn.querySelectorAll(".versions button:not(:disabled)")];
   (buttons.find((one) => one.title === name) ?? buttons[0]).focus({ preventScroll: true });
-  say(`Version ${number + 1} of ${question.answers.length}: ${answerText(turn.message).slice(0, 4000)}`);
+  say(`Version ${number + 1} of ${keeper.answers.length}: ${answerText(turn.message).slice(0, 4000)}`);
 }

@@ -320,6 +320,53 @@ def test_a_version_that_came_to_nothing_is_dropped(visit, url):
     assert answers(browser) == [ANSWER]
 
 
+def questions(browser):
+    return [turn.find_element(By.CSS_SELECTOR, ".text").text for turn in turns(browser, "user")]
+
+
+def change(browser, number, more):
+    """Edits a question and sends it again."""
+    button(turns(browser, "user")[number], "Edit").click()
+    find(browser, ".edit textarea").send_keys(more, Keys.ENTER)
+
+
+def test_versions_of_a_question(visit, url):
+    """A changed question keeps the one before, with all that followed it; of the first question too, and over a reload."""
+    browser = visit(url)
+    for text in ("First", "Second"):
+        say(browser, text)
+        wait_for(
+            browser, lambda wanted=text: questions(browser)[-1] == wanted and len(answers(browser)) == len(questions(browser))
+        )
+    change(browser, 1, " again")
+    wait_for(browser, lambda: (questions(browser), len(answers(browser))) == (["First", "Second again"], 2))
+    assert versions(browser) == [["◀", "2/2", "▶"]]
+    assert find(browser, ".versions").get_attribute("aria-label") == "Versions of this question"
+    change(browser, 0, " of all")
+    wait_for(browser, lambda: (questions(browser), answers(browser)) == (["First of all"], [ANSWER]))
+    wait_for(browser, lambda: versions(browser) == [["◀", "2/2", "▶"]])
+    browser.get(url)
+    find(browser, "#conversations .choose").click()
+    assert (questions(browser), versions(browser)) == (["First of all"], [["◀", "2/2", "▶"]])
+    button_named(turns(browser, "user")[0], "Previous version").click()
+    assert (questions(browser), answers(browser)) == (["First", "Second again"], [ANSWER] * 2)
+    assert versions(browser) == [["◀", "1/2", "▶"], ["◀", "2/2", "▶"]]
+    button_named(turns(browser, "user")[1], "Previous version").click()
+    assert questions(browser) == ["First", "Second"]
+    assert find(browser, "#status").get_attribute("textContent") == "Version 1 of 2: Second"
+
+
+def test_a_changed_question_that_was_not_answered_is_no_version(visit, url):
+    browser = visit(url)
+    browser.execute_script("window.known = fetch; window.fetch = async () => { throw new Error('no connection') }")
+    say(browser, "First")
+    wait_for(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".note.bad"))
+    browser.execute_script("window.fetch = known")
+    change(browser, 0, " again")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    assert (questions(browser), versions(browser)) == (["First again"], [])
+
+
 BROKEN_VERSIONS = """
 const question = { role: 'user', content: 'a', ...arguments[0] }, answer = { role: 'assistant', content: 'b' };
 return checkedConversation({ id: 'd', title: 'T', messages: [question, answer] }).messages"""
