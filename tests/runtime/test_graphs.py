@@ -136,5 +136,5 @@ def test_wrong_models_are_refused(tiny):
     swapped = tiny.tensors | {"blk.0.ffn_up.weight": tiny.tensors["blk.0.ffn_down.weight"]}
     with pytest.raises(FormatError, match=r"blk\.0\.ffn_up\.weight has shape .* expected"):
         load_model(changed(tensors=swapped))
-    with pytest.raises(PlanError, match="'longrope' is not supported"):
-        load_model(changed(tiny.metadata | {"llama.rope.scaling.type": "longrope"}))
+    with pytest.raises(PlanError, match="'dynamic' is not supported"):
+        load_model(changed(tiny.metadata | {"llama.rope.scaling.type": "dynamic"}))

@@ -25,11 +25,11 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
     generate(model, "a", n_predict=2, temp=0).text()
     run, compile_seconds = model.executable.hidden, []
 
-    def compiling(*batch):
+    def compiling(*batch, **options):
         start = time.perf_counter()
         compile_a_function()
         compile_seconds.append(time.perf_counter() - start)
-        return run(*batch)
+        return run(*batch, **options)
 
     parts = {"new_cache": model.executable.new_cache, "logits": model.executable.logits}
     model.executable = SimpleNamespace(hidden=compiling, workers=model.workers, **parts)
@@ -43,7 +43,7 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
 def test_only_small_models_are_warmed_up(tiny, monkeypatch):
     model, fed = load_model(tiny), []
     hidden = model.hidden
-    monkeypatch.setattr(model, "hidden", lambda batch: fed.append(batch) or hidden(batch))
+    monkeypatch.setattr(model, "hidden", lambda batch, last=None: fed.append(batch) or hidden(batch, last))
     warm_up(model)
     assert [len(tokens) for ((_, tokens),) in fed] == [4, 1]
     monkeypatch.setattr(sys.modules["ggufmill.runtime.generation.generate"], "_WARM_UP_MAX_BYTES", 1000)
