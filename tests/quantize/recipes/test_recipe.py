@@ -139,7 +139,7 @@ def test_toml_values_are_checked(tmp_path, table, key, value, allowed):
         ("[quantise]\nrules=''", r"\[quantise\] is not a stage"),
         ("[quantize]\nrule=''", r"\[quantize\] has no key 'rule'; it may have"),
         ("rules = 3", "is not a stage"),
-        ("[convert]\ntype='f16'", r"\[convert\] has no key 'type'; it may have allow_lossy_config, architecture, lora, mla_layout, mtp"),
+        ("[convert]\ntype='f16'", r"\[convert\] has no key 'type'; it may have allow_lossy_config, architecture, lora"),
         ("[convert]\nouttype='q4_K'", r"\[convert\] outtype = 'q4_K' has to be one of auto, f32, f16"),
         ("[convert]\nouttype='f16'\n[quantize]\ntype='q4_K'", r"\[convert\] outtype and \[quantize\] type both say"),
         ("[source]\nbranch='x'", r"\[source\] has no key 'branch'; it may have model, revision"),
