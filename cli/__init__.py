@@ -23,9 +23,12 @@ def main(arguments: list[str] | None = None) -> None:
             if arguments is None and isinstance(end.code, int):
                 signals.end_with(end.code)
             raise
-        except BaseException:
-            if not signals.received():  # what an import makes of a KeyboardInterrupt may be another exception
+        except BaseException as error:
+            if signals.received():  # what an import makes of a KeyboardInterrupt may be another exception
+                print("ggufmill: interrupted", file=sys.stderr)
+                signals.end_with(signals.exit_code())
+                sys.exit(signals.exit_code())
+            if not isinstance(error, ImportError | OSError | MemoryError):
                 raise
-            print("ggufmill: interrupted", file=sys.stderr)
-            signals.end_with(signals.exit_code())
-            sys.exit(signals.exit_code())
+            print("ggufmill: the program cannot be loaded:", " ".join(str(error).split()), file=sys.stderr)
+            sys.exit(1)

@@ -123,9 +123,19 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename or 'input/output'}: {error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer threads (-t) need less"
-    if isinstance(error, ImportError) and error.path and not error.path.endswith(".py"):
-        return f"a library cannot be loaded, for want of memory or because its file is damaged: {error}"
+    if (unloaded := _unloaded_library(error)) is not None:
+        return f"a library cannot be loaded, for want of memory or because its file is damaged: {unloaded}"
     return f"internal error: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
+
+
+def _unloaded_library(error: BaseException | None) -> ImportError | None:
+    """The error of a library (not a module of Python's) that could not be loaded, from which this one may have been made, as
+    numpy does."""
+    while error is not None:
+        if isinstance(error, ImportError) and error.path and not error.path.endswith(".py"):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _make_writable() -> None:

@@ -151,16 +151,30 @@ def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
     assert re.fullmatch(r"ggufmill: internal error: KeyError: 'oops' \(.*--debug.*\)\n", err)
 
 
-def test_a_library_that_cannot_be_loaded_is_named(mill, checkpoint, monkeypatch, tmp_path):
-    """As when there is no memory left to map it."""
+@pytest.mark.parametrize("is_explained", [False, True])
+def test_a_library_that_cannot_be_loaded_is_named(mill, checkpoint, monkeypatch, tmp_path, is_explained):
+    """As when there is no memory left to map it. numpy makes a long text of such an error."""
 
     def broken(*_, **__):
-        raise ImportError("/lib/mmap.so: failed to map segment from shared object", path="/lib/mmap.so")
+        unloaded = ImportError("/lib/mmap.so: failed to map segment from shared object", path="/lib/mmap.so")
+        if is_explained:
+            raise ImportError("IMPORTANT: PLEASE READ THIS") from unloaded
+        raise unloaded
 
     monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
     code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
     assert code == 1
     assert re.match(r"ggufmill: a library cannot be loaded.*/lib/mmap.so: failed to map", err)
+
+
+def test_a_program_that_cannot_be_loaded_is_one_line(monkeypatch, capsys):
+    from ggufmill.cli import main
+
+    monkeypatch.setitem(sys.modules, "ggufmill.cli.program", None)  # importing it is an ImportError
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect"])
+    assert ended.value.code == 1
+    assert re.fullmatch(r"ggufmill: the program cannot be loaded: .*\n", capsys.readouterr().err)
 
 
 def test_inspect(mill, checkpoint, tmp_path):

@@ -44,6 +44,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STRACE = ("strace", "-f", "-qq", "--seccomp-bpf")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 _INTERNAL = ("internal error", "Traceback")
+_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 
 
 def count_calls(trial: Trial, sources: Path, log: Path) -> dict[str, list[int]]:
@@ -109,11 +110,18 @@ def _internal(said: str) -> str:
     return next((f"{word}: {last_line(said)}" for word in _INTERNAL if word in said), "")
 
 
+def failed_before(said: str) -> bool:
+    """Whether Python itself failed, before a line of the program ran: when it opened __main__.py, for example. A number counts
+    in each thread, so it may be that of an early call too."""
+    frames = _FRAME.findall(said)
+    return bool(frames) and all(frame.startswith("<frozen ") for frame in frames)
+
+
 def disturb_call(trial: Trial, call: str, number: int, effect: str) -> str:
     """effect: signal=KILL or error=NAME, at the number-th such call of a thread. Returns what is wrong, or ''."""
     done = trial.run((*_STRACE, "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={number}"))
     problem = ""
-    if effect.startswith("error"):
+    if effect.startswith("error") and not failed_before(done.stderr):
         lines = sum(line.startswith("ggufmill: ") for line in done.stderr.replace("\r", "\n").splitlines())
         is_told = done.returncode in (0, 1) and lines == done.returncode
         problem = _internal(done.stderr) or ("" if is_told else f"exit code {done.returncode}: {last_line(done.stderr)}")

@@ -36,6 +36,13 @@ def test_damaged_inputs_are_counted(capsys):
     assert (row[:2], row[-1]) == (("manifest", "3"), "")
 
 
+def test_what_fails_before_the_program_begins_is_no_finding():
+    python = 'Traceback (most recent call last):\n  File "<frozen runpy>", line 198, in _run_module_as_main\nOSError: [Errno 5]'
+    assert kills.failed_before(python)
+    assert not kills.failed_before(python.replace("<frozen runpy>", "/ggufmill/cli/program.py"))
+    assert not kills.failed_before("ggufmill: out.gguf: Input/output error\n")
+
+
 def test_a_job_that_is_killed(sources, merged, tmp_path):
     trial = Trial("merge", sources, tmp_path / "trial", merged)
     assert kills.kill_at_random(trial, random.Random(2), 2.0) == ""
