@@ -12,11 +12,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import xxhash
 
 from ..errors import FormatError
+from .columns import Columns
 from .file_range import HASH_BLOCK_BYTES, read_range, read_text
 from .gguf import GGUFFile
 from .tensor_table import TensorInfo
@@ -45,8 +46,8 @@ class Hash:
         return f"{self.algorithm:<8}  {self.digest}  {self.name}"
 
 
-class Hashes(Sequence[Hash]):
-    """Hashes in columns, for there may be a million tensors; each is an object only while somebody holds it."""
+class Hashes(Columns[Hash]):
+    """Hashes of files and tensors in columns."""
 
     def __init__(self) -> None:
         self._names: list[tuple[str, str]] = []  # algorithm and file, of which there are few
@@ -63,16 +64,7 @@ class Hashes(Sequence[Hash]):
         self._digests += entry.digest.encode()
         self._ends.append(len(self._digests))
 
-    @overload
-    def __getitem__(self, index: int) -> Hash: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Hash]: ...
-
-    def __getitem__(self, index: int | slice) -> Hash | list[Hash]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+    def item(self, number: int) -> Hash:
         algorithm, file = self._names[self._kinds[number]]
         digest = self._digests[self._ends[number] : self._ends[number + 1]].decode()
         return Hash(algorithm, digest, file, self._tensors[number])

@@ -1,4 +1,4 @@
-"""The tensors of a plan, and where they go, in columns: there may be a million, and an object for each would take gigabytes."""
+"""The tensors of a plan, and where they go, in columns."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from math import prod
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
+from ..formats.columns import Columns
 from ..formats.source import TensorScale
 from ..formats.types import TensorType
 
@@ -68,8 +69,8 @@ class Output:
         return prod(self.shape)
 
 
-class Outputs(Sequence[Output]):
-    """Tensors to be written, in file order; each is an object only while somebody holds it.
+class Outputs(Columns[Output]):
+    """Tensors to be written, in file order.
 
     names   of all
     kinds   in the order of their first tensors
@@ -148,16 +149,7 @@ class Outputs(Sequence[Output]):
                 taken.add(self.names[i], self.kinds[self._kind_of[i]])
         return taken
 
-    @overload
-    def __getitem__(self, index: int) -> Output: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Output]: ...
-
-    def __getitem__(self, index: int | slice) -> Output | list[Output]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+    def item(self, number: int) -> Output:
         own = self._own.get(number)
         if own is not None:
             return own
@@ -185,22 +177,14 @@ class Location:
     offset: int
 
 
-class Locations(Sequence[Location]):
+class Locations(Columns[Location]):
     """Of the outputs of a plan. files: index of each one's file, int64 [n]; offsets: bytes from its start, int64 [n]."""
 
     def __init__(self, files: np.ndarray, offsets: np.ndarray):
         self.files, self.offsets = files, offsets
 
-    @overload
-    def __getitem__(self, index: int) -> Location: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Location]: ...
-
-    def __getitem__(self, index: int | slice) -> Location | list[Location]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return Location(self.files.item(index), self.offsets.item(index))
+    def item(self, number: int) -> Location:
+        return Location(self.files.item(number), self.offsets.item(number))
 
     def __len__(self) -> int:
         return len(self.files)

@@ -288,8 +288,7 @@ class Model:
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
         or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
         token, recurrent states become checkpoints. last: how many of each one's last rows are wanted, if not all (None): others
-        may be missing. in_pieces: see
-        `hidden_of_windows`.
+        may be missing. in_pieces: see `hidden_of_windows`.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]

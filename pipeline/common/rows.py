@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from ...formats.columns import Columns
 
 Tensor = TypeVar("Tensor")
 Row = TypeVar("Row")
 
 
-class Rows(Sequence[Row], Generic[Tensor, Row]):
+class Rows(Columns[Row], Generic[Tensor, Row]):
     """What `describe` makes of each tensor, in their order."""
 
     def __init__(self, tensors: Mapping[str, Tensor], describe: Callable[[Tensor], Row]):
         self._tensors, self._names, self._describe = tensors, list(tensors), describe
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self._describe(self._tensors[name]) for name in self._names[index]]
-        return self._describe(self._tensors[self._names[index]])
+    def item(self, number: int) -> Row:
+        return self._describe(self._tensors[self._names[number]])
 
     def __iter__(self) -> Iterator[Row]:
         return map(self._describe, self._tensors.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,11 @@ def most_probable(logits: np.ndarray, k: int) -> np.ndarray:
         return by_logit(logits, np.arange(len(logits)))
     threshold = np.partition(logits, -k)[-k]
     return by_logit(logits, np.flatnonzero(logits >= threshold))[:k]
+
+
+def least_by_sigma(logits: np.ndarray, n: float) -> float:
+    """The least logit within n standard deviations of the largest; tokens at -inf do not count."""
+    return logits.max() - n * logits[logits > -math.inf].std()
 
 
 def by_logit(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:

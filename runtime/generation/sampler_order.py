@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats import PlanError
-from .filters import FILTERS, by_logit, most_probable
+from .filters import FILTERS, by_logit, least_by_sigma, most_probable
 
 if TYPE_CHECKING:
     from .sampling import Sampler
@@ -86,8 +86,7 @@ def _top_k(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
 
 def _top_n_sigma(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
     if sampler.settings.top_n_sigma > 0:
-        deviation = logits[logits > -math.inf].std()
-        logits[logits < logits.max() - sampler.settings.top_n_sigma * deviation] = -math.inf
+        logits[logits < least_by_sigma(logits, sampler.settings.top_n_sigma)] = -math.inf
 
 
 def _temperature(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...formats import PlanError
 from ..text.tokenizer import Tokenizer
-from .filters import FILTERS, NOT_PREFIXES, by_logit, most_probable
+from .filters import FILTERS, NOT_PREFIXES, by_logit, least_by_sigma, most_probable
 from .mirostat import ZIPF_TOKENS, Mirostat
 from .repetition import Breakers, RepetitionPenalty, find_breakers
 from .sampler_order import DEFAULT_ORDER, apply_in_order, parse_samplers
@@ -262,7 +262,7 @@ class Sampler:
         if not self._filters and s.top_n_sigma <= 0 and not 0 < s.top_k < len(logits):
             return np.arange(len(logits)), every, 1.0
         if s.top_n_sigma > 0 or 0 < s.top_k < len(logits):
-            least = peak - s.top_n_sigma * logits[logits > -math.inf].std() if s.top_n_sigma > 0 else -math.inf
+            least = least_by_sigma(logits, s.top_n_sigma) if s.top_n_sigma > 0 else -math.inf
             ids = most_probable(logits, s.top_k) if s.top_k else by_logit(logits, np.flatnonzero(logits >= least))
             ids = ids[logits[ids] >= least]
             return ids, every[ids], every[ids].sum()
