@@ -12,7 +12,7 @@ import click
 
 from ..errors import UsageError
 from ..simd.compile_time import compilation_lines
-from .habits import translated
+from .options.llama_compat import translated
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta

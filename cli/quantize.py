@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from ..quantize.recipes.type_selection import ROLES
+from .command import Verb
 from .display.console import call
 from .display.plans import written_text
 from .options import flags
-from .options.llama_compat import OutputBeforeType, QuantizeVerb
-from .options.types import FILE, FILE_TYPE, TYPE, Source
+from .options.types import FILE, FILE_TYPE, TYPE, Output, Source
 
 _role_types = flags.together(
     *(
@@ -24,9 +24,46 @@ _role_types = flags.together(
 )
 
 
-@click.command(cls=QuantizeVerb)
+class _OutputBeforeType(Output):
+    """An output that is not named like a type: llama-quantize takes a type without an output."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from ..formats import TYPES
+        from ..quantize.recipes.mixes import file_type_name
+
+        if isinstance(value, str) and (value in TYPES or value.upper() == "COPY" or file_type_name(value) is not None):
+            self.fail(f"{value!r} is a type; the name of the output comes before it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _QuantizeVerb(Verb):
+    """The command `quantize`: its help ends with the names of all types, and it answers a last argument that is a number of
+    threads."""
+
+    allow_extra_args = True  # they are refused here
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        extra = super().parse_args(ctx, args)
+        if len(extra) == 1 and extra[0].isdecimal():
+            ctx.fail(f"{extra[0]} is one argument too many; a number of threads is given by -t {extra[0]}")
+        if extra:
+            ctx.fail(f"got unexpected extra arguments ({' '.join(extra)})")
+        return extra
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ..formats import TYPES
+        from ..quantize import can_encode
+        from ..quantize.recipes.mixes import default_type, file_types
+
+        with formatter.section("File types (a mix of types, as llama-quantize makes it)"):
+            formatter.write_text(" ".join(name for name in file_types() if can_encode(default_type(name))))
+        with formatter.section("Tensor types (in rules, in options, and with --pure)"):
+            formatter.write_text(" ".join(name for name in TYPES if can_encode(TYPES[name])))
+
+
+@click.command(cls=_QuantizeVerb)
 @click.argument("source", type=Source())
-@click.argument("out", type=OutputBeforeType(path_type=Path))
+@click.argument("out", type=_OutputBeforeType(path_type=Path))
 @click.argument("type", type=FILE_TYPE, required=False)
 @click.option(
     "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."

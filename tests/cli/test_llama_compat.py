@@ -21,11 +21,11 @@ DEMO = FOLDER / "demo"
             ("o.gguf", "COPY"),
             "COPY is no type; with rules and no TYPE, tensors that no rule takes keep theirs",
         ),
-        (("--repack", "o.gguf", "q8_0"), "there is no --repack: `ggufmill repack IN OUT`"),
+        (("--repack", "o.gguf", "q8_0"), "--repack is not an option here: `ggufmill repack IN OUT`"),
         (("--repack-pattern", "attn", "o.gguf", "q8_0"), "`ggufmill repack IN OUT --pattern REGEX`"),
         (
             ("--tensor-type", "a=b", "o.gguf", "q8_0"),
-            'there is no --tensor-type: rules are given by --custom-q "REGEX=TYPE,..."',
+            '--tensor-type is not an option here: rules are given by --custom-q "REGEX=TYPE,..."',
         ),
         (("--tensor-type=a=b", "o.gguf", "q8_0"), "--custom-q"),
         (("--tensor-type-file", "r.txt", "o.gguf", "q8_0"), "--recipe FILE"),

@@ -153,7 +153,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
     others |= set(READING) if takes_any else set()
-    # Hidden ones are habits of llama.cpp that have no effect here.
+    # Hidden ones are options of llama.cpp that have no effect here.
     exposed = [option for option in command.params if option.expose_value and not getattr(option, "hidden", False)]
     flags = {option.name for option in exposed} - _OF_DISPLAY
     flags -= {"plan": {"tensors"}, "inspect": {"cpu"}, "perplexity": _OF_TASKS}.get(verb, set())
