@@ -30,7 +30,7 @@ TRIALS ?= 4
 REQUESTS ?= 3000
 torture: $(READY)
 	GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
-	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/test_kernel_cache.py
+	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/compile/test_kernel_cache.py
 	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS) $(REQUESTS)
 
 lint: $(READY)

@@ -27,7 +27,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.simd import amx
+from ggufmill.simd.instructions import amx
 
 
 def _ours(path: Path, threads: int, tokens: int) -> Callable[[], float]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from ..simd.compile_time import compilation_lines
+from ..simd.compile.compile_time import compilation_lines
 from .options.llama_compat import translated
 
 HELP = ("-h", "--help")

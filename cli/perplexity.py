@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import duration, gib
-from ..simd.compile_time import seconds_without_compilation
+from ..simd.compile.compile_time import seconds_without_compilation
 from .command import Verb
 from .display.console import call, emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text, stored_rows

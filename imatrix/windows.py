@@ -10,7 +10,7 @@ from ..errors import MillError
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Candidate, OnHidden, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
-from ..simd.compile_time import seconds_without_compilation
+from ..simd.compile.compile_time import seconds_without_compilation
 
 
 class NotFiniteError(MillError):

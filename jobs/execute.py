@@ -22,7 +22,7 @@ from ..formats.types import dims
 from ..operating_system.files import BINARY, NO_FOLLOW, reserve_space, sync_file, sync_folder, write_at
 from ..operating_system.memory import retain_free_memory, trim_free_memory
 from ..operating_system.processors import available_cpus
-from ..simd.compile_time import compiling_for
+from ..simd.compile.compile_time import compiling_for
 from .journal import Journal, JournalRecords, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .outputs import Location, Output

@@ -18,8 +18,8 @@ from ..errors import UsageError
 from ..formats import TYPES, TensorType
 from ..operating_system.process import low_priority
 from ..quantize import can_encode, codecs, decode, encode
-from ..simd.compile_time import compiled_kernels, compiling_for, waiting_for_compilation
-from ..simd.kernel_cache import is_marked_compiled, mark_compiled
+from ..simd.compile.compile_time import compiled_kernels, compiling_for, waiting_for_compilation
+from ..simd.compile.kernel_cache import is_marked_compiled, mark_compiled
 from .common.arguments import TypeName, as_type
 from .common.models import ModelLike, model_name, open_model
 from .common.progress import OnProgress, Stage, reporting

@@ -15,7 +15,7 @@ from ..convert.source import open_source
 from ..formats import MillError, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from ..quantize import gguf_source
-from ..simd.compile_time import compiling_for
+from ..simd.compile.compile_time import compiling_for
 from ..simd.workers import Workers
 from .adapters import with_adapters
 from .backends import Cache, Executable

@@ -9,11 +9,11 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic
-from .half_precision import half_to_float
+from .instructions.half_precision import half_to_float
+from .instructions.permute import permute_bytes
 from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
 from .llvm import F32 as FLOAT
 from .llvm import F32X16, I8, I16, I32, I32X16, I64, constant, splat, undefined, vector
-from .permute import permute_bytes
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 

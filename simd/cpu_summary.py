@@ -7,8 +7,8 @@ from typing import Any
 
 from ..operating_system.files import cache_home
 from . import host_cpu
-from .dot_products import byte_dots_instruction
-from .permute import byte_lookup_instruction
+from .instructions.dot_products import byte_dots_instruction
+from .instructions.permute import byte_lookup_instruction
 from .target import VARIABLE, Forms, Target, levels_here, target
 
 

@@ -11,10 +11,10 @@ from numba import types
 
 from . import llvm
 from .compile import intrinsic, kernel
-from .half_precision import float_to_half, half_to_float
+from .instructions.half_precision import float_to_half, half_to_float
+from .instructions.permute import mask_of_bits
 from .lane_types import F32, F64, LANES, MASK, SCALARS, call_lanewise, element_pointer, is_row
 from .llvm import F32X16, I1, I8, I16, I32, I32X16, I64, shuffle, vector
-from .permute import mask_of_bits
 from .scalar import ROUNDING_CONSTANT
 
 _BITS = ir.IntType(LANES)  # a mask as an integer

@@ -8,10 +8,10 @@ from __future__ import annotations
 from numba.core import types
 
 from .compile import intrinsic
+from .instructions.permute import lookup_floats
 from .lane_types import F32, LANES, element_pointer, is_row
 from .llvm import F32 as FLOAT
 from .llvm import I8, I32X16, I64, constant, shuffle, vector
-from .permute import lookup_floats
 from .target import target
 
 _BYTES = vector(I8, LANES)

@@ -28,8 +28,8 @@ from llvmlite import ir
 from numba import types
 
 from . import llvm
-from .background import wait_for
 from .compile import intrinsic, kernel, native_entry
+from .compile.background import wait_for
 from .target import target
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)

@@ -27,9 +27,9 @@ ARM_PYTHON = ROOT / "build" / "arm" / "python"
 TESTS = [
     "tests/simd/test_lanes.py",
     "tests/simd/test_byte_lanes.py",
-    "tests/simd/test_dot_products.py",
-    "tests/simd/test_permute.py",
-    "tests/simd/test_half_precision.py",
+    "tests/simd/instructions/test_dot_products.py",
+    "tests/simd/instructions/test_permute.py",
+    "tests/simd/instructions/test_half_precision.py",
     "tests/quantize/codecs",
     "tests/quantize/covariance",
     "tests/repack/test_interleave.py",
@@ -42,8 +42,8 @@ TESTS = [
 # What CI runs: the golden files of all codecs, products of every type. Operations on lanes: tests/simd/test_levels.py, always.
 QUICK = ["tests/quantize/codecs/test_golden.py", "tests/runtime/backends/cpu/kernels/test_gemv.py"]
 QUICK_ARM = [
-    "tests/simd/test_dot_products.py",
-    "tests/simd/test_permute.py",
+    "tests/simd/instructions/test_dot_products.py",
+    "tests/simd/instructions/test_permute.py",
     "tests/quantize/codecs/test_golden.py",
     "-k",
     "arm or K]",

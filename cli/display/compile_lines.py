@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...pipeline.common.progress import Bars
-from ...simd.compile_time import compilation_lines, compiling_now, line_about
+from ...simd.compile.compile_time import compilation_lines, compiling_now, line_about
 
 _EVERY = 1.0  # seconds between two states of a line
 

@@ -15,7 +15,7 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ...simd.compile import intrinsic, kernel
-from ...simd.dot_products import ByteDots
+from ...simd.instructions.dot_products import ByteDots
 from ...simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, constant, load, loop, splat, store
 from ...simd.memory import address, view
 from ...simd.target import target

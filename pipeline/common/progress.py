@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...simd.compile_time import compilation_seconds
+from ...simd.compile.compile_time import compilation_seconds
 from .messages import printable
 
 BYTES, WINDOWS = "B", "chunk"  # units

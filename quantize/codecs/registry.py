@@ -14,7 +14,7 @@ import numpy as np
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...simd.compile import import_kernels
-from ...simd.compile_time import compiling_for
+from ...simd.compile.compile_time import compiling_for
 from ..covariance.covariance import EFFORTS, Covariance
 from ..devices.encode import TYPES_ON_DEVICES
 from ..devices.encode import encode as encode_on_device

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...simd.compile_time import seconds_without_compilation
+from ...simd.compile.compile_time import seconds_without_compilation
 from ..model import Model
 
 BLOCK_BYTES = 128 << 20  # logits of one model in memory

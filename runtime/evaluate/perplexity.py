@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from ...formats import PlanError
-from ...simd.compile_time import seconds_without_compilation
+from ...simd.compile.compile_time import seconds_without_compilation
 from ..draft_head import check_draft_layers
 from ..model import Model
 from .baseline import Baseline, ModelBaseline, OnHidden, scored_outputs

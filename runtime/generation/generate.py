@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import MillError, PlanError
-from ...simd.compile_time import seconds_without_compilation
+from ...simd.compile.compile_time import seconds_without_compilation
 from ..evaluate.provenance import tensor_sizes
 from ..model import Model, Session
 from .drafter import Drafter

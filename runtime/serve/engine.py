@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError
-from ...simd.compile_time import seconds_without_compilation
+from ...simd.compile.compile_time import seconds_without_compilation
 from ..embedding import embed_tokens
 from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
 from ..model import Model, Session

@@ -20,7 +20,7 @@ from ggufmill.jobs.plan import make_plan
 from ggufmill.pipeline.stages.folder import RunFolder
 from ggufmill.quantize.recipes.recipe import load_recipe, strip_folders
 from ggufmill.recipes import FOLDER
-from ggufmill.simd.kernel_cache import module_folder
+from ggufmill.simd.compile.kernel_cache import module_folder
 
 RESERVED = set('<>:"/\\|?*') | {chr(i) for i in range(32)}  # Windows refuses them in names of files
 

@@ -12,7 +12,7 @@ from ggufmill.formats import TYPES
 from ggufmill.pipeline.common.messages import json_pieces, json_text
 from ggufmill.pipeline.warm_up import codecs_in_background
 from ggufmill.quantize.codecs import legacy
-from ggufmill.simd.kernel_cache import is_marked_compiled, module_folder
+from ggufmill.simd.compile.kernel_cache import is_marked_compiled, module_folder
 
 # What differs from one call to the next.
 _VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}

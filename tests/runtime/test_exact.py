@@ -9,7 +9,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import has_bf16_dots
-from ggufmill.simd import amx
+from ggufmill.simd.instructions import amx
 
 
 def stored_as(tensor, name):

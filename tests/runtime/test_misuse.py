@@ -20,7 +20,7 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.runtime.graph import Observer
-from ggufmill.simd import amx
+from ggufmill.simd.instructions import amx
 from ggufmill.simd.workers import Workers
 
 

@@ -16,8 +16,9 @@ from ggufmill.simd.byte_lanes import (
     unpack_4bit,
 )
 from ggufmill.simd.compile import intrinsic, kernel
-from ggufmill.simd.dot_products import add_byte_dots, add_word_pairs, byte_pairs
 from ggufmill.simd.exponential import exp, exp_lanes
+from ggufmill.simd.instructions.dot_products import add_byte_dots, add_word_pairs, byte_pairs
+from ggufmill.simd.instructions.permute import lookup_bytes as lookup_constant_bytes
 from ggufmill.simd.lanes import (
     fma_lanes,
     fold_sum,
@@ -36,7 +37,6 @@ from ggufmill.simd.llvm import I8X64, I32X16
 from ggufmill.simd.llvm import load as load_vector
 from ggufmill.simd.llvm import store as store_vector
 from ggufmill.simd.memory import address
-from ggufmill.simd.permute import lookup_bytes as lookup_constant_bytes
 from ggufmill.simd.table_lookup import lookup16, lookup64, lookup_lanes, nearest_entry16, nearest_entry64
 from ggufmill.simd.target import target
 

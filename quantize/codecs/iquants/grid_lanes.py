@@ -9,9 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from ....simd.compile import intrinsic
+from ....simd.instructions.permute import lookup_floats
 from ....simd.lanes import F32, LANES
 from ....simd.llvm import I16, I32, I32X16, constant, shuffle, undefined, vector
-from ....simd.permute import lookup_floats
 
 _SHORTS = vector(I16, LANES)
 _HALF = LANES // 2

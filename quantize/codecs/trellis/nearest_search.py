@@ -6,7 +6,7 @@ the result shows that the estimate was too low, the search is repeated with a hi
 nearest vector is hardly ever missed.
 
 Distances are weighted squares, sum w_i (c_i - y_i)^2 with y = x / scale. Boxes and vectors are compared in 16-bit fixed point,
-with pairs of products added in 32 bits (simd/dot_products.py: vpmaddwd and vpdpwssd on x86); every processor gives the same
+with pairs of products added in 32 bits (simd/instructions: vpmaddwd and vpdpwssd on x86); every processor gives the same
 integers.
 """
 
@@ -17,7 +17,7 @@ from numba import types
 
 from ....simd import llvm
 from ....simd.compile import intrinsic, kernel
-from ....simd.dot_products import add_word_pairs
+from ....simd.instructions.dot_products import add_word_pairs
 from ....simd.lane_types import F32, LANES, element_pointer
 from ....simd.lanes import first_set_lane, lane_at, load, mask_bits, reduce_min, select, splat, store
 from ....simd.llvm import F32X16, I16, I16X32, I32, I32X16, I64, constant, vector

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....formats import PlanError
-from ....simd.background import compile_in_background
+from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
 from ...cache_layout import CachePart, graph_layers, state_offsets
 from ...graph import Graph, Observer, Weight, check_support

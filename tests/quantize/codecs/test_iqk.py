@@ -16,7 +16,8 @@ from ggufmill.quantize.codecs.iqk.boundary_search import search_boundaries, sort
 from ggufmill.quantize.codecs.iqk.iq_k_ks import _TYPES, CODECS
 from ggufmill.quantize.codecs.iqk.scale_codes import read_header
 from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
-from ggufmill.simd import permute, table_lookup
+from ggufmill.simd import table_lookup
+from ggufmill.simd.instructions import permute
 from ggufmill.simd.lanes import load, store
 from ggufmill.simd.target import target, target_at
 

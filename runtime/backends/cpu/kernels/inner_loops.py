@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .....formats.types import TYPES
-from .....simd.assembly import Instruction, assembly, loops
+from .....simd.compile.assembly import Instruction, assembly, loops
 from .....simd.llvm import I1, I64, LANES, loop
 from .....simd.target import Target
 from .gemm import byte_tiles, vector_products

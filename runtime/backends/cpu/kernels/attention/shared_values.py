@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba.core import types
 
-from ......simd import amx
 from ......simd.compile import intrinsic, kernel
+from ......simd.instructions import amx
 from ......simd.lanes import LANES, splat
 from ......simd.lanes import load as load_lanes
 from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store

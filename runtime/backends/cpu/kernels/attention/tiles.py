@@ -11,7 +11,7 @@ from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
 from ......simd.exponential import exp_lanes
-from ......simd.half_precision import float_to_half
+from ......simd.instructions.half_precision import float_to_half
 from ......simd.lane_types import F32 as LANES_F32
 from ......simd.lane_types import element_pointer
 from ......simd.llvm import (

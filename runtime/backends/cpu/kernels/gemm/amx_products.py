@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba.core import types
 
-from ......simd import amx
 from ......simd.compile import intrinsic, kernel
+from ......simd.instructions import amx
 from ......simd.llvm import F32X16, I32X16, I64, constant, fma, load, loop, splat, store
 from ......simd.memory import address
 from .byte_products import copy_cache_lines, write_sums

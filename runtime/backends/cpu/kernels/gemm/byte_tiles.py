@@ -16,9 +16,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once
 
-from ......simd import arm
 from ......simd.compile import intrinsic
-from ......simd.dot_products import ByteDots, PairDots, add_word_pairs, byte_dots_bias, pairs_that_fit
+from ......simd.instructions import arm
+from ......simd.instructions.dot_products import ByteDots, PairDots, add_word_pairs, byte_dots_bias, pairs_that_fit
 from ......simd.llvm import (
     F32,
     F32X16,

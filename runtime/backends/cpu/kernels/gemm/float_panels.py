@@ -19,7 +19,7 @@ from numba.core import types
 from ......formats import TYPES
 from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
-from ......simd.half_precision import half_to_float
+from ......simd.instructions.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, fill, keep_alive, scratch, view
 from ......simd.target import target

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ......formats import TensorType
-from ......simd import amx, team
+from ......simd import team
+from ......simd.instructions import amx
 from ......simd.memory import aligned_empty
 from . import parts as gemm_parts
 from .byte_tiles import BLOCK, TILE_TOKENS, pair_sums

@@ -19,12 +19,12 @@ from numba.core import types
 from ......formats import TYPES
 from ......simd import team
 from ......simd.compile import intrinsic, native_entry
-from ......simd.half_precision import half_to_float
+from ......simd.instructions.half_precision import half_to_float
+from ......simd.instructions.permute import lookup_bytes
+from ......simd.instructions.ue4m3 import half_ue4m3_to_float
 from ......simd.llvm import F32, F32X16, I8, I16, I32, I32X16, I64, concat, constant, load, shuffle, split, store
 from ......simd.memory import scratch, view
-from ......simd.permute import lookup_bytes
 from ......simd.target import target
-from ......simd.ue4m3 import half_ue4m3_to_float
 from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
 from .panel_layout import PanelForm, panel_layout

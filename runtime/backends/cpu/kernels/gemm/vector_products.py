@@ -13,10 +13,10 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
+from ......simd.instructions.x86 import vdpbf16ps
 from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, splat, store
 from ......simd.memory import address
 from ......simd.target import Forms, target
-from ......simd.x86 import vdpbf16ps
 from .byte_products import write_sums
 from .byte_tiles import PANEL
 from .float_panels import STEP

@@ -19,7 +19,7 @@ import numpy as np
 from numba.core import cgutils
 
 from ......formats.types import TYPES
-from ......simd.ue4m3 import half_ue4m3_to_float
+from ......simd.instructions.ue4m3 import half_ue4m3_to_float
 from ..activations import RUN
 from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
 from .gemv_layout import GemvLayout, gemv_layout

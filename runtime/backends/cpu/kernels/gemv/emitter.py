@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from ......simd import dot_products, llvm, permute, scaled_dots
-from ......simd.half_precision import half_to_float
+from ......simd import llvm
+from ......simd.instructions import dot_products, permute, scaled_dots
+from ......simd.instructions.half_precision import half_to_float
 from ......simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
 from ......simd.target import Target, target
 

@@ -5,8 +5,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from ggufmill.simd import amx
 from ggufmill.simd.compile import intrinsic
+from ggufmill.simd.instructions import amx
 from ggufmill.simd.llvm import F32X16, I32, I32X16, I64, load, loop, splat, store
 
 TILE_BYTES = amx.ROWS * amx.ROW_BYTES

@@ -13,7 +13,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form, unpack
 from ggufmill.runtime.backends.cpu.weights import WeightStore
-from ggufmill.simd import amx
+from ggufmill.simd.instructions import amx
 from ggufmill.simd.workers import Workers
 
 WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}

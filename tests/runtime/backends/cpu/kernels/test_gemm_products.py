@@ -19,7 +19,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_by
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, TILE_TOKENS, pair_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
-from ggufmill.simd import amx
+from ggufmill.simd.instructions import amx
 from ggufmill.simd.memory import aligned_empty
 from ggufmill.simd.target import levels_here, target, target_at
 

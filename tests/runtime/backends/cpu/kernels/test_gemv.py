@@ -16,7 +16,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv_layout import gemv_layout
 from ggufmill.simd import team
-from ggufmill.simd.dot_products import multiplies_signed
+from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import target, target_at
 
 LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "neon", "portable") if level in target().levels]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..operating_system.files import cache_home
+from ...operating_system.files import cache_home
 
 _PACKAGE = __name__.rpartition(".simd")[0]
 _LEAST_SECONDS = 0.5  # of a line: less is not worth one

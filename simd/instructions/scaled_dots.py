@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..llvm import I16X32, I32X16, constant
+from ..target import Forms, Target, target
 from .dot_products import add_byte_dots, add_word_pairs, byte_pairs
-from .llvm import I16X32, I32X16, constant
-from .target import Forms, Target, target
 
 
 class _ScaledPairs:

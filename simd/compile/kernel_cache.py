@@ -30,10 +30,10 @@ import numba
 from numba.core import caching
 from numba.core.serialize import dumps
 
-from ..operating_system.files import cache_home
-from .target import target
+from ...operating_system.files import cache_home
+from ..target import target
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DAY = 24 * 3600
 UNUSED_DAYS = 30
 _MODULE_FOLDER = re.compile(r"[\w.]+-[0-9a-f]{16}")

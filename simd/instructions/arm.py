@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .llvm import I8, I16, I32, call, shuffle, vector
+from ..llvm import I8, I16, I32, call, shuffle, vector
 
 _BYTES, _SHORTS, _WORDS = vector(I8, 16), vector(I16, 8), vector(I32, 4)
 

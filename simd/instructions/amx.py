@@ -9,9 +9,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once
 
-from .compile import intrinsic
-from .llvm import I8, call, pointer
-from .target import target
+from ..compile import intrinsic
+from ..llvm import I8, call, pointer
+from ..target import target
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
 

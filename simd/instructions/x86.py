@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .llvm import F32, I8, I16, I32, bits_of, call, vector
+from ..llvm import F32, I8, I16, I32, bits_of, call, vector
 
 _PSHUFB = {512: "avx512.pshuf.b.512", 256: "avx2.pshuf.b", 128: "ssse3.pshuf.b.128"}
 _PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .llvm import F16, F32, I16, I32, like
-from .target import Target, target
+from ..llvm import F16, F32, I16, I32, like
+from ..target import Target, target
 
 _SIGN, _INFINITY, _QUIET = 0x80000000, 0x7F800000, 0x00400000
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import arm, x86
-from .llvm import (
+from ..llvm import (
     I8,
     I8X64,
     I16,
@@ -26,7 +25,8 @@ from .llvm import (
     split,
     vector,
 )
-from .target import Forms, Target, target
+from ..target import Forms, Target, target
+from . import arm, x86
 
 _I16_MAX = 32767
 

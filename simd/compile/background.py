@@ -14,8 +14,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
-from ..operating_system.files import cache_home
-from ..operating_system.processors import available_cpus
+from ...operating_system.files import cache_home
+from ...operating_system.processors import available_cpus
 from .compile_time import waiting_for_compilation
 
 _lock = Lock()

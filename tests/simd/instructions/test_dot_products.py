@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from ggufmill.simd import arm
-from ggufmill.simd.dot_products import (
+from ggufmill.simd.instructions import arm
+from ggufmill.simd.instructions.dot_products import (
     ByteDots,
     PairDots,
     add_byte_dots,
@@ -18,8 +18,8 @@ from ggufmill.simd.dot_products import (
     pairs_that_fit,
     word_pairs,
 )
+from ggufmill.simd.instructions.scaled_dots import add_scaled_dots, scales_of_dots
 from ggufmill.simd.llvm import I8X64, I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
-from ggufmill.simd.scaled_dots import add_scaled_dots, scales_of_dots
 from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(0)

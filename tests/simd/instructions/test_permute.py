@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from ggufmill.simd import arm
+from ggufmill.simd.instructions import arm
+from ggufmill.simd.instructions.permute import lookup_bytes, lookup_floats, mask_of_bits, permute_bytes
 from ggufmill.simd.llvm import F32X16, I8, I8X64, I32, I32X16, I64, concat, vector
-from ggufmill.simd.permute import lookup_bytes, lookup_floats, mask_of_bits, permute_bytes
 from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .llvm import F32, constant, like
+from ..llvm import F32, constant, like
 
 
 def half_ue4m3_to_float(builder: Any, codes: Any) -> Any:

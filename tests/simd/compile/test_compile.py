@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from ggufmill.simd import background, compile, kernel_cache
+from ggufmill.simd.compile import background, kernel_cache, kernels
 
 KERNELS = textwrap.dedent("""
     import numpy as np
@@ -55,8 +55,8 @@ def test_a_kernel_that_another_one_calls(tmp_path, own_call):
 PARTS = textwrap.dedent("""
     import sys
     from types import SimpleNamespace
-    from ggufmill.simd import background
-    from ggufmill.simd.compile_time import compiled_kernels
+    from ggufmill.simd.compile import background
+    from ggufmill.simd.compile.compile_time import compiled_kernels
     from ggufmill.runtime.backends.cpu.kernels.row_parts import chain, scale
 
     background.available_cpus = lambda: 2
@@ -99,8 +99,8 @@ def test_nothing_is_started_for_parts_on_disk_or_with_one_processor(monkeypatch)
 
 def test_one_thread_at_a_time_imports_kernels():
     modules = []
-    thread = Thread(target=lambda: modules.append(compile.import_kernels(".codecs.floats", "ggufmill.quantize")))
-    with compile._lock:  # as while numba is imported for the first kernel
+    thread = Thread(target=lambda: modules.append(kernels.import_kernels(".codecs.floats", "ggufmill.quantize")))
+    with kernels._lock:  # as while numba is imported for the first kernel
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()

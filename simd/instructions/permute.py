@@ -8,8 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core.cgutils import alloca_once
 
-from . import arm, x86
-from .llvm import (
+from ..llvm import (
     F32,
     F32X16,
     I1,
@@ -26,7 +25,8 @@ from .llvm import (
     undefined,
     vector,
 )
-from .target import Target, target
+from ..target import Target, target
+from . import arm, x86
 
 _PSHUFB_BITS = ((("avx512bw",), 512), (("avx2",), 256), (("ssse3",), 128), ((), 0))
 

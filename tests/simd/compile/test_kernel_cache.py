@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ggufmill.simd import kernel_cache
-from ggufmill.simd.kernel_cache import delete_unused
+from ggufmill.simd.compile import kernel_cache
+from ggufmill.simd.compile.kernel_cache import delete_unused
 from ggufmill.simd.target import levels_here
 
 IMPORTS = (
@@ -57,7 +57,7 @@ def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, 
 JOB = textwrap.dedent("""
     import numpy as np
     from ggufmill.formats.floats import bf16_to_f32
-    from ggufmill.simd import compile_time
+    from ggufmill.simd.compile import compile_time
     compile_time._LEAST_SECONDS = 0
     with compile_time.compiling_for("bf16"):
         print(bf16_to_f32(np.array([0x3F80, 0xC000], np.uint16)).tolist())

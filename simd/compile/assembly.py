@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from .llvm import I64
-from .target import Target
+from ..llvm import I64
+from ..target import Target
 
 _TRIPLES = {"aarch64": "aarch64-unknown-linux-gnu", "x86_64": "x86_64-unknown-linux-gnu"}
 _LABEL = re.compile(r"(\.\w+):")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ggufmill.simd.compile import intrinsic
-from ggufmill.simd.half_precision import float_to_half, half_to_float
+from ggufmill.simd.instructions.half_precision import float_to_half, half_to_float
 from ggufmill.simd.llvm import F32X16, I16, I64, LANES, load, loop, store, vector
 from ggufmill.simd.target import target, target_at
 

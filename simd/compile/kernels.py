@@ -86,7 +86,7 @@ class Kernel:
     def _njit(self, **options: Any) -> Any:
         import numba
 
-        from .target import target
+        from ..target import target
 
         target()  # sets numba's target, before anything is compiled
         return numba.njit(**{"nogil": True, "error_model": "numpy"} | self._options | options)(self._function)
@@ -107,9 +107,9 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     from numba.core import sigutils
     from numba.core.ccallback import CFunc
 
+    from ..target import target
     from .callees import EntryCompiler
     from .kernel_cache import cache_of
-    from .target import target
 
     target()
     listen()

@@ -7,8 +7,8 @@ import numba
 import pytest
 from numba.core.event import trigger_event
 
-from ggufmill.simd import compile_time
-from ggufmill.simd.compile_time import compiling_for, compiling_now, listen, seconds_without_compilation
+from ggufmill.simd.compile import compile_time
+from ggufmill.simd.compile.compile_time import compiling_for, compiling_now, listen, seconds_without_compilation
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""Operations that processors have instructions for, and those instructions as LLVM code."""
