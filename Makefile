@@ -1,17 +1,23 @@
 # Everything sets itself up in .venv: `make demo`, `make test`, `make lint`.
 PYTHON ?= python3
 EXTRAS ?= dev
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
-READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
+READY := $(VENV)/.ready-test-$(subst $(comma),-,$(EXTRAS))
+ALL := $(VENV)/.ready-test-dev-oracle
 
-.PHONY: demo test test-levels test-arm torture lint lint-platforms format docs release clean
+.PHONY: demo test test-all test-levels test-arm torture lint lint-platforms format docs release clean
 
-demo: .venv/.ready-demo
+demo: $(VENV)/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
 
 test: $(READY)
+	$(BIN)/python -m pytest
+
+# Also against torch and transformers (large).
+test-all: $(ALL)
 	$(BIN)/python -m pytest
 
 # Codecs and kernels at every lesser level of this processor (GGUFMILL_CPU), and on aarch64 in emulation (Debian, no root needed).
@@ -47,34 +53,34 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/.ready-test-docs
+docs: $(VENV)/.ready-test-docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 # Wheel, sdist, manual pages, bill of materials and site in build/release, tried in clean environments; VERSION=1.2.0 sets the version.
-release: .venv/.ready-test-release
+release: $(VENV)/.ready-test-release
 	$(BIN)/python docs/release.py $(if $(VERSION),--version $(VERSION))
 
 clean:
-	rm -rf .venv build out *.egg-info
+	rm -rf $(VENV) build out *.egg-info
 
-.venv/bin/python:
+$(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 
 # The demo needs the program alone, the tests its extras. pyproject.toml decides when to install anew.
-.venv/.ready-demo: .venv/bin/python pyproject.toml
+$(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-.venv/.ready-test-release: .venv/bin/python pyproject.toml
+$(VENV)/.ready-test-release: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[release]"
 	touch $@
 
-.venv/.ready-test-docs: .venv/bin/python pyproject.toml
+$(VENV)/.ready-test-docs: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	touch $@
 
-$(READY): .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
+$(READY) $(filter-out $(READY),$(ALL)): $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(subst -,$(comma),$(patsubst $(VENV)/.ready-test-%,%,$@))]"
 	touch $@

@@ -1,20 +1,27 @@
 """The program without what only Linux or POSIX has: every module is imported, jobs are interrupted and resumed, models run."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from module_imports import ROOT, needed_packages
 
 import ggufmill
 from ggufmill.recipes import FOLDER
 
-ROOT = Path(ggufmill.__file__).parent
 HELPERS = Path(__file__).parents[1] / "helpers"
-OUTSIDE = {"tests", "benchmarks", "docs", "build", "out", "recipes"}
-OPTIONAL = {"torch": "torch", "triton": "triton", "cluster": "distributed"}  # folder -> package that its modules import
+# Where the packages of pyproject.toml's extras may be imported at import time. Everything else runs without them.
+EXTRAS = {
+    "gpu": ("ggufmill.quantize.devices.", "ggufmill.runtime.backends.torch."),
+    "cluster": ("ggufmill.pipeline.cluster.file_plugin",),
+    "serve": ("ggufmill.runtime.serve",),
+}
 
 
 def run(code, *arguments, cwd, packages_first=()):
@@ -27,19 +34,41 @@ def run(code, *arguments, cwd, packages_first=()):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
 
 
+IMPORT = """
+import importlib, sys
+for name in sys.argv[1].split(): sys.modules[name] = None
+for name in sys.argv[2:]: importlib.import_module(name)
+"""
+
+
+def optional_packages():
+    """Module -> packages it is not imported without, beyond those that the program depends on."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    always = {re.match(r"[\w-]+", d)[0].replace("-", "_").replace("pyyaml", "yaml") for d in project["dependencies"]}
+    return {name: found - always - sys.stdlib_module_names for name, found in needed_packages().items()}
+
+
 def test_every_module_is_imported(tmp_path):
-    names = []
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        missing = any(find_spec(OPTIONAL[part]) is None for part in parts[:-1] if part in OPTIONAL)
-        if not missing and parts[0] not in OUTSIDE and not parts[0].startswith(".") and parts[-1] != "__main__":
-            names.append(".".join(("ggufmill", *parts)).removesuffix(".__init__"))
-    assert len(names) > 250
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    done = run(code, *names, cwd=tmp_path, packages_first=("torch", "distributed"))
+    """Those that need no extra while none can be imported, the others with what is installed."""
+    optional = optional_packages()
+    plain = [name for name, packages in optional.items() if not packages]
+    others = [name for name, packages in optional.items() if packages and all(map(find_spec, packages))]
+    assert len(plain) > 250
+    assert {"ggufmill", "ggufmill.cli"} < set(plain)
+    packages = sorted(set().union(*optional.values()))
+    done = run(IMPORT, " ".join(packages), *plain, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run(IMPORT, "", *others, cwd=tmp_path, packages_first=packages)
     assert done.returncode == 0, done.stderr
     code = "import os, sys\nassert not hasattr(os, 'pread') and 'fcntl' not in [n for n, m in sys.modules.items() if m]"
     assert run(code, cwd=tmp_path).returncode == 0
+
+
+def test_extras_are_imported_where_they_belong():
+    optional = {name: packages for name, packages in optional_packages().items() if packages}
+    assert [name for name in optional if not name.startswith(tuple(chain(*EXTRAS.values())))] == []
+    for extra, rooms in EXTRAS.items():
+        assert any(name.startswith(rooms) for name in optional), extra
 
 
 INTERRUPTED = """
