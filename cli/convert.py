@@ -6,57 +6,16 @@ from typing import Any
 
 import click
 
+from ..pipeline.requests.convert import ConvertRequest
 from .command import Verb
 from .display.console import call
 from .display.plans import written_text
-from .options import flags
-from .options.types import OUT, Source
-
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipes.recipe, which takes long to import
+from .options.fields import options_of
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=Source(file_okay=False))
-@click.argument("out", type=OUT)
-@click.option(
-    "--base",
-    type=Source(file_okay=False),
-    help="Of an adapter: the model that it changes, whose config.json is read. [default: where adapter_config.json says]",
-)
-@click.option(
-    "--mmproj", is_flag=True, help="Convert the vision and audio towers and their projectors, as llama.cpp's projector file."
-)
-@click.option(
-    "--outtype",
-    type=click.Choice(OUTTYPES, case_sensitive=False),
-    default="auto",
-    show_default=True,
-    help="auto: f16 for an f16 checkpoint, else bf16; weights that are stored in mxfp4 or nvfp4 stay in it, symmetric int4 in "
-    "groups of 32 (Kimi-K2-Thinking) becomes q4_0, both without loss; mxfp4: all experts.",
-)
-@click.option(
-    "--symmetric-q40",
-    is_flag=True,
-    help="Weights stored in symmetric int4 with groups of 32 become q4_0 without loss, whatever --outtype; refused if inexact.",
-)
-@flags.mla_layout
-@flags.mtp
-@flags.vocab
-@flags.reading
-@flags.program
-@flags.lora
-@flags.allow_nonfinite
-@flags.remote
-@flags.delete_source_shards
-@flags.metadata
-@flags.split_max_size
-@flags.split_max_tensors
-@flags.tensor_first_split
-@flags.partial_requant
-@flags.cluster
-@flags.cluster_output
-@flags.writing
-def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
+@options_of(ConvertRequest)
+def command(**options: Any) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 
     A folder with adapter_config.json (a LoRA adapter that peft saved) becomes a GGUF for --lora of llama.cpp and this program.
@@ -77,4 +36,4 @@ def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.convert import convert_model
 
-    call(convert_model, model, out, show=written_text, as_json=as_json, **options)
+    call(convert_model, show=written_text, **options)

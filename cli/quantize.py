@@ -7,21 +7,12 @@ from typing import Any
 
 import click
 
-from ..quantize.recipes.type_selection import ROLES
+from ..pipeline.requests.quantize import QuantizeRequest
 from .command import Verb
 from .display.console import call
 from .display.plans import written_text
-from .options import flags
-from .options.types import FILE, FILE_TYPE, TYPE, Output, Source
-
-_role_types = flags.together(
-    *(
-        click.option(
-            f"--{role.replace('_', '-')}-type", type=TYPE, help=f"Type of tensors with {part} in their name; rules beat it."
-        )
-        for role, part in ROLES
-    )
-)
+from .options.fields import options_of
+from .options.types import Output
 
 
 class _OutputBeforeType(Output):
@@ -62,60 +53,8 @@ class _QuantizeVerb(Verb):
 
 
 @click.command(cls=_QuantizeVerb)
-@click.argument("source", type=Source())
-@click.argument("out", type=_OutputBeforeType(path_type=Path))
-@click.argument("type", type=FILE_TYPE, required=False)
-@click.option(
-    "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."
-)
-@click.option(
-    "--custom-q", "custom_q", multiple=True, metavar="RULES", help="Rules on the command line: regex=type,regex=type,..."
-)
-@flags.imatrix
-@flags.covariance
-@flags.target
-@flags.types
-@click.option("--calibration", type=FILE, help="Text to measure the tensors' sensitivity on, for --target-size and its like.")
-@click.option("--token-embedding-type", type=TYPE, help="Type of token_embd.weight; beats the rules.")
-@click.option("--output-tensor-type", type=TYPE, help="Type of output.weight; beats the rules.")
-@click.option("--ffn-gate-inp-type", type=TYPE, help="Type of the routers ffn_gate_inp, which otherwise stay f32.")
-@_role_types
-@click.option("--pure", is_flag=True, help="Every weight becomes TYPE; mix and rules are left aside.")
-@click.option("--leave-output-tensor", is_flag=True, help="Copy output.weight as it is.")
-@click.option("--extra-output-tensor", type=TYPE, help="Write a copy of the output matrix of this type beside it.")
-@click.option("--prune-layers", metavar="LAYERS", help="Leave these layers out, for example 20,22-25; the others move up.")
-@click.option("--include-weights", multiple=True, metavar="TEXT", help="Use imatrix entries with TEXT in their name only.")
-@click.option("--exclude-weights", multiple=True, metavar="TEXT", help="Leave imatrix entries with TEXT in their name aside.")
-@click.option("--allow-requantize", is_flag=True, help="Allow quantising what is quantised already.")
-@click.option("--ignore-imatrix-rules", is_flag=True, help="Allow types that should not be made without an imatrix.")
-@click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
-@click.option("--strict", is_flag=True, help="Make every warning an error before any work.")
-@flags.allow_nonfinite
-@flags.remote
-@flags.delete_source_shards
-@flags.metadata
-@flags.mla_layout
-@flags.mtp
-@flags.vocab
-@flags.reading
-@flags.program
-@flags.lora
-@flags.split_max_size
-@flags.split_max_tensors
-@flags.tensor_first_split
-@flags.keep_split
-@flags.only_shards
-@flags.partial_requant
-@click.option(
-    "--device",
-    metavar="NAME",
-    help="Device of torch that encodes k-quants and IQK types: cuda, cuda:1, xpu, mps, cpu, auto; or none. [default: none]",
-)
-@click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
-@flags.cluster
-@flags.cluster_output
-@flags.writing
-def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> None:
+@options_of(QuantizeRequest, out=_OutputBeforeType(path_type=Path))
+def command(**options: Any) -> None:
     """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.
 
     TYPE is for tensors that no rule takes: a file type such as Q4_K_M or IQ4_K (or its number), which gives some tensors a
@@ -138,4 +77,4 @@ def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> 
     """
     from ..pipeline.quantize import quantize_model
 
-    call(quantize_model, source, out, type, show=written_text, as_json=as_json, **options)
+    call(quantize_model, show=written_text, **options)

@@ -84,7 +84,7 @@ def translated(command: click.Command, ctx: click.Context, args: Sequence[str]) 
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
     others = {name: one for one in _TABLE if one.verb in ("", ctx.info_name) for name in one.names.split()}
-    arguments = [str(parameter.name) for parameter in command.params if isinstance(parameter, click.Argument)]
+    arguments = [parameter.human_readable_name.lower() for parameter in command.params if isinstance(parameter, click.Argument)]
     first, kept, last = list[str](), list[str](), list[str]()
     i = 0
     while i < len(args) and args[i] != "--":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from ..common.arguments import refuse_inputs
 from ..common.losses import warn_of_losses
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
+from ..requests.groups import Output
 from .checks import problem_line, verify_written, watch_inputs, write_manifest
 from .forecast import Forecast, forecast
 
@@ -56,6 +57,14 @@ class WriteOptions:
     threads: int | None = None
     shards: Collection[int] | None = None
     cluster: ClusterCall | None = None
+
+
+def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
+    """How the plan of a request is carried out."""
+    asked = {
+        field.name: getattr(request, field.name) for field in fields(WriteOptions) if field.name not in ("shards", "cluster")
+    }
+    return WriteOptions(**asked, shards=shards, cluster=cluster)
 
 
 @dataclass

@@ -1,0 +1,94 @@
+"""The options of a command, made of the fields of a request (pipeline/requests/field.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ...pipeline.requests.field import Field, fields_of
+from .flags import Decorator, as_json, together
+from .types import FILE, FILE_TYPE, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
+
+# A field's kind -> how click reads it: a type, or several arguments of click.Option.
+KINDS: dict[str, Any] = {
+    "checkpoint": Source(file_okay=False),
+    "file": FILE,
+    "file_type": FILE_TYPE,
+    "name": click.STRING,  # of a file, or of something bundled
+    "names": click.STRING,  # with commas between
+    "out": OUT,
+    "out_file": OUT_FILE,
+    "override": {"type": Override(), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)},
+    "regex": {"type": REGEX, "metavar": "REGEX"},
+    "size": {"type": SIZE, "metavar": "SIZE"},
+    "source": Source(),
+    "text": TEXT,
+    "type": TYPE,
+}
+
+
+def options_of(request: type, *, json: bool = True, **kinds: Any) -> Decorator:
+    """The arguments and options of a request's fields, in their order, as a decorator of a command.
+
+    json: --json at the end. kinds: field -> what its kind is for this command, as a value of KINDS.
+    """
+    fields = [field for field in fields_of(request) if field.option.in_cli]
+    made = [_parameter(field, kinds.get(field.name)) for field in fields]
+    return together(*made, *([as_json] if json else []))
+
+
+def _parameter(field: Field, kind: Any) -> Decorator:
+    option = field.option
+    kind = kind if kind is not None else KINDS[option.kind] if option.kind else _kind_of_type(field)
+    how: dict[str, Any] = dict(kind) if isinstance(kind, Mapping) else {"type": kind}
+    if option.metavar is not None:
+        how["metavar"] = option.metavar
+    if option.is_argument:
+        return click.argument(field.name, required=field.is_required, **how)
+    how |= {"help": _help(field), "hidden": option.hidden, "required": field.is_required, "envvar": option.envvar}
+    how["show_envvar"] = option.envvar is not None
+    if "Sequence" in field.type and field.default == () and not option.kind:
+        how["multiple"] = True
+    names = option.flags.split() or [f"--{field.name.replace('_', '-')}"]
+    if "bool" in field.type and not option.kind:
+        names, how = _switch(names, field.default, how)
+    elif not field.is_required and field.default not in (None, ()):
+        how |= {"default": field.default, "show_default": not option.shown}
+    return click.option(*names, field.name, **how)
+
+
+def _switch(names: list[str], default: bool | None, how: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """--name, or --no-name where it holds by default, or both where it may be left open."""
+    negative = [f"--no-{name.removeprefix('--')}" for name in names]
+    how = {key: value for key, value in how.items() if key not in ("type", "metavar")}
+    if default is None:
+        return [f"{names[0]}/{negative[0]}"], how | {"default": None}
+    return (
+        (negative, how | {"is_flag": True, "flag_value": False, "default": True})
+        if default
+        else (names, how | {"is_flag": True})
+    )
+
+
+def _help(field: Field) -> str:
+    shown = field.option.shown
+    return f"{field.option.help} [default: {shown}]" if shown else field.option.help
+
+
+def _kind_of_type(field: Field) -> click.ParamType | None:
+    """How a value is read whose field says no kind: by the choices, else by the text of the field's type."""
+    option = field.option
+    if option.choices:
+        return click.Choice(tuple(option.choices), case_sensitive=False)
+    least, most = option.least, option.most
+    if field.type.startswith("int"):
+        return click.INT if least is most is None else click.IntRange(_whole(least), _whole(most))
+    if field.type.startswith("float"):
+        return click.FLOAT if least is most is None else click.FloatRange(least, most)
+    return click.STRING
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)

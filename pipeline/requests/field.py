@@ -1,0 +1,109 @@
+"""Fields of requests. A field says once what an option of the command line, a keyword of the library, a key of a recipe and a
+message to a worker say of it.
+
+    @request
+    class SourceOptions:
+        mtp: bool | None = option("Keep draft layers, or leave them out.", default=None, key="convert.mtp")
+
+    @request
+    class ConvertRequest(SourceOptions, Output):
+        source: str | Path = argument("A checkpoint's folder, or hf:OWNER/NAME.", kind="source", kw_only=False)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import formatannotation, get_annotations
+from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+
+# What a worker gets of a field: its value; nothing; a path that all machines see; a file, which is sent if it is small; LoRA
+# adapters, FILE=SCALE each.
+Travel = Literal["value", "no", "path", "file", "adapters"]
+_METADATA = "option"
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of a field beside its name, type and default.
+
+    help         one or two sentences, for `--help` and the library's reference; doc: for the latter alone, where it differs
+    flags        the option's names, such as '-t --threads'; '': made of the field's name
+    kind         how the command line reads the value, a name in cli/options/kinds.py; '': by the field's type
+    choices      the values that there are
+    least, most  of a number
+    metavar      what stands for the value in `--help`
+    shown        what the default means, in words; '': the default itself
+    key          where a TOML recipe says it, 'convert.mtp'; '': nowhere
+    travel       what a worker of a cluster gets
+    is_argument  of the command line without a flag
+    in_cli       False: of the library alone
+    hidden       not in `--help`
+    envvar       variable of the environment that stands for the option
+    """
+
+    help: str
+    doc: str = ""
+    flags: str = ""
+    kind: str = ""
+    choices: Sequence[str] = ()
+    least: float | None = None
+    most: float | None = None
+    metavar: str | None = None
+    shown: str = ""
+    key: str = ""
+    travel: Travel = "value"
+    is_argument: bool = False
+    in_cli: bool = True
+    hidden: bool = False
+    envvar: str | None = None
+
+
+class Field(NamedTuple):
+    """A field of a request: its name, the text of its type, its default (dataclasses.MISSING if it is required)."""
+
+    name: str
+    type: str
+    default: Any
+    option: Option
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+
+def option(help: str, *, default: Any = dataclasses.MISSING, kw_only: bool = True, **more: Any) -> Any:
+    """A field that is an option of the command line. more: of `Option`."""
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={_METADATA: Option(help, **more)})
+
+
+def argument(help: str, *, default: Any = dataclasses.MISSING, kw_only: bool = True, **more: Any) -> Any:
+    """A field that is an argument of the command line. kw_only: False makes it a positional one of the library's function."""
+    return option(help, default=default, kw_only=kw_only, is_argument=True, **more)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, argument))
+def request(cls: C) -> C:
+    """The decorator of a request, and of a group of fields that several requests have: a frozen dataclass."""
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+def fields_of(request: type) -> list[Field]:
+    """The fields of a request in the order in which they are shown: its own, then those of its groups, as its bases stand."""
+    known = {field.name: field for field in dataclasses.fields(request)}
+    names = dict.fromkeys(name for cls in _classes(request) for name in get_annotations(cls) if name in known)
+    return [
+        Field(name, formatannotation(known[name].type).strip("'"), known[name].default, known[name].metadata[_METADATA])
+        for name in names
+    ]
+
+
+def _classes(cls: type) -> list[type]:
+    return [cls, *(each for base in cls.__bases__ for each in _classes(base))]
+
+
+def values_of(request: Any, group: type | None = None) -> dict[str, Any]:
+    """The values of a request by name; of the fields of one group only, if that is given."""
+    return {field.name: getattr(request, field.name) for field in fields_of(group or type(request))}
