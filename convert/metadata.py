@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .config import Config
-from .rope import RopeConfig
+from .rope import Rope
 
 # metadata key without the architecture -> key of config.json; all are required
 HPARAMS = {
@@ -30,7 +30,7 @@ RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # metadata key 
 def hparam_keys(
     architecture: str,
     config: Config,
-    rope: RopeConfig,
+    rope: Rope,
     other: Mapping[str, str] | None = None,
     norm: tuple[str, str] = RMS_NORM,
 ) -> dict[str, Any]:

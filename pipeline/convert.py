@@ -18,12 +18,12 @@ from ..convert.projectors.types import projector_types
 from ..formats import TYPES
 from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
+from ..request_fields import values_of
 from .cluster.call import cluster_call
 from .common.arguments import as_adapters, as_bytes, refuse_unused
 from .common.programs import layout_for
 from .common.progress import reporting
 from .requests.convert import ConvertRequest
-from .requests.field import values_of
 from .requests.sources import reading_of
 from .requests.verb import verb
 from .writing.write_model import WriteResult, finished_without_source, write_model, write_options

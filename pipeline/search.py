@@ -90,7 +90,7 @@ def search_recipe(
     progress      stages 'errors of types' in tensors, 'sensitivity' and 'refining' in groups
 
     Returns a `SearchResult`. Raises PlanError when the types allowed cannot reach the target or an output exists, UsageError
-    for an argument that has nothing to act on. Ctrl-C keeps what was measured: the same call continues.
+    for an argument that has no effect. Ctrl-C keeps what was measured: the same call continues.
 
     Example:
         >>> from ggufmill import search_recipe

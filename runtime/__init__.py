@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .evaluate.perplexity import Perplexity, perplexity
     from .generation.generate import Generation, Timings, generate
-    from .generation.sampling import Sampler, Sampling
+    from .generation.sampling import Sampler
+    from .generation.sampling_options import Sampling
     from .model import Model, Session, load_model
     from .models import ARCHITECTURES
     from .settings import Settings
@@ -33,7 +34,8 @@ __all__ = [
 _MODULES = {
     "evaluate.perplexity": ("Perplexity", "perplexity"),
     "generation.generate": ("Generation", "Timings", "generate"),
-    "generation.sampling": ("Sampler", "Sampling"),
+    "generation.sampling": ("Sampler",),
+    "generation.sampling_options": ("Sampling",),
     "model": ("Model", "Session", "load_model"),
     "models": ("ARCHITECTURES",),
     "settings": ("Settings",),

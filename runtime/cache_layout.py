@@ -112,8 +112,8 @@ def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, s
         parts["v"] = _part("latents", "-ctv", 1, rank, v)
     elif settings.cache_v is not None and v.lower() != k.lower():
         raise PlanError(
-            f"-ctv {v} has nothing to act on: with -mla {settings.mla} only latents are cached, as {k} (-ctk); "
-            "leave it away, or use -mla 0 or 1"
+            f"-ctv {v} has no effect: with -mla {settings.mla} only latents are cached, as {k} (-ctk); "
+            "leave it out, or use -mla 0 or 1"
         )
     return parts
 
@@ -122,9 +122,7 @@ def entry_parts(width: int, every: int, settings: Settings) -> dict[str, CachePa
     """Entries that are keys and values at once, each for `every` tokens. Raises PlanError for types that do not fit."""
     k, v = settings.cache_types
     if settings.cache_v is not None and v.lower() != k.lower():
-        raise PlanError(
-            f"-ctv {v} has nothing to act on: keys of this model are its values, cached as {k} (-ctk); leave it away"
-        )
+        raise PlanError(f"-ctv {v} has no effect: keys of this model are its values, cached as {k} (-ctk); leave it out")
     return {"entries": replace(_part("keys", "-ctk", 1, width, k), every=every)}
 
 

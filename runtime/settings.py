@@ -3,92 +3,177 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..formats import PlanError
+from ..errors import PlanError
+from ..request_fields import fields_of, option, request
 from .hparams import HParams
-from .thread_placement import NUMA_MODES
 
+NUMA_MODES = ("distribute", "isolate", "numactl")  # of llama.cpp
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
+PLAIN_TYPES = ("f32", "f16", "bf16")
 _MOST_THREADS = 1024
+_MOST_CPUS = 1 << 16
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
 _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu", "device_memory")
 _FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
 _FLAGS = ("flash", "repack", "exact", "round_bf16", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
-# What runs where.
-PLACEMENT = ("device", "gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split", "main_gpu", "device_memory")
-_MOST_CPUS = 1 << 16
-PLAIN_TYPES = ("f32", "f16", "bf16")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a model is run; every field can be given to `load_model` by name.
+@request
+class Placement:
+    """What runs where."""
 
-    n_ctx             tokens a session may hold; None: the context length that the model was trained for
-    cache_bytes       decoded float32 weights kept in memory; None: 4 GiB, or a quarter of what is free if that is less
-    threads           threads; None: one per processor that they may use
-    cpus              numbers of the processors that the threads may use; None: all that the process may use
-    numa              placement by NUMA node, 'distribute', 'isolate' or 'numactl' (see `thread_placement`); None: by the system
-    batch             logical batch size: tokens of several sequences in one call
-    ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations.
-                      Texts in windows are run in whole ones, in pieces of 2048 tokens where they are longer
-    parallel          sequences that a server works on at once, each with n_ctx tokens of its own
-    cache_k, cache_v  types of the cached keys and values; None: f16, or f32 with `exact`. With mla 2 and 3 only cache_k counts.
-    flash             attention that never stores its scores; without it they are, within `attention_bytes`
-    attention_bytes   most that attention takes for scores, or for keys and values that it expands from latents
-    mla               latent attention: 0 caches each head's keys and values; 1 caches the latents for keys and for values apart
-                      and absorbs the matrices of both into query and output; 2 caches the latents once and expands keys and
-                      values from them; 3 caches them once and does whichever multiplies less for the tokens at hand. The same
-                      numbers up to rounding.
-    repack            weights are interleaved (as `repack` does for files) when they are loaded
-    expert_reduction  (n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least
-                      share times the strongest
-    exact             weights multiply as float32, without rounding the activations to eight bits first
-    checkpoints       recurrent states of a sequence that are kept to go back to, of models with such layers (at prompts' ends)
-    round_bf16        prompts' products with bf16 weights take activations rounded to bf16, as in llama.cpp, and not sums of two
-                      bf16 numbers: up to twice as fast with AVX512-BF16, and as rough as eight-bit activations
-    device            devices of torch: 'cuda' (all of them), 'cuda:1', 'xpu', 'mps', 'cpu', 'auto'; None: the cpu backend, or
-                      what torch finds where one of the next ones is given
-    gpu_layers        layers on devices, the last ones, and after them the output; None: all
-    override_tensor   'REGEX=DEVICE,...' with CPU, CUDA0, ...; the first match wins
-    cpu_moe           experts stay in the machine's memory; n_cpu_moe: those of the first n layers
-    tensor_split      shares of the devices in the layers; None: by their memory
-    device_memory     bytes that weights take of each device at most: others are copied there for each use; None: all that are
-                      placed there stay there
-    main_gpu          number of the only one of these devices that is used; None: all
-    lora              LoRA adapters, FILE or FILE=SCALE: a GGUF, or for a checkpoint a folder of peft
-    """
+    device: tuple[str, ...] | None = option(
+        "Devices of torch: cuda (all), cuda:1, xpu, mps, cpu, auto; or none.",
+        default=None,
+        flags="-dev --device",
+        kind="device_names",
+        metavar="NAME,...",
+        shown="none; auto with -ngl, -ot, ...",
+    )
+    gpu_layers: int | None = option(
+        "Layers on devices, the last ones, and after them the output.",
+        default=None,
+        flags="-ngl --n-gpu-layers --gpu-layers",
+        least=0,
+        shown="all",
+    )
+    override_tensor: tuple[str, ...] = option(
+        "CPU, CUDA0, ... for the tensors that match; the first match wins.",
+        default=(),
+        flags="-ot --override-tensor",
+        kind="texts",
+        metavar="REGEX=DEVICE,...",
+    )
+    cpu_moe: bool = option("Experts stay in RAM.", default=False)
+    n_cpu_moe: int | None = option("The experts of the first N layers stay in RAM.", default=None, least=0)
+    tensor_split: tuple[float, ...] | None = option(
+        "Shares of the devices in the layers.",
+        default=None,
+        flags="-ts --tensor-split",
+        kind="shares",
+        metavar="N,N,...",
+        shown="by memory",
+    )
+    main_gpu: int | None = option(
+        "Use this one of the devices alone.", default=None, flags="-mg --main-gpu", least=0, shown="all of them"
+    )
+    device_memory: int | None = option(
+        "Weights take at most this many bytes of each device; others are copied there layer by layer, as they are used.",
+        default=None,
+        kind="size",
+        shown="no limit",
+    )
 
-    n_ctx: int | None = None
-    cache_bytes: int | None = None
-    threads: int | None = None
-    cpus: tuple[int, ...] | None = None
-    numa: str | None = None
-    batch: int = 2048
-    ubatch: int = 2048
-    parallel: int = 1
-    cache_k: str | None = None
-    cache_v: str | None = None
-    flash: bool = True
-    attention_bytes: int = 512 << 20
-    mla: int = 3
-    repack: bool = False
-    expert_reduction: tuple[int, float] | None = None
-    exact: bool = False
-    checkpoints: int = 8
-    round_bf16: bool = False
-    device: tuple[str, ...] | None = None
-    gpu_layers: int | None = None
-    override_tensor: tuple[str, ...] = ()
-    cpu_moe: bool = False
-    n_cpu_moe: int | None = None
-    tensor_split: tuple[float, ...] | None = None
-    main_gpu: int | None = None
-    device_memory: int | None = None
-    lora: tuple[str, ...] = ()
+
+PLACEMENT = tuple(field.name for field in fields_of(Placement))
+
+
+@request
+class Settings(Placement):
+    """How a model is run; every field can be given to `load_model` by name."""
+
+    n_ctx: int | None = option(
+        "Context in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="the model's"
+    )
+    cache_bytes: int | None = option(
+        "Decoded float32 weights kept in memory, in bytes.",
+        default=None,
+        shown="4 GiB, or a quarter of what is free if that is less",
+        in_cli=False,
+    )
+    threads: int | None = option("Threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    cpus: tuple[int, ...] | None = option(
+        "Run on these processors: bits of a hexadecimal number.",
+        doc="Numbers of the processors that the threads may use.",
+        default=None,
+        flags="-C --cpu-mask",
+        kind="cpus",
+        shown="all that the process may use",
+    )
+    numa: str | None = option(
+        "distribute: threads and memory over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
+        default=None,
+        choices=NUMA_MODES,
+        shown="by the system",
+    )
+    batch: int = option(
+        "Logical batch size: tokens of several sequences in one call.", default=2048, flags="-b --batch-size", least=1
+    )
+    ubatch: int = option(
+        "Tokens per pass through the layers: more use big matrices better, fewer take less memory. Texts in windows are run in "
+        "whole ones, in pieces of 2048 tokens where they are longer.",
+        default=2048,
+        flags="-ub --ubatch-size",
+        least=1,
+    )
+    cache_k: str | None = option(
+        "Type of the cached keys; with -mla 2 and 3 of the latents.",
+        default=None,
+        flags="-ctk --cache-type-k",
+        choices=CACHE_TYPES,
+        shown="f16",
+    )
+    cache_v: str | None = option(
+        "Type of the cached values.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
+    )
+    flash: bool = option(
+        "Attention whose scores are never stored.", default=True, flags="-fa --flash-attn", kind="switch", shown="on"
+    )
+    mla: int = option(
+        "Latent attention: 0 caches keys and values; 1 latents for keys and for values, and absorbs the matrices of both into "
+        "query and output; 2 caches latents once and expands keys and values from them; 3 caches them once and does "
+        "whichever multiplies less. The same numbers up to rounding.",
+        default=3,
+        flags="-mla --mla-use",
+        least=0,
+        most=3,
+    )
+    attention_bytes: int = option(
+        "Most for the buffers of attention: scores, or keys and values that it expands from latents.",
+        doc="Most bytes for the buffers of attention: scores, or keys and values that it expands from latents.",
+        default=512 << 20,
+        flags="-amb --attn-max-batch",
+        kind="mebibytes",
+        shown="512 MiB",
+    )
+    repack: bool = option(
+        "Interleave rows of the weights when loading, in memory.", default=False, flags="-rtr --run-time-repack"
+    )
+    expert_reduction: tuple[int, float] | None = option(
+        "Use N experts per token and more only if they weigh T times the strongest.",
+        doc="(n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least share "
+        "times the strongest.",
+        default=None,
+        flags="-ser --smart-expert-reduction",
+        kind="expert_reduction",
+    )
+    exact: bool = option(
+        "Weights multiply as float32, without rounding the activations to eight bits first.", default=False, in_cli=False
+    )
+    checkpoints: int = option(
+        "Recurrent states of a sequence that are kept to go back to, of models with such layers.",
+        default=8,
+        flags="--ctx-checkpoints",
+        least=1,
+    )
+    round_bf16: bool = option(
+        "Prompts' products with bf16 weights take activations rounded to bf16, as in llama.cpp, and not sums of two bf16 "
+        "numbers: up to twice as fast with AVX512-BF16, and as rough as eight-bit activations.",
+        default=False,
+        in_cli=False,
+    )
+    lora: tuple[str, ...] = option(
+        "Run with a LoRA adapter, a GGUF or (of a checkpoint) a folder of peft; several add up.",
+        default=(),
+        kind="texts",
+        metavar="FILE[=SCALE]",
+    )
+    parallel: int = option("Sequences served at once, each with the whole context.", default=1, flags="-np --parallel", least=1)
 
     @property
     def cache_types(self) -> tuple[str, str]:
@@ -99,7 +184,7 @@ class Settings:
 
 def settings_from(values: dict[str, Any]) -> Settings:
     """Settings by name. Raises PlanError for one that is not known, or a value of the wrong kind or out of range."""
-    known = sorted(field.name for field in fields(Settings))
+    known = sorted(field.name for field in fields_of(Settings))
     for name in values:
         if name not in known:
             raise PlanError(f"unknown setting {name!r}; there are {', '.join(known)}")
@@ -162,7 +247,7 @@ def _with_devices(chosen: Settings) -> Settings:
 def check_latent(values: Mapping[str, Any], hparams: HParams) -> None:
     """Raises PlanError where `mla` was chosen for a model without latent attention."""
     if "mla" in values and not hparams.is_latent:
-        raise PlanError(f"-mla {values['mla']} has nothing to act on: {hparams.path} has no latent attention; leave it away")
+        raise PlanError(f"-mla {values['mla']} has no effect: {hparams.path} has no latent attention")
 
 
 def _check_reduction(value: Any) -> None:

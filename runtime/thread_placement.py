@@ -6,11 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..formats import PlanError
+from ..errors import PlanError
 from ..operating_system.numa import Node, ThreadPlace, current_cpu, numa_nodes, thread_notes
 from ..operating_system.processors import allowed_cpus
-
-NUMA_MODES = ("distribute", "isolate", "numactl")  # of llama.cpp, for settings.numa
 
 
 @dataclass(frozen=True)

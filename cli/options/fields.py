@@ -1,4 +1,4 @@
-"""The options of a command, made of the fields of a request (pipeline/requests/field.py)."""
+"""The options of a command, made of the fields of a request (request_fields.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...pipeline.requests.field import Field, fields_of
+from ...request_fields import Field, fields_of
 from .flags import Decorator, as_json, together
 from .types import FILE, FILE_TYPE, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
 

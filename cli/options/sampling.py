@@ -10,7 +10,7 @@ import click
 
 from ...errors import FormatError, PlanError
 from ...formats.file_range import read_text
-from ...runtime.generation.sampler_order import DEFAULT_ORDER, parse_samplers
+from ...runtime.generation.sampling_options import DEFAULT_ORDER, parse_samplers
 from .flags import together
 
 

@@ -63,7 +63,7 @@ def as_adapters(lora: str | Path | Sequence[str | Path]) -> tuple[str | Path, ..
 
 
 def refuse_unused(arguments: Mapping[str, Any], without: str) -> None:
-    """Raises UsageError for the first argument that was given: it has nothing to act on.
+    """Raises UsageError for the first argument that was given: it has no effect.
 
     arguments: as the command line spells them -> value; None, False and () count as not given. without: what is missing.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .field import argument, option, request
+from ...request_fields import argument, option, request
 from .groups import CheckpointOutput, Output, SourceOptions, Splits
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipes.recipe, which takes long to import

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...formats.loaders import PROGRAMS
+from ...request_fields import option, request
 from ..common.arguments import Size, TypeName
 from ..common.progress import OnProgress
-from .field import option, request
 
 
 @request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...request_fields import argument, option, request
 from ..common.arguments import FileType, TypeName
-from .field import argument, option, request
 from .groups import CheckpointOutput, Output, SourceOptions, Splits, Target, Weighting
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...request_fields import values_of
 from ..common.arguments import as_adapters
-from .field import values_of
 from .groups import SourceOptions
 
 _NOT_OF_READING = ("program",)  # of SourceOptions: it decides types and layout

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from textwrap import wrap
 from typing import Any, ParamSpec, TypeVar
 
-from .field import Field, fields_of
+from ...request_fields import Field, fields_of
 
 P = ParamSpec("P")
 Q = TypeVar("Q")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .sampling import Sampling
+from .sampling_options import Sampling
 
 # A filter gets the settings, weights of candidates (float64 [n], descending), what these have to be divided by to be
 # probabilities (their sum, and the weights of tokens that are missing because a later filter drops them), and a source of
 # random numbers. It returns which candidates stay: bool [n].
-Filter = Callable[["Sampling", np.ndarray, float, np.random.Generator], np.ndarray]
+Filter = Callable[[Sampling, np.ndarray, float, np.random.Generator], np.ndarray]
 
 
 def _typical_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:

@@ -14,7 +14,8 @@ from ..evaluate.provenance import tensor_sizes
 from ..model import Model, Session
 from .drafter import Drafter
 from .grammar import Grammar
-from .sampling import SampledToken, Sampler, Sampling, token_biases
+from .sampling import SampledToken, Sampler, token_biases
+from .sampling_options import Sampling
 
 _PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can be cancelled between passes
 # Where layers keep a recurrent state, a prompt's last tokens have a pass of their own, so that there is a checkpoint before

@@ -6,43 +6,15 @@ The order that is the default has a faster way, see `Sampler`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...formats import PlanError
 from .filters import FILTERS, by_logit, least_by_sigma, most_probable
 
 if TYPE_CHECKING:
     from .sampling import Sampler
-
-DEFAULT_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-_LETTERS = dict(zip("edskypmxt", DEFAULT_ORDER, strict=True))  # of llama.cpp's --sampling-seq
-_OTHER_NAMES = {
-    "typical_p": "typ_p",
-    "typical": "typ_p",
-    "temp": "temperature",
-    "nucleus": "top_p",
-    "top_nsigma": "top_n_sigma",
-}
-
-
-def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of samplers in their order. given: names, separated by ; if it is one text, or the letters of --sampling-seq.
-
-    Raises PlanError for a name or a letter that is not known.
-    """
-    names_of_one = {*DEFAULT_ORDER, *_OTHER_NAMES}
-    if isinstance(given, str) and given not in names_of_one and not set(given) - _LETTERS.keys():
-        return tuple(_LETTERS[letter] for letter in given)
-    names = [name for name in given.split(";") if name.strip()] if isinstance(given, str) else list(given)
-    names = [name.strip().replace("-", "_") for name in names]
-    names = [_OTHER_NAMES.get(name, name) for name in names]
-    for name in names:
-        if name not in DEFAULT_ORDER:
-            raise PlanError(f"{name!r} is not a sampler; there are {', '.join(DEFAULT_ORDER)}")
-    return tuple(names)
 
 
 def apply_in_order(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

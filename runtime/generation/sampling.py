@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,121 +13,10 @@ from ..text.tokenizer import Tokenizer
 from .filters import FILTERS, NOT_PREFIXES, by_logit, least_by_sigma, most_probable
 from .mirostat import ZIPF_TOKENS, Mirostat
 from .repetition import Breakers, RepetitionPenalty, find_breakers
-from .sampler_order import DEFAULT_ORDER, apply_in_order, parse_samplers
+from .sampler_order import apply_in_order
+from .sampling_options import DEFAULT_ORDER, Sampling
 
 _TOP_P_CANDIDATES = 256  # tokens that top_p sorts at first: nearly always enough
-
-# setting -> (lowest, highest value)
-RANGES: dict[str, tuple[float, float]] = {
-    "temp": (0, math.inf),
-    "dynatemp_range": (0, math.inf),
-    "dynatemp_exponent": (0, math.inf),
-    "top_k": (0, math.inf),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "typical_p": (0, 1),
-    "top_n_sigma": (-math.inf, math.inf),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "repeat_penalty": (0, math.inf),
-    "presence_penalty": (-math.inf, math.inf),
-    "frequency_penalty": (-math.inf, math.inf),
-    "repeat_last_n": (-1, math.inf),
-    "dry_multiplier": (0, math.inf),
-    "dry_base": (1, math.inf),
-    "dry_allowed_length": (0, math.inf),
-    "dry_penalty_last_n": (-1, math.inf),
-    "mirostat": (0, 2),
-    "mirostat_tau": (0, math.inf),
-    "mirostat_eta": (0, math.inf),
-    "seed": (0, math.inf),
-}
-_POSITIVE = ("top_p", "typical_p", "repeat_penalty")
-DEFAULT_BREAKERS = ("\n", ":", '"', "*")
-MAX_BREAKER = 40  # characters of a sequence breaker
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, DRY, top_n_sigma, top_k,
-    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count beside it.
-
-    temp               divides the logits; 0: always the most probable token
-    dynatemp_range     the temperature follows the entropy of the candidates, from temp - this to temp + this; 0: off
-    dynatemp_exponent  of the entropy, relative to the largest possible, in that
-    top_k              keep the k most probable tokens; 0: all
-    top_p              keep the most probable tokens that together have this probability; 1: all
-    min_p              keep tokens at least this fraction as probable as the most probable one; 0: all
-    typical_p          keep the tokens whose surprise is nearest to the entropy and that together have this probability (locally
-                       typical sampling, arXiv:2202.00666); 1: all
-    top_n_sigma        keep tokens whose logit is within this many standard deviations of the largest one (arXiv:2411.07641);
-                       0 or less: all
-    xtc_probability    how often the tokens above xtc_threshold are excluded but for the least probable of them (exclude top
-                       choices); 0: never
-    xtc_threshold      probability from which on a token counts for that
-    repeat_penalty     positive logits of tokens among the last repeat_last_n are divided by this, negative multiplied; 1: off
-    presence_penalty   is subtracted from the logits of these tokens; 0: off
-    frequency_penalty  is subtracted from them once for each occurrence among the last repeat_last_n; 0: off
-    repeat_last_n      tokens that the penalties consider, those of the prompt too; -1: all
-    dry_multiplier     DRY: a token that would lengthen a repetition of more than dry_allowed_length tokens loses this times
-                       dry_base to the power of what is beyond that; 0: off
-    dry_base           1 or more
-    dry_allowed_length tokens of a repetition that cost nothing
-    dry_penalty_last_n tokens that are searched for repetitions, those of the prompt too; -1: all, 0: none
-    dry_sequence_breakers  texts that no repetition goes across
-    mirostat           keeps the surprise of the tokens near a target (arXiv:2007.14966): version 1, 2, or 0 for none
-    mirostat_tau       that target in bits
-    mirostat_eta       how fast it is followed
-    samplers           names of the samplers in their order; one that is not among them does nothing
-    logit_bias         token id -> what is added to its logit; -inf: the token is never sampled
-    seed               the same seed, prompt and settings give the same text; None: a random seed
-    """
-
-    temp: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repeat_last_n: int = 64
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = DEFAULT_BREAKERS
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    samplers: tuple[str, ...] = DEFAULT_ORDER
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raises PlanError for a value outside its range."""
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is None:
-                valid = name == "seed"
-            else:
-                valid = low <= value <= high and math.isfinite(value) and not (value == 0 and name in _POSITIVE)
-            if not valid:
-                raise PlanError(f"sampling cannot work with {name} = {value}")
-        if self.mirostat not in (0, 1, 2):
-            raise PlanError(f"sampling cannot work with mirostat = {self.mirostat}: there are versions 1 and 2")
-        object.__setattr__(self, "samplers", parse_samplers(self.samplers))
-        for text in self.dry_sequence_breakers:
-            if not 0 < len(text) <= MAX_BREAKER:
-                raise PlanError(f"a sequence breaker of DRY has to have 1 to {MAX_BREAKER} characters, not {len(text)}")
-        for token, bias in self.logit_bias.items():
-            if not bias < math.inf:
-                raise PlanError(f"sampling cannot work with logit_bias = {bias} for token {token}")
 
 
 def token_biases(tokenizer: Tokenizer, biases: Mapping[int | str, float]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from ...formats import PlanError
 from ..draft_head import check_draft_layers
-from ..generation.sampling import Sampling
+from ..generation.sampling_options import Sampling
 from ..model import Model
 from ..text.chat import ChatTemplate, find_template
 from .checks import RequestError

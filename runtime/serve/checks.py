@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import PlanError
-from ..generation.sampler_order import parse_samplers
-from ..generation.sampling import MAX_BREAKER
+from ..generation.sampling_options import MAX_BREAKER, parse_samplers
 
 JsonObject = dict[str, Any]
 

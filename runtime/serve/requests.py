@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from ...request_fields import Field, fields_of
+from ..generation.sampling_options import Sampling
 from .checks import (
     Check,
     JsonObject,
@@ -66,19 +68,24 @@ class CompletionRequest:
 
 MAX_CHOICES = 128  # of a request, those included that best_of drops
 _COUNT = number(1, MAX_CHOICES, integer=True)
-# field and option -> its range
-_SAMPLERS = {
-    "typical_p": (1e-6, 1),
-    "top_n_sigma": (-1, 1000),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "dynatemp_range": (0, 100),
-    "dynatemp_exponent": (0, 100),
-    "dry_multiplier": (0, 1000),
-    "dry_base": (1, 1000),
-    "mirostat_tau": (0, 1000),
-    "mirostat_eta": (0, 1000),
+# fields of `Sampling` that are not numbers in a range
+_SAMPLING_CHECKS: dict[str, Check] = {
+    "dry_sequence_breakers": breakers,
+    "samplers": samplers,
+    "seed": seed,
+    "logit_bias": logit_bias,
 }
+
+
+def _sampling_check(sampling: Field) -> Check:
+    if sampling.name in _SAMPLING_CHECKS:
+        return _SAMPLING_CHECKS[sampling.name]
+    low, high = sampling.option.json_range or (sampling.option.least, sampling.option.most)
+    assert low is not None
+    assert high is not None
+    return number(low, high, integer=sampling.type == "int")
+
+
 # field -> (option of `generate`, check)
 _OPTIONS: dict[str, tuple[str, Check]] = {
     "max_tokens": ("n_predict", token_limit),
@@ -86,22 +93,7 @@ _OPTIONS: dict[str, tuple[str, Check]] = {
     "n_predict": ("n_predict", token_limit),
     "stop": ("stop", stop_texts),
     "ignore_eos": ("ignore_eos", flag),
-    "temperature": ("temp", number(0, 100)),
-    "top_p": ("top_p", number(0, 1)),
-    "top_k": ("top_k", number(-1, 1 << 30, integer=True)),
-    "min_p": ("min_p", number(0, 1)),
-    "repeat_penalty": ("repeat_penalty", number(0.01, 100)),
-    "repeat_last_n": ("repeat_last_n", number(-1, 1 << 30, integer=True)),
-    "presence_penalty": ("presence_penalty", number(-100, 100)),
-    "frequency_penalty": ("frequency_penalty", number(-100, 100)),
-    "dry_allowed_length": ("dry_allowed_length", number(0, 1 << 30, integer=True)),
-    "dry_penalty_last_n": ("dry_penalty_last_n", number(-1, 1 << 30, integer=True)),
-    "dry_sequence_breakers": ("dry_sequence_breakers", breakers),
-    "samplers": ("samplers", samplers),
-    "mirostat": ("mirostat", number(0, 2, integer=True)),
-    "seed": ("seed", seed),
-    "logit_bias": ("logit_bias", logit_bias),
-    **{name: (name, number(low, high)) for name, (low, high) in _SAMPLERS.items()},
+    **{each.option.json or each.name: (each.name, _sampling_check(each)) for each in fields_of(Sampling)},
 }
 
 # Fields of features that are not implemented -> values that do not use the feature

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from ...formats import PlanError
 from ..generation.repetition import find_breakers
-from ..generation.sampling import DEFAULT_BREAKERS, token_biases
+from ..generation.sampling import token_biases
+from ..generation.sampling_options import DEFAULT_BREAKERS
 from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ggufmill.cli.options.settings import CACHE_TYPES, NUMA_MODES, run_options
 from ggufmill.operating_system.processors import allowed_cpus
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings, cache_layout, thread_placement
+from ggufmill.runtime import Settings, cache_layout, settings
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_wrong_values_are_explained(run):
 
 def test_the_types_offered_are_those_that_caches_have():
     assert CACHE_TYPES == cache_layout.CACHE_TYPES
-    assert NUMA_MODES == thread_placement.NUMA_MODES
+    assert NUMA_MODES == settings.NUMA_MODES
 
 
 @pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])

@@ -103,7 +103,7 @@ def test_wrong_usage_is_one_line(plan, tiny_llama, write_checkpoint, tmp_path):
         (("-ot", "exps"), "is not `regex=CPU`"),
         (("-ot", "exps=CUDA0"), "there is no CUDA0"),
         (("-fa", "off", "-ctv", "q8_0"), "need flash attention"),
-        (("-mla", "3"), "-mla 3 has nothing to act on"),
+        (("-mla", "3"), "-mla 3 has no effect"),
     ):
         code, _, err = plan(folder, "--type", "q8_0", *arguments)
         assert code == 1

@@ -53,7 +53,7 @@ from ggufmill.quantize.recipes.shell import rules_from_shell
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results
-from ggufmill.runtime.generation.sampling import Sampling
+from ggufmill.runtime.generation.sampling_options import Sampling
 from ggufmill.runtime.serve.checks import RequestError
 from ggufmill.runtime.serve.requests import parse_chat, parse_completion
 from ggufmill.runtime.text.template_sandbox import run_template

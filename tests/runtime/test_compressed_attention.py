@@ -88,5 +88,5 @@ def test_types_of_entries(path, tokens, expected):
         assert model.new_cache(1).types.split()[0] == kind
         apart[kind] = (model.logits(tokens) - expected).std()
     assert TOLERANCE / 100 < apart["f16"] < apart["q8_0"] < apart["q4_0"] < 0.5 * expected.std()
-    with pytest.raises(PlanError, match="-ctv q8_0 has nothing to act on"):
+    with pytest.raises(PlanError, match="-ctv q8_0 has no effect"):
         load_model(path, cache_v="q8_0")

@@ -183,8 +183,8 @@ def test_a_forked_sequence_goes_on_by_itself(dense, tokens):
         ({"cache_k": "q5_1"}, "-ctk q5_1: no type for a cache; there are f32, f16, bf16, q8_0"),
         ({"cache_v": "q8_0", "flash": False}, r"quantised values \(-ctv q8_0\) need flash attention"),
         ({"mla": 4}, "mla is one of 0, 1, 2, 3"),
-        ({"mla": 3}, "-mla 3 has nothing to act on: test model has no latent attention"),
-        ({"expert_reduction": (2, 0.5)}, "-ser 2,0.5 has nothing to act on: test model has no experts"),
+        ({"mla": 3}, "-mla 3 has no effect: test model has no latent attention"),
+        ({"expert_reduction": (2, 0.5)}, "-ser 2,0.5 has no effect: test model has no experts"),
         ({"expert_reduction": (0, 0.5)}, "at least 1 expert"),
         ({"ubatch": 0}, "ubatch has to be positive"),
     ],
@@ -206,7 +206,7 @@ def test_types_in_blocks_need_whole_blocks():
 
 
 def test_a_type_for_values_that_are_not_cached_is_refused(deep):
-    with pytest.raises(PlanError, match="-ctv q4_0 has nothing to act on: with -mla 3 only latents are cached, as q8_0"):
+    with pytest.raises(PlanError, match="-ctv q4_0 has no effect: with -mla 3 only latents are cached, as q8_0"):
         load_model(deep, cache_k="q8_0", cache_v="q4_0")
     load_model(deep, cache_k="q8_0", cache_v="Q8_0")
     load_model(deep, cache_k="q8_0", cache_v="q4_0", mla=1)

@@ -48,7 +48,7 @@ class Executable:
         self.users = users(self.all_ops)
         if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
             keep, share = settings.expert_reduction
-            raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
+            raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
         self.layers, self.observed_layers = graph_layers(graph, settings)
         self.state_offsets, _ = state_offsets(self.layers)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)

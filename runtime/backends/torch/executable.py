@@ -43,7 +43,7 @@ class Executable:
         check_support(graph, "torch", SUPPORT)
         if settings.expert_reduction is not None and not any(isinstance(op, ops.Route) for op in graph.ops):
             keep, share = settings.expert_reduction
-            raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
+            raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
         self.graph, self.weights, self.store, self.settings, self.places = graph, weights, store, settings, places
         self._observer: Observer | None = None
         self.hosts: list[HostSegment] = []

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from ...generation.sampling import Sampling
+from ....request_fields import fields_of
+from ...generation.sampling_options import Sampling
 from ..checks import JsonObject
 
-_RENAMED = {"temp": "temperature"}
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's number for one
 
 
 def shown_settings(options: Mapping[str, Any], *, stream: bool = False, n_probs: int = 0) -> JsonObject:
     """The settings of /props and /slots. options: keyword arguments of `generate`; what they lack has its default."""
-    chosen = {field.name: options.get(field.name, field.default) for field in fields(Sampling) if field.name != "logit_bias"}
+    shown = [field for field in fields_of(Sampling) if field.name != "logit_bias"]
+    chosen = {field.option.json or field.name: options.get(field.name, field.default) for field in shown}
     chosen["seed"] = _RANDOM_SEED if chosen["seed"] is None else chosen["seed"]
     chosen |= {name: list(chosen[name]) for name in ("dry_sequence_breakers", "samplers")}
     n_predict = options.get("n_predict", -1)
     return {
-        **{_RENAMED.get(name, name): value for name, value in chosen.items()},
+        **chosen,
         "max_tokens": n_predict,
         "n_predict": n_predict,
         "n_keep": 0,

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from ggufmill.cli.options.fields import options_of
-from ggufmill.pipeline.requests.field import argument, fields_of, option, request, values_of
 from ggufmill.pipeline.requests.verb import verb
+from ggufmill.request_fields import argument, fields_of, option, request, values_of
 
 
 @request

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ggufmill.errors import PlanError
 from ggufmill.runtime import Sampler, Sampling
-from ggufmill.runtime.generation.sampler_order import DEFAULT_ORDER, apply_in_order, parse_samplers
+from ggufmill.runtime.generation.sampler_order import apply_in_order
+from ggufmill.runtime.generation.sampling_options import DEFAULT_ORDER, parse_samplers
 
 
 def shares(weights):

@@ -13,6 +13,7 @@ message to a worker say of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import formatannotation, get_annotations
@@ -33,7 +34,7 @@ class Option:
     flags        the option's names, such as '-t --threads'; '': made of the field's name
     kind         how the command line reads the value, a name in cli/options/kinds.py; '': by the field's type
     choices      the values that there are
-    least, most  of a number
+    least, most  of a number; is_above: least itself is too small
     metavar      what stands for the value in `--help`
     shown        what the default means, in words; '': the default itself
     key          where a TOML recipe says it, 'convert.mtp'; '': nowhere
@@ -42,6 +43,8 @@ class Option:
     in_cli       False: of the library alone
     hidden       not in `--help`
     envvar       variable of the environment that stands for the option
+    json         the field of a server's request that sets it, where that has another name
+    json_range   what a server's request may set it to, where that is not least to most
     """
 
     help: str
@@ -51,6 +54,7 @@ class Option:
     choices: Sequence[str] = ()
     least: float | None = None
     most: float | None = None
+    is_above: bool = False
     metavar: str | None = None
     shown: str = ""
     key: str = ""
@@ -59,6 +63,8 @@ class Option:
     in_cli: bool = True
     hidden: bool = False
     envvar: str | None = None
+    json: str = ""
+    json_range: tuple[float, float] | None = None
 
 
 class Field(NamedTuple):
@@ -74,9 +80,17 @@ class Field(NamedTuple):
         return self.default is dataclasses.MISSING
 
 
-def option(help: str, *, default: Any = dataclasses.MISSING, kw_only: bool = True, **more: Any) -> Any:
+def option(
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    kw_only: bool = True,
+    **more: Any,
+) -> Any:
     """A field that is an option of the command line. more: of `Option`."""
-    return dataclasses.field(default=default, kw_only=kw_only, metadata={_METADATA: Option(help, **more)})
+    made = {"default": default} if default_factory is dataclasses.MISSING else {"default_factory": default_factory}
+    return dataclasses.field(**made, kw_only=kw_only, metadata={_METADATA: Option(help, **more)})
 
 
 def argument(help: str, *, default: Any = dataclasses.MISSING, kw_only: bool = True, **more: Any) -> Any:
@@ -90,14 +104,19 @@ def request(cls: C) -> C:
     return dataclass(frozen=True, kw_only=True)(cls)
 
 
+@functools.cache
 def fields_of(request: type) -> list[Field]:
     """The fields of a request in the order in which they are shown: its own, then those of its groups, as its bases stand."""
     known = {field.name: field for field in dataclasses.fields(request)}
     names = dict.fromkeys(name for cls in _classes(request) for name in get_annotations(cls) if name in known)
     return [
-        Field(name, formatannotation(known[name].type).strip("'"), known[name].default, known[name].metadata[_METADATA])
+        Field(name, formatannotation(known[name].type).strip("'"), _default(known[name]), known[name].metadata[_METADATA])
         for name in names
     ]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _classes(cls: type) -> list[type]:
