@@ -15,7 +15,7 @@ import argparse
 import llvmlite
 import llvmlite.binding as llvm
 
-from ggufmill.runtime.backends.cpu.kernels.gemm.panel_layout import panel_layout
+from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form
 from ggufmill.runtime.backends.cpu.kernels.inner_loops import (
     InnerLoop,
     byte_tile_loop,
@@ -75,7 +75,7 @@ def main() -> None:
         tiles.append((f"codes to {most}, scales of {group} columns{', terms' * has_terms}", cells))
     print(_table("tile of", [*tiles, ("float32", [_cell(float_tile_loop(of), PRODUCTS) for of in targets])]))
     print(f"## Unpacking for matrix products, once for all tokens: per {WEIGHTS} weights\n")
-    unpacked = [(name, unpack_loop) for name in names if name not in FLOATS and panel_layout(name) is not None]
+    unpacked = [(name, unpack_loop) for name in names if name not in FLOATS and panel_form(name) is not None]
     unpacked += [(name, float_panel_loop) for name in names if name in FLOATS]
     print(_table("type", [(name, [_cell(loop(of, name), WEIGHTS) for of in targets]) for name, loop in unpacked]), end="")
 

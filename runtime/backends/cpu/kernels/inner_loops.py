@@ -11,7 +11,7 @@ from .....simd.llvm import I1, I64, LANES, loop
 from .....simd.target import Target
 from .gemm import byte_tiles, vector_products
 from .gemm.float_panels import STEP, write_transposed
-from .gemm.unpack_panels import QUAD, write_block
+from .gemm.unpack_panels import write_step
 from .gemv.float_rows import FLOATS
 from .gemv.gemv import write_product
 from .gemv.rows import steps
@@ -79,21 +79,19 @@ def float_tile_loop(of: Target) -> InnerLoop:
 
 
 def unpack_loop(of: Target, type_name: str) -> InnerLoop:
-    """A block of four rows, or of a group of interleaved rows, written to panels of bytes."""
-    stored = TYPES[type_name]
+    """A step of a row, whose numbers are transposed to panels of bytes afterwards, or of a group of interleaved rows, whose
+    numbers go to their places at once."""
+    step, stored = steps(type_name)[0], TYPES[type_name]
 
-    def write(b: Any, *args) -> None:
-        blocks, row_heads, (codes, scales, terms, count) = args[:QUAD], args[QUAD : 2 * QUAD], args[2 * QUAD :]
+    def write(b: Any, source, row_head, codes, scales, terms, count) -> None:
+        def one(i: Any) -> None:
+            at, to = b.add(source, b.mul(i, I64(step.size))), b.add(codes, b.mul(i, I64(step.columns * LANES)))
+            numbers = [b.add(place, b.mul(i, I64(step.columns * 4))) for place in (scales, terms)]
+            write_step(b, of, type_name, 0, at, row_head, to, *numbers)
 
-        def block(i: Any) -> None:
-            at = [b.add(block, b.mul(i, I64(stored.block_bytes * stored.rows))) for block in blocks]
-            to = b.add(codes, b.mul(i, I64(stored.block * LANES)))
-            numbers = [b.add(place, b.mul(i, I64(stored.block * 4))) for place in (scales, terms)]
-            write_block(b, of, type_name, at, list(row_heads), to, *numbers)
+        loop(b, count, one)
 
-        loop(b, count, block)
-
-    return InnerLoop(max(loops(assembly(of, write, 2 * QUAD + 4)), key=len), stored.block * max(QUAD, stored.rows))
+    return InnerLoop(max(loops(assembly(of, write, 6)), key=len), step.columns * stored.rows)
 
 
 def float_panel_loop(of: Target, type_name: str) -> InnerLoop:

@@ -195,11 +195,10 @@ class BlockStep:
         is_normal = emit.builder.icmp_unsigned(">", power, one)
         return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, LANES))
 
-    def scales(self, emit: Emitter, base: Any, numbers: np.ndarray) -> tuple[Any, Any]:
-        """(<16 x float>, the same or None): factors of the products of these groups, and of the sums of their activations."""
+    def scale(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x float>: what the values of these groups are multiplied by."""
         f, builder = self.layout, emit.builder
-        ones = constant(F32, [1.0] * LANES)
-        scale = ones if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
+        scale = constant(F32, [1.0] * LANES) if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
         if f.scales is not None:
             level = self._integers(emit, base, f.scales, numbers)
             if f.level_table is not None:
@@ -216,23 +215,27 @@ class BlockStep:
                 level = builder.select(negative, builder.neg(level), level)
             level = half_ue4m3_to_float(builder, level) if f.ue4m3_levels else emit.to_float(level)
             scale = level if f.d is None else builder.fmul(scale, level)
-        if f.unit != 1:
-            scale = builder.fmul(scale, constant(F32, [f.unit] * LANES))
+        return scale if f.unit == 1 else builder.fmul(scale, constant(F32, [f.unit] * LANES))
+
+    def term(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x float>: what is added to all weights of these groups; None if the type adds nothing."""
+        f, builder = self.layout, emit.builder
+        if f.minima is not None and f.dmin is not None:
+            minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))
+            return builder.fneg(builder.fmul(self._float16_or_e8m0(emit, base, f.dmin, numbers), minimum))
+        return None if f.offset is None else self._float16_or_e8m0(emit, base, f.offset, numbers)
+
+    def offset(self, emit: Emitter, base: Any, numbers: np.ndarray, scale: Any) -> Any:
+        """<16 x float>: factors of the sums of these groups' activations; None for none."""
+        f, builder, subtracted = self.layout, emit.builder, self._subtracted(emit)
         offset: Any = None
-        subtracted = self._subtracted(emit)
         if f.flags is not None:
             low, high = (constant(F32, [float(v)] * LANES) for v in (subtracted, subtracted + f.shift))
             offset = builder.fmul(scale, builder.select(self.flags_set(emit, base, numbers), high, low))
         elif subtracted:
             offset = builder.fmul(scale, constant(F32, [float(subtracted)] * LANES))
-        if f.minima is not None and f.dmin is not None:
-            minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))
-            assert offset is None
-            offset = builder.fneg(builder.fmul(self._float16_or_e8m0(emit, base, f.dmin, numbers), minimum))
-        if f.offset is not None:
-            added = self._float16_or_e8m0(emit, base, f.offset, numbers)
-            offset = added if offset is None else builder.fadd(offset, added)
-        return scale, offset
+        term = self.term(emit, base, numbers)
+        return offset if term is None else term if offset is None else builder.fadd(term, offset)
 
     def sums_of_blocks(self, emit: Emitter, sums: Any) -> Any:
         """<n x float>: sums of the activations' codes over each group of weights, n at least 2."""
@@ -265,7 +268,8 @@ class BlockStep:
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks."""
         emit.prefetch(base, self.size)
-        scales, offsets = zip(*(self.scales(emit, base, v) for v in self.scale_vectors), strict=True)
+        scales = [self.scale(emit, base, v) for v in self.scale_vectors]
+        offsets = [self.offset(emit, base, v, scale) for v, scale in zip(self.scale_vectors, scales, strict=True)]
         for token in tokens:
             token.start_step(self, emit, scales)
             if offsets[0] is not None:
@@ -308,7 +312,7 @@ class TokenSums:
     def at(self, codes: Any, scale: Any, sums: Any) -> None:
         self.codes, self.scale, self.sums = codes, scale, sums
 
-    def start_step(self, step: BlockStep, emit: Emitter, scales: tuple) -> None:
+    def start_step(self, step: BlockStep, emit: Emitter, scales: list) -> None:
         self.step, self.scales = {}, list(scales)
         self.of_blocks = None
         if not step.one_scale:
@@ -319,7 +323,7 @@ class TokenSums:
             ]
             self.scales = [emit.builder.fmul(s, a) for s, a in zip(scales, self.of_blocks, strict=True)]
 
-    def add_offsets(self, step: BlockStep, emit: Emitter, offsets: tuple) -> None:
+    def add_offsets(self, step: BlockStep, emit: Emitter, offsets: list) -> None:
         sums = step.sums_of_blocks(emit, self.sums)
         order = tuple((np.arange(LANES) % step.rows).tolist())
         for i, numbers in enumerate(step.scale_vectors):
