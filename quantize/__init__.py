@@ -10,7 +10,7 @@ Stable names, for use as a library:
 `planning.plan_quantize` plans a whole file; `jobs.execute.execute` writes it.
 """
 
-from .codecs.registry import NonFiniteError, can_encode, decode, encode
+from .encode import NonFiniteError, can_encode, decode, encode
 from .gguf_source import gguf_source
 
 __all__ = ["NonFiniteError", "can_encode", "decode", "encode", "gguf_source"]

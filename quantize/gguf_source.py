@@ -13,7 +13,7 @@ from ..formats.tensor_table import MadeOnDemand
 from ..jobs.outputs import Output
 from ..jobs.plan import Plan
 from . import i2_s
-from .codecs.registry import decode
+from .encode import decode
 from .tensor_scale import apply_scales, scale_outputs, scaled_tensor
 
 

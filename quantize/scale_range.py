@@ -16,7 +16,7 @@ import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.layouts import layout_of
-from .codecs.registry import decode, encode
+from .encode import decode, encode
 from .subnormal_scales import has_float16_scales, refit
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16

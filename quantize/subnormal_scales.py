@@ -15,7 +15,7 @@ from ..formats import TYPES
 from ..formats.layouts import BlockLayout, layout_of
 from ..formats.layouts.block_bits import BlockBits
 from ..formats.layouts.decode import block_scales, signed_values
-from .codecs.registry import encode
+from .encode import encode
 
 _SMALLEST = 2.0**-24  # float16
 _STEPS_PER_OCTAVE = 4  # of the scales that are tried

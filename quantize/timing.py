@@ -11,7 +11,7 @@ import numpy as np
 from ..formats import TYPES, TensorType
 from ..jobs.outputs import Output, OutputKind
 from ..jobs.plan import Plan
-from .codecs.registry import encode
+from .encode import encode
 
 SAMPLE = 1 << 16  # weights per call of an encoder
 SECONDS = 0.1  # duration of the measurement of one type

@@ -10,7 +10,7 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
-from .codecs.registry import NonFiniteError, encode
+from .encode import NonFiniteError, encode
 from .scale_range import ScaleRange
 
 if TYPE_CHECKING:

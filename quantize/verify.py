@@ -19,7 +19,7 @@ from ..formats import TYPES, SourceTensor, TensorSource, TensorType, dims
 from ..formats.file_range import read_range
 from ..jobs.outputs import Location, Output
 from ..jobs.plan import Plan
-from .codecs.registry import can_encode, decode, encode
+from .encode import can_encode, decode, encode
 
 RUNS_PER_TENSOR = 4
 RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups of interleaved rows

@@ -7,7 +7,7 @@ import numpy as np
 from ...formats.floats import bf16_to_f32, f32_to_bf16
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, load_half, store, store_half
-from .registry import Codec
+from .codec import Codec
 
 
 @kernel

@@ -27,7 +27,7 @@ from ...simd.lanes import (
     store,
 )
 from .importance import importance_rows
-from .registry import Codec, kernel_decoder
+from .codec import Codec, kernel_decoder
 
 BLOCK = 32
 _BYTES = TYPES["mxfp4"].block_bytes

@@ -10,7 +10,7 @@ from ...simd.lanes import LANES, fma_lanes, load, select, splat, store_half
 from .block_lanes import transpose_blocks, transpose_importance
 from .float_range import f16_scales
 from .importance import importance_rows
-from .registry import Codec
+from .codec import Codec
 
 BLOCK = 128
 _BYTES = TYPES["q1_0_g128"].block_bytes

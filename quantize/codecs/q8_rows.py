@@ -26,7 +26,7 @@ from ...simd.byte_lanes import (
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store, store_half
 from ...simd.scalar import ROUNDING_CONSTANT
-from .registry import Codec, empty_rows, raise_nonfinite
+from .codec import Codec, empty_rows, raise_nonfinite
 
 _META = TYPES["q8_KV"].row_meta
 SUPERBLOCK, ROWS = 256, 8

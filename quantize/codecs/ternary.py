@@ -13,7 +13,7 @@ from ...formats import TYPES
 from ...simd.byte_lanes import load_bytes, u8_to_float
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
-from .registry import Codec, empty_rows
+from .codec import Codec, empty_rows
 
 BLOCK = 64
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81])

@@ -16,7 +16,7 @@ from itertools import islice
 
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...jobs.patterns import NamePattern, PatternError, form_of
-from ..codecs.registry import can_encode
+from ..encode import can_encode
 from .mixes import default_type, file_type_name, file_types
 
 

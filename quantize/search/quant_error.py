@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorType, dims
 from ...operating_system.processors import available_cpus
-from ..codecs.registry import can_encode, decode, encode
+from ..encode import can_encode, decode, encode
 from ..importance import Importance
 from ..recipes.loader_types import LoaderTypes
 from ..recipes.type_selection import plain_for_lookup

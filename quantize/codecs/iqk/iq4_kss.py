@@ -16,7 +16,7 @@ from ....simd.scalar import round_product
 from ....simd.table_lookup import lookup16
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import guard_importance
-from ..registry import Codec
+from ..codec import Codec
 from .fit import row_weights
 from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_quads, search_quads
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max

@@ -9,7 +9,7 @@ import numpy as np
 from ....simd.byte_lanes import f16_to_f32, load_f16, load_u16, load_u32, load_u64
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store
-from ..registry import kernel_decoder
+from ..codec import kernel_decoder
 from .codebooks import codebook
 from .grid_lanes import unpack_2bit_levels
 from .grid_search import SUPERBLOCK, nibble_tables

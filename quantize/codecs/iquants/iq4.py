@@ -26,7 +26,7 @@ from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_produc
 from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..importance import importance_rows
-from ..registry import Codec, kernel_decoder
+from ..codec import Codec, kernel_decoder
 from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPERBLOCK = 32, 256

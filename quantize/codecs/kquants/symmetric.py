@@ -10,7 +10,7 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..importance import importance_rows
-from ..registry import Codec, kernel_decoder
+from ..codec import Codec, kernel_decoder
 from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPERBLOCK = 256

@@ -10,7 +10,7 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
 from ..importance import importance_rows
-from ..registry import Codec, kernel_decoder
+from ..codec import Codec, kernel_decoder
 from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
 

@@ -17,7 +17,7 @@ from ....formats.layouts.tables import IQ4_VALUES, Trellis
 from ....simd.compile import kernel
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import importance_rows
-from ..registry import Codec
+from ..codec import Codec
 from .codebook import TrellisCodebook, trellis_codebook
 from .fit import NO_VARIANT, SUPERBLOCK, fit_rows
 

@@ -1,72 +1,27 @@
-"""Encoding and decoding rows of any tensor type: the registry of codecs, one module per family of types."""
+"""Rows to and from any tensor type: codecs, what lowers errors under a covariance, and torch's devices in one call."""
 
 # What imports numba is imported where it is needed: most commands only ask for types here, and take less time than that import.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...formats import TYPES, MillError, PlanError, TensorType
-from ...formats.floats import all_finite
-from ...simd.compile import import_kernels
-from ...simd.compile.compile_time import compiling_for
-from ..covariance.covariance import EFFORTS, Covariance
-from ..devices.encode import TYPES_ON_DEVICES
-from ..devices.encode import encode as encode_on_device
+from ..formats import TYPES, PlanError, TensorType
+from ..formats.floats import all_finite
+from ..simd.compile import import_kernels
+from ..simd.compile.compile_time import compiling_for
+from .codecs.codec import Codec, raise_nonfinite
+from .covariance.covariance import EFFORTS, Covariance
+from .devices.encode import TYPES_ON_DEVICES
+from .devices.encode import encode as encode_on_device
 
 if TYPE_CHECKING:
-    from ..covariance.prepared import PreparedCovariance
+    from .covariance.prepared import PreparedCovariance
 
-_CACHE_LINE = 64  # bytes
 _WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
-
-
-@dataclass(frozen=True)
-class Codec:
-    """The encoder and decoder of one tensor type.
-
-    encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
-                   [rows, n]. x has at least one row and, unless `checks_finite`, only finite values.
-    decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
-    checks_finite  `encode` itself raises NonFiniteError for NaN and infinity, so that x need not be scanned before
-
-    All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
-    a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
-    rows.
-    """
-
-    encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
-    decode: Callable[[np.ndarray, int], np.ndarray]
-    checks_finite: bool = False
-
-
-def empty_rows(rows: int, n: int) -> np.ndarray:
-    """Uninitialised float32 [rows, n] aligned to a cache line: vector stores that cross two lines are slow."""
-    buffer = np.empty(rows * n + _CACHE_LINE // 4, np.float32)
-    start = -buffer.ctypes.data % _CACHE_LINE // 4
-    return buffer[start : start + rows * n].reshape(rows, n)
-
-
-def kernel_decoder(decode_kernel: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
-    """`Codec.decode` for a kernel that takes the bytes of all rows and fills all elements.
-
-    The kernel is called as decode_kernel(q, *arguments, out): q uint8 [bytes], read-only, so that it is compiled for a single
-    signature; out float32 [elements].
-    """
-
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        flat = q.reshape(-1).view()
-        flat.flags.writeable = False
-        out = empty_rows(len(q), n)
-        decode_kernel(flat, *arguments, out.reshape(-1))
-        return out
-
-    return decode
 
 
 # Block size -> repacked types whose encoders guard importance (docs/formats/encoders.md, imatrix sanitising) while those of
@@ -76,14 +31,6 @@ _GUARDED_PACKED_TYPES = {
     16: ("q2_k_r4", "q3_k_r4", "q6_k_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"),
 }
 _GUARD_BLOCK_OF = {name: block for block, names in _GUARDED_PACKED_TYPES.items() for name in names}
-
-
-class NonFiniteError(MillError):
-    """A weight is NaN or infinite. row, column: its place in the array that was to be encoded; value: the weight."""
-
-    def __init__(self, row: int, column: int, value: float):
-        super().__init__(f"the weight at row {row}, column {column} is {value}")
-        self.row, self.column, self.value = row, column, value
 
 
 def can_encode(tensor_type: TensorType) -> bool:
@@ -96,13 +43,7 @@ def _codec(name: str) -> Codec:
     module = TYPES[name].codec
     if module is None:
         raise PlanError(f"tensor type {name} cannot be encoded or decoded yet")
-    return import_kernels(f".{module}", __package__).CODECS[name.lower()]
-
-
-def raise_nonfinite(x: np.ndarray) -> NoReturn:
-    """Raises NonFiniteError for the first NaN or infinite value of [rows, columns]; there must be one."""
-    row, column = map(int, np.argwhere(~np.isfinite(x))[0])
-    raise NonFiniteError(row, column, float(x[row, column]))
+    return import_kernels(f".codecs.{module}", __package__).CODECS[name.lower()]
 
 
 def encode(
@@ -146,7 +87,7 @@ def encode(
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
-        from ..covariance.prepared import prepare
+        from .covariance.prepared import prepare
 
         if effort not in EFFORTS:
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
@@ -162,7 +103,7 @@ def encode(
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
         if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
-            from .importance import guard_importance
+            from .codecs.importance import guard_importance
 
             importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
         if device is not None and codec_type.name in TYPES_ON_DEVICES:
@@ -170,12 +111,12 @@ def encode(
         else:
             q = codec.encode(x, importance)
         if prepared is not None:
-            from ..covariance.encode import refine
+            from .covariance.encode import refine
 
             q = refine(x, q, codec_type.name, prepared, effort, device)
         if codec_type is tensor_type:
             return q
-        from ...repack import pack
+        from ..repack import pack
 
         return pack(q, tensor_type.name, n)[0]
 
@@ -199,7 +140,7 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     codec_type = _codec_type(tensor_type)
     with compiling_for(tensor_type.name):
         if codec_type is not tensor_type:
-            from ...repack import unpack
+            from ..repack import unpack
 
             q, _ = unpack(q, tensor_type.name, n)
         return _codec(codec_type.name).decode(q, n)

@@ -1,0 +1,70 @@
+"""`Codec`, the encoder and decoder of one tensor type, and what those of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...formats import MillError
+
+_CACHE_LINE = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The encoder and decoder of one tensor type.
+
+    encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
+                   [rows, n]. x has at least one row and, unless `checks_finite`, only finite values.
+    decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
+    checks_finite  `encode` itself raises NonFiniteError for NaN and infinity, so that x need not be scanned before
+
+    All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
+    a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
+    rows.
+    """
+
+    encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    decode: Callable[[np.ndarray, int], np.ndarray]
+    checks_finite: bool = False
+
+
+def empty_rows(rows: int, n: int) -> np.ndarray:
+    """Uninitialised float32 [rows, n] aligned to a cache line: vector stores that cross two lines are slow."""
+    buffer = np.empty(rows * n + _CACHE_LINE // 4, np.float32)
+    start = -buffer.ctypes.data % _CACHE_LINE // 4
+    return buffer[start : start + rows * n].reshape(rows, n)
+
+
+def kernel_decoder(decode_kernel: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
+    """`Codec.decode` for a kernel that takes the bytes of all rows and fills all elements.
+
+    The kernel is called as decode_kernel(q, *arguments, out): q uint8 [bytes], read-only, so that it is compiled for a single
+    signature; out float32 [elements].
+    """
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        flat = q.reshape(-1).view()
+        flat.flags.writeable = False
+        out = empty_rows(len(q), n)
+        decode_kernel(flat, *arguments, out.reshape(-1))
+        return out
+
+    return decode
+
+
+class NonFiniteError(MillError):
+    """A weight is NaN or infinite. row, column: its place in the array that was to be encoded; value: the weight."""
+
+    def __init__(self, row: int, column: int, value: float):
+        super().__init__(f"the weight at row {row}, column {column} is {value}")
+        self.row, self.column, self.value = row, column, value
+
+
+def raise_nonfinite(x: np.ndarray) -> NoReturn:
+    """Raises NonFiniteError for the first NaN or infinite value of [rows, columns]; there must be one."""
+    row, column = map(int, np.argwhere(~np.isfinite(x))[0])
+    raise NonFiniteError(row, column, float(x[row, column]))
