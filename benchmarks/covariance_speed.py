@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.prepared import prepare
 
 WEIGHTS, THREADS = 671e9, 64

@@ -2,8 +2,8 @@
 
     python benchmarks/devices.py [TYPE ...] [--device cuda] [--model FILE] [--only generation ...] [--no-tests] [--json]
 
-tests       first of all, pytest of tests/quantize/devices and tests/runtime/backends/torch on the device; nothing is measured
-            if one fails. --no-tests leaves them out
+tests       first of all, pytest of tests/quantize/torch_encoders and tests/runtime/backends/torch on the device; nothing is
+            measured if one fails. --no-tests leaves them out
 generation  one vector times a matrix: bytes of weights per second over those of a copy on the device (aim: 70 %). So that
             weights come from memory and not from a cache, as many matrices as make --megabytes are multiplied in turn
 prompt      --tokens vectors; operations per second over those of torch's product of bf16 matrices of these sizes (aim: 50 %)
@@ -36,14 +36,14 @@ import torch
 import ggufmill
 from ggufmill import quantize
 from ggufmill.formats import TYPES
-from ggufmill.quantize.devices.encode import TYPES_ON_DEVICES
+from ggufmill.quantize.torch_encoders.encode_on_device import TYPES_ON_DEVICES
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch.decode import PackedMatrix
 from ggufmill.runtime.backends.torch.triton import kernels_of
 
 ROOT = Path(__file__).parents[1]
-TESTS = "tests/quantize/devices", "tests/runtime/backends/torch"
+TESTS = "tests/quantize/torch_encoders", "tests/runtime/backends/torch"
 _K_QUANTS, _IQK = ("q2_K", "q4_K", "q6_K"), ("iq2_k", "iq4_k", "iq4_ks", "iq4_kss")
 TYPES_MEASURED = ("q4_0", "q8_0", *_K_QUANTS, "iq4_xs", *_IQK, "mxfp4", "iq3_s", "iq2_kt")
 AIMS = {"generation": 0.7, "prompt": 0.5, "encoding": 50.0}

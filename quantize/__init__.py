@@ -10,7 +10,8 @@ Stable names, for use as a library:
 `planning.plan_quantize` plans a whole file; `jobs.execute.execute` writes it.
 """
 
-from .encode import NonFiniteError, can_encode, decode, encode
+from .codecs.codec import NonFiniteError
+from .encode import can_encode, decode, encode
 from .gguf_source import gguf_source
 
 __all__ = ["NonFiniteError", "can_encode", "decode", "encode", "gguf_source"]

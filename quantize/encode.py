@@ -11,12 +11,12 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
 from ..formats.floats import all_finite
+from ..formats.layouts import layout_of
 from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
 from .codecs.codec import Codec, raise_nonfinite
-from .covariance.covariance import EFFORTS, Covariance
-from .devices.encode import TYPES_ON_DEVICES
-from .devices.encode import encode as encode_on_device
+from .covariance.covariance_matrix import EFFORTS, Covariance
+from .torch_encoders.encode_on_device import TYPES_ON_DEVICES, encode_on_device
 
 if TYPE_CHECKING:
     from .covariance.prepared import PreparedCovariance
@@ -64,8 +64,8 @@ def encode(
                 to, H: the damped covariance), which is never larger than without. Covariances that will be used again should
                 be prepared once (`quantize.covariance.prepared.prepare`). One of too few tokens counts as its diagonal
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
-
-    device      a device of torch ('cuda', 'cuda:1') that encodes the types that it can (`quantize.devices`); None: this program
+    device      a device of torch ('cuda', 'cuda:1') that encodes the types that `quantize.torch_encoders` knows; None: this
+                program
 
     Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
     type), and for importance or covariance of another width or with impossible entries; NonFiniteError for NaN or infinity
@@ -111,14 +111,24 @@ def encode(
         else:
             q = codec.encode(x, importance)
         if prepared is not None:
-            from .covariance.encode import refine
-
-            q = refine(x, q, codec_type.name, prepared, effort, device)
+            q = _refine(x, q, codec_type, prepared, effort, device)
         if codec_type is tensor_type:
             return q
         from ..repack import pack
 
         return pack(q, tensor_type.name, n)[0]
+
+
+def _refine(
+    x: np.ndarray, q: np.ndarray, codec_type: TensorType, prepared: PreparedCovariance, effort: int, device: str | None
+) -> np.ndarray:
+    if device is not None and layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
+        from .torch_encoders.refine_on_device import refine_on_device
+
+        return refine_on_device(x, q, codec_type.name, prepared, effort, device)
+    from .covariance.refine import refine
+
+    return refine(x, q, codec_type.name, prepared, effort)
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:

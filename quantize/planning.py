@@ -17,7 +17,6 @@ from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_problems
 from ..jobs.outputs import Output, Outputs
 from ..jobs.plan import Plan, make_plan
-from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES
 from .encoding import Encoding, repacks, uses_importance
 from .importance import Importance
 from .prune import draft_layer_prefixes
@@ -38,6 +37,7 @@ from .recipes.type_selection import (
     TypeSelector,
 )
 from .tensor_scale import missing_scales, shards_with_scales
+from .torch_encoders.encode_on_device import METADATA_KEY, TYPES_ON_DEVICES
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -105,7 +105,7 @@ def plan_quantize(
     strict            every warning is an error
     nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are written as 0; if None, they
                       are errors when the plan is executed
-    device            of torch, which encodes the types that `quantize.devices` knows; the metadata name it
+    device            of torch, which encodes the types that `quantize.torch_encoders` knows; the metadata name it
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
@@ -342,6 +342,6 @@ def _has_work(outputs: Outputs, with_covariance: bool) -> bool:
         return True
     if not with_covariance:
         return False
-    from .covariance.encode import takes_covariance
+    from .covariance.refine import takes_covariance
 
     return any(takes_covariance(kind.type) for kind in outputs.kinds)

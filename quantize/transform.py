@@ -10,7 +10,8 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
-from .encode import NonFiniteError, encode
+from .codecs.codec import NonFiniteError
+from .encode import encode
 from .scale_range import ScaleRange
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...quantize.covariance.covariance import Covariance
+from ...quantize.covariance.covariance_matrix import Covariance
 from ...runtime.graph import Observer, Op, Weight
 from ...runtime.graph.ops import Linear
 from ...simd.workers import Workers

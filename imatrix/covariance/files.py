@@ -15,7 +15,7 @@ import xxhash
 from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular
-from ...quantize.covariance.covariance import Covariance
+from ...quantize.covariance.covariance_matrix import Covariance
 from .triangles import DTYPES, triangle_size, unfold
 
 FILE_TYPE, VERSION = "covariance", 1

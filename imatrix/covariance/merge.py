@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.covariance import Covariance
+from ...quantize.covariance.covariance_matrix import Covariance
 from .files import CovarianceFile, Origin, StoredInput, read_part
 from .writer import CovarianceWriter, PlannedInput
 

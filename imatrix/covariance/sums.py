@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.covariance import Covariance
+from ...quantize.covariance.covariance_matrix import Covariance
 from ...simd.memory import scratch
 from ...simd.workers import Workers
 from ..windows import NotFiniteError

@@ -15,7 +15,7 @@ from ...errors import MillError, PlanError
 from ...formats import TYPES
 from ...formats.gguf_header import header_bytes
 from ...operating_system.files import sync_folder
-from ...quantize.covariance.covariance import Covariance
+from ...quantize.covariance.covariance_matrix import Covariance
 from .files import CHECKSUMS, FILE_TYPE, MEAN_SQUARES, TOKENS, TRIANGLE, VERSION, Origin, part_checksum
 from .triangles import DTYPES, fold, triangle_size
 

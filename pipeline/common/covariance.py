@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import PlanError, UsageError
 from ...formats import TensorSource
-from ...quantize.covariance.covariance import EFFORTS
+from ...quantize.covariance.covariance_matrix import EFFORTS
 from ...quantize.recipes.recipe import Recipe
 
 if TYPE_CHECKING:

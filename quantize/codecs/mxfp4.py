@@ -26,8 +26,8 @@ from ...simd.lanes import (
     splat,
     store,
 )
-from .importance import importance_rows
 from .codec import Codec, kernel_decoder
+from .importance import importance_rows
 
 BLOCK = 32
 _BYTES = TYPES["mxfp4"].block_bytes

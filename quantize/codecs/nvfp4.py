@@ -13,8 +13,8 @@ from ...formats import TYPES
 from ...formats.layouts.tables import E2M1_DOUBLED, HALF_UE4M3
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, reduce_max, reduce_sum, select, splat, store
-from .importance import importance_rows
 from .codec import Codec, kernel_decoder
+from .importance import importance_rows
 
 GROUP, GROUPS = 16, 4
 _BYTES, _HALF = TYPES["nvfp4"].block_bytes, GROUP // 2

@@ -8,9 +8,9 @@ from ...formats import TYPES
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, fma_lanes, load, select, splat, store_half
 from .block_lanes import transpose_blocks, transpose_importance
+from .codec import Codec
 from .float_range import f16_scales
 from .importance import importance_rows
-from .codec import Codec
 
 BLOCK = 128
 _BYTES = TYPES["q1_0_g128"].block_bytes

@@ -14,8 +14,8 @@ from ...formats.layouts import layout_of
 from ...simd.byte_lanes import load_bytes, u8_to_float
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
-from .float_range import f16_scales, to_f16
 from .codec import Codec, empty_rows
+from .float_range import f16_scales, to_f16
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny  # the inverses of smaller scales may be infinite; as float16 they are 0
 

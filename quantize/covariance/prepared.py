@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...simd.memory import aligned_empty
-from .covariance import Covariance
+from .covariance_matrix import Covariance
 from .factor import factor, multiply_blocks
 from .panels import WIDTH, from_panels, in_panels, padded
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
-from .covariance import CovarianceOf, enough_tokens
-from .encode import takes_covariance
+from .covariance_matrix import CovarianceOf, enough_tokens
 from .prepared import PreparedCovariance, prepare
+from .refine import takes_covariance
 
 _CACHE_BYTES = 2 << 30  # of prepared covariances; the last two stay in any case
 

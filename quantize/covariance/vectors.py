@@ -15,6 +15,7 @@ import numpy as np
 from ...formats import TYPES
 from ...simd.lanes import LANES
 from ...simd.memory import aligned_empty
+from ..codecs.trellis.iq_kt import trellis_type
 from .fields import BlockFields
 from .values import GroupFields
 
@@ -66,8 +67,6 @@ def is_vector(type_name: str) -> bool:
 @cache
 def vector_table(type_name: str) -> VectorTable:
     """The table of a type for which `is_vector` holds."""
-    from ..codecs.trellis.iq_kt import trellis_type  # which imports the registry of codecs, and that this module
-
     layout, trees = BlockFields.of(type_name).layout, []
     signs = SIGNS_FREE if layout.signs is not None else SIGNS_EVEN if layout.sign_codes is not None else SIGNS_IN_ENTRIES
     if layout.trellis is None:
@@ -91,8 +90,6 @@ def vector_table(type_name: str) -> VectorTable:
 @cache
 def trellis_search(type_name: str) -> tuple[Any, ...]:
     """What a sweep searches trellis codebooks with; arrays without elements for a type whose entries are all tried."""
-    from ..codecs.trellis.iq_kt import trellis_type
-
     if BlockFields.of(type_name).layout.trellis is None:
         no_floats, no_boxes = np.empty(0, np.float32), np.empty(0, np.int16)
         return np.float32(0), no_floats, no_boxes, np.empty((1, 0), np.int64), 0, no_boxes

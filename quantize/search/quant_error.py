@@ -98,8 +98,8 @@ class RowSample:
 
     def _error_with_covariance(self, name: str, runs: Sequence[SampledRows]) -> float:
         """The sum of r H r^T over runs of the same H. Encoded as `encode` does it: rows do not depend on each other."""
-        from ..covariance.encode import refine
         from ..covariance.errors import product_errors
+        from ..covariance.refine import refine
 
         prepared = runs[0].prepared
         assert prepared is not None

@@ -12,9 +12,9 @@ from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import round_product
+from ..codec import Codec
 from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
-from ..codec import Codec
 from .fit import row_weights
 from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max

@@ -14,9 +14,9 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store
 from ....simd.scalar import round_product
 from ....simd.table_lookup import lookup16
+from ..codec import Codec
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import guard_importance
-from ..codec import Codec
 from .fit import row_weights
 from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_quads, search_quads
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max

@@ -13,9 +13,9 @@ import numpy as np
 
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
+from ..codec import Codec, empty_rows
 from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
-from ..codec import Codec, empty_rows
 from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
 from .boundary_search import sorting_network
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows

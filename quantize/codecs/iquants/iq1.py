@@ -16,8 +16,8 @@ import numpy as np
 from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, store_half
-from ..importance import importance_rows
 from ..codec import Codec, empty_rows
+from ..importance import importance_rows
 from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import SUPERBLOCK, nibble_tables, values_of_2bit_levels
 from .grid_weights import prepare_superblock

@@ -15,9 +15,9 @@ import numpy as np
 from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, select, splat, store, store_half
+from ..codec import Codec
 from ..float_range import f16_scales
 from ..importance import importance_rows
-from ..codec import Codec
 from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import GROUP_2BIT, SUPERBLOCK, make_grid_search, nibble_tables, values_of_2bit_levels, values_of_4bit_levels
 from .grid_weights import prepare_superblock

@@ -25,8 +25,8 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_product_lanes, select, splat, store, store_half
 from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..importance import importance_rows
 from ..codec import Codec, kernel_decoder
+from ..importance import importance_rows
 from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPERBLOCK = 32, 256

@@ -31,8 +31,8 @@ from ....simd.lanes import (
     store_half,
 )
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..importance import importance_rows
 from ..codec import Codec, kernel_decoder
+from ..importance import importance_rows
 from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
 
 SUPERBLOCK = 256

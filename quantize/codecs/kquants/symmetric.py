@@ -9,8 +9,8 @@ from ....simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..importance import importance_rows
 from ..codec import Codec, kernel_decoder
+from ..importance import importance_rows
 from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPERBLOCK = 256

@@ -9,8 +9,8 @@ from ....simd.byte_lanes import load_bytes, load_f16, load_u32, u8_to_float, unp
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
-from ..importance import importance_rows
 from ..codec import Codec, kernel_decoder
+from ..importance import importance_rows
 from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
 

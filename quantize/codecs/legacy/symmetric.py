@@ -18,8 +18,8 @@ from ....simd.byte_lanes import (
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
-from ..importance import importance_rows
 from ..codec import Codec, kernel_decoder
+from ..importance import importance_rows
 from ..scale_search import symmetric_scale
 from .round_to_nearest import round_to_nearest
 

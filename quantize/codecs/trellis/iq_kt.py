@@ -15,9 +15,9 @@ import numpy as np
 from ....formats import TYPES
 from ....formats.layouts.tables import IQ4_VALUES, Trellis
 from ....simd.compile import kernel
+from ..codec import Codec
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import importance_rows
-from ..codec import Codec
 from .codebook import TrellisCodebook, trellis_codebook
 from .fit import NO_VARIANT, SUPERBLOCK, fit_rows
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....formats import MillError
-from ....quantize import decode, encode
-from ....quantize.codecs.registry import NonFiniteError
+from ....quantize import NonFiniteError, decode, encode
 from ....simd.memory import aligned_empty
 from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
 from .kernels.attention.cache_rows import TYPE_IDS

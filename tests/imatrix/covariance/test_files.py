@@ -13,7 +13,7 @@ from ggufmill.imatrix.covariance import is_covariance, open_covariance
 from ggufmill.imatrix.covariance.files import Origin
 from ggufmill.imatrix.covariance.triangles import DTYPES, fold, unfold
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 
 ORIGIN = Origin("llama", "A model", ("a.txt", "b.txt"), 7, 512)
 QKV = PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"), 48, 1)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, PlanError
-from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.quantize.codecs.registry import NonFiniteError
+from ggufmill.quantize import NonFiniteError, can_encode, decode, encode
 from ggufmill.repack import pack, unpack
 
 DATA = Path(__file__).parents[2] / "data"

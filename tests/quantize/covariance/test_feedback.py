@@ -7,7 +7,7 @@ import pytest
 from covariances import covariance, random_rows, weights
 
 from ggufmill.quantize import decode
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.factor import factor
 from ggufmill.quantize.covariance.panels import from_panels
 from ggufmill.quantize.covariance.parity import FOURS

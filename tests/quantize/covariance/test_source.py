@@ -14,7 +14,7 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import encode
 from ggufmill.quantize.covariance import source as source_module
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ggufmill.quantize.planning import plan_quantize
 

@@ -11,9 +11,9 @@ from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.encode import refine
 from ggufmill.quantize.covariance.fields import BlockFields
 from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.vector_refinement import VectorRefinement
 from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
 
@@ -138,7 +138,7 @@ def test_sweep_ends_with_the_row():
 _SCRIPT = """
 import hashlib
 from covariances import covariance, random_rows, weights
-from ggufmill.quantize.covariance.encode import refine
+from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.prepared import prepare
 h = prepare(covariance(512, 40))
 for name in ("iq3_xxs", "iq4_kt"):

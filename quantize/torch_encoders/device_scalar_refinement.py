@@ -15,7 +15,7 @@ from ..covariance.panels import WIDTH, from_panels
 from ..covariance.prepared import DampedCovariance
 from ..covariance.scalar_refinement import ScalarRefinement
 from ..covariance.values import ScalarRows, ValueTable
-from .covariance import OnDevice, kept_on
+from .device_refinement import OnDevice, kept_on
 from .memory import one_at_a_time
 
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ...formats import TYPES
 from ..covariance.fields import BlockFields
-from ..covariance.prepared import DampedCovariance
-from ..covariance.refinement import Refinement
+from ..covariance.prepared import DampedCovariance, PreparedCovariance
+from ..covariance.refine import rows_of, takes_covariance
 from ..covariance.values import ScalarRows
 from ..covariance.vectors import VectorRows, is_vector
-from .covariance import forget_matrices
+from .device_parity_refinement import DeviceParityRefinement
+from .device_refinement import forget_matrices
+from .device_scalar_refinement import DeviceScalarRefinement
+from .device_vector_refinement import DeviceVectorRefinement, rows_at_once
 from .memory import in_pieces
-from .parity_covariance import DeviceParityRefinement
-from .scalar_covariance import DeviceScalarRefinement
-from .vector_covariance import DeviceVectorRefinement, rows_at_once
 
 
 def refine_on_device(
-    x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedCovariance, effort: int, device: str,
-    refine_rows: Callable[[Refinement, np.ndarray], np.ndarray],
-) -> np.ndarray:  # fmt: skip
-    """As `covariance.encode.refine`, for types that it refines; refine_rows(refinement, q) runs a refinement of the rows q."""
+    x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int, device: str
+) -> np.ndarray:
+    """As `covariance.refine.refine`, but that a device chooses the codes. Trellis types cannot be refined here.
+
+    Raises MillError when the device's memory does not suffice.
+    """
+    damped = prepared.damped
+    if damped is None or not takes_covariance(TYPES[type_name]):
+        return q
 
     def refine_piece(first: int, stop: int) -> np.ndarray:
         rows = q[first:stop]
-        return refine_rows(_refinement(x[first:stop], rows, type_name, damped, effort, device), rows)
+        return rows_of(_refinement(x[first:stop], rows, type_name, damped, effort, device), rows)
 
     at_once = rows_at_once(type_name) if is_vector(type_name) else len(x)
     what = f"refine {type_name} under a covariance of {x.shape[1]} columns"

@@ -14,7 +14,7 @@ from lesser_levels import output_at_each_level
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.values import is_scalar
 
@@ -89,7 +89,7 @@ _SCRIPT = """
 import hashlib
 import numpy as np
 from covariances import covariance, weights
-from ggufmill.quantize.covariance.encode import refine
+from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.prepared import prepare
 blocks = np.random.default_rng(0).integers(0, 256, (5, 16, 18), np.uint8)
 blocks[:, :, :2] = np.array([0.003], np.float16).view(np.uint8)

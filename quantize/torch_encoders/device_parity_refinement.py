@@ -13,9 +13,9 @@ from ..covariance.parity import FOURS, MOVES
 from ..covariance.prepared import DampedCovariance
 from ..covariance.values import ScalarRows, ValueTable
 from .blocks import wide
-from .covariance import Owner
+from .device_refinement import Owner
+from .device_scalar_refinement import DeviceScalarRefinement, Groups
 from .memory import one_at_a_time
-from .scalar_covariance import DeviceScalarRefinement, Groups
 
 # Moves of a four: one code to another of its parity, or two codes to the other parity. In the order of the CPU's trials.
 _SINGLE_AND_PAIRS = [(p, m) for p in range(4) for m in (-1, *range(p))]

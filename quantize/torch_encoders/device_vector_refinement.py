@@ -21,7 +21,7 @@ from ..covariance.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.vector_descent import MARGIN, invert_diagonal_blocks
 from ..covariance.vector_refinement import VectorRefinement
 from ..covariance.vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES, VectorRows, vector_table
-from .covariance import OnDevice, Owner, kept_on
+from .device_refinement import OnDevice, Owner, kept_on
 from .memory import one_at_a_time
 
 _ERRORS_AT_ONCE = 1 << 27  # of entries for rows: 512 MB, and as much again while the best is looked for

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, PlanError
-from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.quantize.codecs.registry import NonFiniteError
+from ggufmill.quantize import NonFiniteError, can_encode, decode, encode
 from ggufmill.repack import pack, unpack
 
-GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_standard.npz")
+GOLDEN = np.load(Path(__file__).parents[1] / "data" / "golden_standard.npz")
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q8_KV",
             "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")  # fmt: skip

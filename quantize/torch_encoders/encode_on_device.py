@@ -22,7 +22,7 @@ _BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a sea
 _SHARE_OF_BATCH = {"iq2_kl": 16, "iq4_kss": 2}  # its search keeps this many times as much for a weight
 
 
-def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device: str) -> np.ndarray:
+def encode_on_device(x: np.ndarray, importance: np.ndarray | None, type_name: str, device: str) -> np.ndarray:
     """float32 [rows, n], importance float32 [n], [rows, n] or None -> uint8 [rows, row_bytes], for TYPES_ON_DEVICES.
 
     The bytes of the codec of the CPU but where sums that are near a tie are rounded otherwise: errors then differ by less than

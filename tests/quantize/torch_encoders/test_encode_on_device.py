@@ -13,9 +13,9 @@ from ggufmill import quantize  # noqa: E402
 from ggufmill.convert.source import open_source  # noqa: E402
 from ggufmill.formats.gguf import open_gguf  # noqa: E402
 from ggufmill.formats.layouts import layout_of  # noqa: E402
-from ggufmill.quantize.codecs import registry  # noqa: E402
-from ggufmill.quantize.devices.encode import METADATA_KEY, TYPES_ON_DEVICES  # noqa: E402
-from ggufmill.quantize.devices.packing import packer_of  # noqa: E402
+from ggufmill.quantize.codecs.codec import NonFiniteError  # noqa: E402
+from ggufmill.quantize.torch_encoders.encode_on_device import METADATA_KEY, TYPES_ON_DEVICES  # noqa: E402
+from ggufmill.quantize.torch_encoders.packing import packer_of  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
 N = 512
@@ -89,7 +89,7 @@ def test_weights_of_a_trained_model(name):
 def test_batches_do_not_change_rows(monkeypatch):
     x = weights("spiky")
     whole = quantize.encode(x, "iq3_ks", importance("positive"), device=DEVICE)
-    monkeypatch.setattr("ggufmill.quantize.devices.encode._BATCH_WEIGHTS", 3 * N)
+    monkeypatch.setattr("ggufmill.quantize.torch_encoders.encode_on_device._BATCH_WEIGHTS", 3 * N)
     assert np.array_equal(quantize.encode(x, "iq3_ks", importance("positive"), device=DEVICE), whole)
 
 
@@ -115,7 +115,7 @@ def test_other_types_stay_with_the_codecs():
 def test_weights_that_are_not_finite_are_refused():
     x = weights("normal")
     x[3, 7] = np.nan
-    with pytest.raises(registry.NonFiniteError, match="row 3, column 7"):
+    with pytest.raises(NonFiniteError, match="row 3, column 7"):
         quantize.encode(x, "q4_K", device=DEVICE)
 
 

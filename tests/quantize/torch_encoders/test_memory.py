@@ -12,10 +12,9 @@ from op_graphs import DEVICE  # noqa: E402
 import ggufmill  # noqa: E402
 from ggufmill import quantize  # noqa: E402
 from ggufmill.errors import MillError  # noqa: E402
-from ggufmill.quantize.devices import iqk  # noqa: E402
-from ggufmill.quantize.devices import refine as device_refine  # noqa: E402
-from ggufmill.quantize.devices.scalar_covariance import DeviceScalarRefinement  # noqa: E402
-from ggufmill.quantize.devices.vector_covariance import DeviceVectorRefinement  # noqa: E402
+from ggufmill.quantize.torch_encoders import iqk, refine_on_device  # noqa: E402
+from ggufmill.quantize.torch_encoders.device_scalar_refinement import DeviceScalarRefinement  # noqa: E402
+from ggufmill.quantize.torch_encoders.device_vector_refinement import DeviceVectorRefinement  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
@@ -62,7 +61,7 @@ def test_fewer_rows_are_refined_at_a_time(monkeypatch, name, refinement, given):
 def test_matrices_are_sent_again_after_a_failure(monkeypatch):
     x, h = weights(4, 256), covariance(256, 40)
     freed = []
-    monkeypatch.setattr(device_refine, "forget_matrices", lambda: freed.append(True))
+    monkeypatch.setattr(refine_on_device, "forget_matrices", lambda: freed.append(True))
     limit_rows(monkeypatch, DeviceScalarRefinement, "choose_codes", 2)
     quantize.encode(x, "q4_K", covariance=h, effort=0, device=DEVICE)
     assert freed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES, TensorType
-from ...formats.layouts import layout_of
 from .prepared import PreparedCovariance
 from .refinement import Refinement
 from .scalar_refinement import ScalarRefinement
@@ -20,28 +19,22 @@ def takes_covariance(tensor_type: TensorType) -> bool:
     return is_scalar(name) or is_vector(name)
 
 
-def refine(
-    x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int, device: str | None = None
-) -> np.ndarray:
+def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int) -> np.ndarray:
     """Rows that the encoder of a type made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
 
-    x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better come back as they
-    are, as do all rows of types that are neither scalar nor of vectors. device: of torch, which chooses the codes, but those of
-    trellis types, whose search it cannot follow; None: this program. Raises MillError when a device's memory does not suffice.
+    x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better keep their bytes,
+    as do all rows of types that are neither scalar nor of vectors.
     """
     damped = prepared.damped
     if damped is None or not takes_covariance(TYPES[type_name]):
         return q
-    if device is not None and layout_of(type_name).trellis is None:
-        from ..devices.refine import refine_on_device
-
-        return refine_on_device(x, q, type_name, damped, effort, device, _refined)
     if is_vector(type_name):
-        return _refined(VectorRefinement(x, VectorRows.of(q, type_name), damped, effort), q)
-    return _refined(ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort), q)
+        return rows_of(VectorRefinement(x, VectorRows.of(q, type_name), damped, effort), q)
+    return rows_of(ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort), q)
 
 
-def _refined(refinement: Refinement, q: np.ndarray) -> np.ndarray:
+def rows_of(refinement: Refinement, q: np.ndarray) -> np.ndarray:
+    """Runs a refinement of the rows q: uint8 [rows, row_bytes], of which those without a smaller error stay what they were."""
     before, out = refinement.errors(), q.copy()
     refinement.run()
     refinement.rows.write(out)

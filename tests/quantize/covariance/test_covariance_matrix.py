@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.errors import PlanError
-from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
 
 
 def _covariance(n: int, tokens: int) -> Covariance:
