@@ -120,7 +120,9 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     outside = ("tests/", "benchmarks/", "docs/", ".")
     wanted = {name for name in tracked if name.endswith((".py", ".html", ".css", ".js", ".npz", ".toml", ".typed"))}
-    wanted = {f"ggufmill/{name}" for name in wanted if not name.startswith(outside) and name != "pyproject.toml"}
+    wanted = {
+        f"ggufmill/{name}" for name in wanted if not name.startswith(outside) and name not in ("pyproject.toml", "setup.py")
+    }
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("ggufmill/")}
     if missing := sorted(wanted - held):

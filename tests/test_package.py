@@ -1,7 +1,11 @@
 """What a wheel contains: every package, and the data files beside the modules."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -24,8 +28,26 @@ def _folders():
             yield init.parent, ".".join(("ggufmill", *parts))
 
 
-def test_every_package_is_listed():
-    assert {name for _, name in _folders()} == set(_setuptools()["packages"])
+def test_the_wheel_holds_every_module_and_data_file(tmp_path):
+    """Built from a copy, as a build leaves files in the folder that it is made in."""
+    source = tmp_path / "source"
+    not_copied = shutil.ignore_patterns(*OUTSIDE, ".*", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=lambda path, names: not_copied(path, names) if Path(path) == ROOT else ())
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        held = {name for name in wheel.namelist() if name.startswith("ggufmill/")}
+    files = [path for folder, _ in _folders() for path in folder.iterdir() if path.is_file() and path.suffix == ".py"]
+    listed = [path for name, patterns in _setuptools()["package-data"].items() for path in _data_files(name, patterns)]
+    wanted = {f"ggufmill/{path.relative_to(ROOT).as_posix()}" for path in (*files, *listed)} - {"ggufmill/setup.py"}
+    assert len(wanted) > 650
+    assert (wanted - held, {name for name in held - wanted if not name.endswith(".md")}) == (set(), set())
+
+
+def _data_files(package, patterns):
+    folder = ROOT.joinpath(*package.split(".")[1:])
+    return [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
 
 
 def test_every_package_has_a_readme():
