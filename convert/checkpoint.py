@@ -51,6 +51,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "added_tokens.json",
     "vocab.txt",
+    "generation_config.json",
     "hf_quant_config.json",
     "modules.json",
 )

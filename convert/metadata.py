@@ -5,14 +5,15 @@ Key names and value types are those of the GGUF specification (ggml-org/ggml doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .config import Config
+from ..formats import FormatError
+from .config import FLOAT32_MAX, Config, read_json
 from .rope import Rope
 
 # metadata key without the architecture -> key of config.json; all are required
@@ -23,6 +24,21 @@ HPARAMS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
     "vocab_size": "vocab_size",
+}
+# key of generation_config.json -> (key under general.sampling, its type), as convert_hf_to_gguf.py writes them (gguf.Metadata)
+SAMPLING: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "sequence": ("sequence", str),
+    "top_k": ("top_k", np.int32),
+    "top_p": ("top_p", np.float32),
+    "min_p": ("min_p", np.float32),
+    "xtc_probability": ("xtc_probability", np.float32),
+    "xtc_threshold": ("xtc_threshold", np.float32),
+    "temperature": ("temp", np.float32),
+    "penalty_last_n": ("penalty_last_n", np.int32),
+    "penalty_repeat": ("penalty_repeat", np.float32),
+    "mirostat": ("mirostat", np.int32),
+    "mirostat_tau": ("mirostat_tau", np.float32),
+    "mirostat_eta": ("mirostat_eta", np.float32),
 }
 RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # metadata key and key of config.json
 
@@ -57,6 +73,42 @@ def general_keys(architecture: str, folder: Path, config: Config) -> dict[str, A
         "general.type": "model",
         "general.name": _model_name(folder, config),
     }
+
+
+def sampling_keys(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """The general.sampling.* keys, which programs take as defaults, from generation_config.json; none without the file.
+
+    A file or a value that cannot be used is noted and passed over: the model is complete without it.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        values = read_json(path)
+    except FormatError as error:
+        notes.append(f"no sampling settings are taken over: {error}")
+        return {}
+    keys: dict[str, Any] = {}
+    for source, (key, make) in SAMPLING.items():
+        value = values.get(source)
+        if value is None:
+            continue
+        if _fits(value, make):
+            keys[f"general.sampling.{key}"] = make(value)
+        else:
+            notes.append(f"{path}: {source} is {value!r:.60}, which general.sampling.{key} cannot hold; it is left out")
+    return keys
+
+
+def _fits(value: object, make: Callable[[Any], Any]) -> bool:
+    """Whether a value of JSON can be stored as this type without a change of its meaning."""
+    if make is str:
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if make is np.int32:
+        return value == int(value) and -(1 << 31) <= value < 1 << 31 if abs(value) < FLOAT32_MAX else False
+    return abs(value) <= FLOAT32_MAX
 
 
 def _model_name(folder: Path, config: Config) -> str:

@@ -128,17 +128,18 @@ def llama3_factors(config: Config, rope: Rope, rotary_dim: int) -> np.ndarray:
     """Divisors of the rotary frequencies, float32 [rotary_dim / 2]: the tensor rope_freqs.weight.
 
     Llama 3.1's rule: wavelengths above original / low_freq_factor are multiplied by `factor`, those below original /
-    high_freq_factor are unchanged, and between them the change is linear in original / wavelength.
+    high_freq_factor are unchanged, and between them the change is linear in original / wavelength. Where both factors are
+    equal (Llama 4 Scout), there is nothing between them: a step.
     """
     low, high = (
         rope.settings.number(f"{name}_freq_factor", default, positive=True) for name, default in (("low", 1.0), ("high", 4.0))
     )
     original = _original_context(config, rope)
-    if low >= high:
-        raise config.error(f"low_freq_factor is {low}, not below high_freq_factor, which is {high}")
+    if low > high:
+        raise config.error(f"low_freq_factor is {low}, above high_freq_factor, which is {high}")
     frequency = rope.theta ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
     cycles = original * frequency / (2 * np.pi)  # of each pair over the original context: original / wavelength
-    unchanged = np.clip((cycles - low) / (high - low), 0.0, 1.0)
+    unchanged = np.clip((cycles - low) / (high - low), 0.0, 1.0) if low < high else np.where(cycles < low, 0.0, 1.0)
     return (1.0 / ((1.0 - unchanged) / rope.factor + unchanged)).astype(np.float32)
 
 

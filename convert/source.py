@@ -17,7 +17,7 @@ from .config import read_config
 from .hub.fetch import FetchedRepository, fetch_repository, is_repository
 from .lora import AdapterFile, load_adapters, merge_adapters
 from .lora.merge import RECORD, record
-from .metadata import general_keys, size_label
+from .metadata import general_keys, sampling_keys, size_label
 from .model_card import card_metadata
 from .model_spec import ModelSpec
 from .tokenizers.vocabulary import NO_VOCABULARY, read_vocabulary
@@ -109,7 +109,7 @@ def _checkpoint_source(
         vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size, is_needed=bool(vocab))
     lost = list(dict.fromkeys(config.losses or ()))
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
-    metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes)
+    metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes) | sampling_keys(folder, notes)
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})
     metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary | ({LOST_CONFIG: lost} if lost else {})
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}

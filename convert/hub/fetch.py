@@ -33,7 +33,6 @@ _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
 # sentence-transformers.
 _SMALL_FILES = (
     "config.json",
-    "generation_config.json",
     "README.md",
     "*.safetensors.index.json",
     *TOKENIZER_FILES,

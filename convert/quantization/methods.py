@@ -68,7 +68,7 @@ class WeightFinder:
         settings = _quantization_config(config)
         if settings is None:
             return
-        name = settings.get("quant_method")
+        name = settings.get("quant_method", _implied_method(settings))
         if not isinstance(name, str) or name not in METHODS:
             raise config.error(f"quantization_config has quant_method {name!r}; known are {', '.join(METHODS)}")
         method = METHODS[name]
@@ -120,6 +120,13 @@ def _quantization_config(config: Config) -> dict[str, Any] | None:
     if not isinstance(settings, dict):
         raise config.error("quantization_config is not an object")
     return settings
+
+
+def _implied_method(settings: dict) -> str | None:
+    """The method of a quantization_config without quant_method: modelopt's early exporters name themselves as the producer."""
+    producer = settings.get("producer")
+    name = producer.get("name") if isinstance(producer, dict) else producer
+    return "modelopt" if name == "modelopt" and settings.get("quant_algo") is not None else None
 
 
 def _check_variant(config: Config, name: str, method: Method, value: object) -> None:

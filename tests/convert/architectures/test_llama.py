@@ -158,6 +158,14 @@ def test_llama3_scaling(convert, changes):
     assert not any("rope.scaling" in key for key in source.metadata)
 
 
+def test_llama3_scaling_with_equal_factors_is_a_step(convert):
+    """Llama 4 Scout: no frequency lies between the two, so each pair is either unchanged or divided."""
+    scaling = {"rope_type": "llama3", **LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}
+    source, _, _ = convert(hidden_size=512, rope_theta=500000.0, rope_scaling=scaling)
+    wavelength = 2 * np.pi * 500000.0 ** (np.arange(64) / 64)
+    assert np.array_equal(source.tensors["rope_freqs.weight"].read(0, 1)[0], np.where(wavelength > 8192, 16, 1))
+
+
 def test_llama3_scaling_against_transformers(convert):
     rope_utils = pytest.importorskip("transformers.modeling_rope_utils")
     transformers = pytest.importorskip("transformers")
@@ -223,6 +231,7 @@ def test_mistral(convert):
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": -8.0}}, "factor is -8.0"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": -1}}, "embeddings is -1"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": float("nan")}}, "low_freq_factor is nan"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 8}}, "low_freq_factor is 8.0, above high_freq"),
         ({"rope_scaling": "yarn"}, "rope_scaling or rope_parameters is not one set"),
         ({"rope_scaling": 5}, "rope_scaling or rope_parameters is not one set"),
         ({"rope_scaling": ["yarn"]}, "rope_scaling or rope_parameters is not one set"),

@@ -116,6 +116,8 @@ def test_block_of_the_scales(tmp_path):
     assert block_of(tmp_path, {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64]}) == (128, 64)
     assert block_of(tmp_path, {"quant_method": "fbgemm_fp8"}) is None
     assert block_of(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}) is None
+    for producer in ("modelopt", {"name": "modelopt", "version": "0.31.0"}):  # early exporters: without a quant_method
+        assert block_of(tmp_path, {"quant_algo": "FP8", "producer": producer}) is None
     group = {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 16]}}
     settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
     assert block_of(tmp_path, settings) == (32, 16)
@@ -139,6 +141,8 @@ def test_block_of_the_scales(tmp_path):
             "several block structures",
         ),
         ({"bits": 4}, "quant_method None"),
+        ({"quant_algo": "FP8", "producer": {"name": "another"}}, "quant_method None"),
+        ({"quant_algo": "W4A8_AWQ", "producer": "modelopt"}, "quant_algo 'W4A8_AWQ'; known are FP8, "),
         ([1], "not an object"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format 'marlin-24'; known are float-quantized, "),
         ({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": []}, "lacks config_groups"),
