@@ -44,6 +44,9 @@ DTYPES: dict[str, tuple[str, str]] = {
 _ITEM_BYTES = {name: np.dtype(words).itemsize for name, (words, _) in DTYPES.items()}
 _LIMIT = 1 << 60  # bytes and dimensions, beyond any file
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+# Bytes of a tensor that is read instead of mapped: at the first touch of a mapped page the kernel reads far more than a few
+# numbers, and Kimi-K2.5 has 69,120 tensors of two numbers, scattered over all shards.
+_SMALL = 4096
 
 
 class Shard(Protocol):
@@ -71,6 +74,10 @@ class LocalShard:
         return read_range(self.path, offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
+        if nbytes <= _SMALL:
+            words = self.read(offset, nbytes)
+            words.flags.writeable = False
+            return words
         self.was_read = True
         if self._map is None:
             try:

@@ -1,4 +1,5 @@
 import json
+import mmap
 
 import ml_dtypes
 import numpy as np
@@ -38,6 +39,20 @@ def test_reads_files_of_the_safetensors_package(tmp_path):
         assert tensors[name].shape == array.shape
         assert tensors[name].data.tobytes() == array.tobytes()
     assert tensors["bf16"].source_type == "bf16"
+
+
+def test_small_tensors_are_read_and_large_ones_mapped(tmp_path, monkeypatch):
+    """A first touch of a mapped page reads ahead: 69,120 tensors of two numbers took minutes where files are not in memory."""
+    save_file({"few": np.arange(2), "many": np.arange(1000)}, tmp_path / "model.safetensors")
+    tensors, mapped = open_safetensors(tmp_path), []
+    real = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda *a, **k: mapped.append(a) or real(*a, **k))
+    assert tensors["few"].data.tolist() == [0, 1]
+    assert not mapped
+    assert tensors["many"].data.tolist() == list(range(1000))
+    assert len(mapped) == 1
+    assert not tensors["few"].data.flags.writeable
+    assert not tensors["many"].data.flags.writeable
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("F8_E4M3", "f8_e4m3"), ("F8_E5M2", "f8_e5m2")])
