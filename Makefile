@@ -13,12 +13,17 @@ ALL := $(VENV)/.ready-test-dev-oracle
 demo: $(VENV)/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
 
-test: $(READY)
-	$(BIN)/python -m pytest
+# As many processes as processors. PYTEST is for the command's further options.
+PYTEST ?=
+PARALLEL := -n auto --dist worksteal
 
-# Also against torch and transformers (large).
+# Every op, type and verb, without the oracles (torch, transformers), clusters and whatever is slow: in five minutes on two cores.
+test: $(READY)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not (oracle or process or slow or torture)" $(PYTEST)
+
+# Everything, with the oracles (large).
 test-all: $(ALL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 # Codecs and kernels at every lesser level of this processor (GGUFMILL_CPU), and on aarch64 in emulation (Debian, no root needed).
 test-levels: $(READY)
@@ -35,7 +40,7 @@ EXAMPLES ?= 1000
 TRIALS ?= 4
 REQUESTS ?= 3000
 torture: $(READY)
-	GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
+	$(BIN)/python -m pytest -m "" tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
 	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/compile/test_kernel_cache.py
 	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS) $(REQUESTS)
 

@@ -9,6 +9,8 @@ import pytest
 
 from ggufmill.cli import main
 
+pytest_plugins = ["end_of_run", "selection"]
+
 # What tests start with sys.executable: in emulation the interpreter only runs through its launcher (tests/levels.py sets this).
 sys.executable = os.environ.get("GGUFMILL_TEST_PYTHON", sys.executable)
 

@@ -97,7 +97,7 @@ def test_a_context_beyond_the_trained_one_is_noted(chat):
     assert err.count("warning") == 1
 
 
-def test_ctrl_c_cancels_the_answer_only(chat, monkeypatch):
+def test_ctrl_c_cancels_the_answer_only(chat, monkeypatch, python_handlers):
     sampled = []
 
     def sample(self, logits, past):
@@ -132,6 +132,7 @@ def test_control_characters_are_removed():
     assert printable("a\x1b[31mb\x07\tc\nd\x9b\x7f é👨‍👩‍👧") == "a[31mb\tc\nd é👨‍👩‍👧"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals")
 def test_in_a_terminal():
     import pty

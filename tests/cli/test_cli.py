@@ -283,7 +283,7 @@ def interrupted_by(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, number):
+def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, python_handlers, number):
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))
@@ -298,7 +298,7 @@ def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, mon
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch):
+def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch, python_handlers):
     @ctypes.CFUNCTYPE(None)
     def called():
         signal.raise_signal(signal.SIGINT)
@@ -485,6 +485,7 @@ finally:
 """
 
 
+@pytest.mark.process
 def test_peak_memory_does_not_grow_with_the_model(sparse_llama, tmp_path):
     """Ten times the model, the same memory: the larger is also ten times what the small one's peak exceeds the start by."""
 

@@ -30,6 +30,7 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.mark.process
 def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     """SIGKILL once there is something to resume, and again when it goes on."""
     state = tmp_path / "a.cov.state"

@@ -28,6 +28,7 @@ finally:
 """
 
 
+@pytest.mark.slow(keep=["deepseek-r1-0528-iq2_k_r4*"])
 @pytest.mark.parametrize(("recipe", "gib", "bits"), RECIPES)
 def test_sizes_of_published_files(header_only_deepseek_v3, tmp_path, recipe, gib, bits):
     began = time.monotonic()

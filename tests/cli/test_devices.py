@@ -16,6 +16,8 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Settings, torch_devices
 from ggufmill.runtime.settings import PLACEMENT
 
+pytestmark = pytest.mark.oracle
+
 MODEL, TEXT = str(FOLDER / "demo"), "word " * 200
 
 

@@ -55,6 +55,7 @@ def test_computing_reports_coverage(mill, tmp_path):
     assert not list(tmp_path.glob("*.state"))
 
 
+@pytest.mark.process
 def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     """SIGKILL once there is something to resume."""
     out, state = tmp_path / "demo.imatrix", tmp_path / "demo.imatrix.state"

@@ -74,6 +74,7 @@ def test_perplexity_against_a_baseline_and_an_earlier_result(mill, files, tmp_pa
     assert "is not a result of `ggufmill perplexity --json`" in err
 
 
+@pytest.mark.slow
 def test_several_models_and_files_of_predictions(mill, files, tmp_path):
     base, small = tmp_path / "base.kld", tmp_path / "small.kld"
     cut = ("-f", TEXT, "-c", 64, "--chunks", 3)
@@ -136,6 +137,7 @@ def spoiled(path, name, folder):
     return copy
 
 
+@pytest.mark.slow(keep=["False"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_nan_in_a_quantised_file_ends_with_the_tensor_named(mill, files, tmp_path, exact, monkeypatch):
     """Also where activations are rounded to eight bits before they are multiplied: NaN must not become a number there."""

@@ -21,6 +21,7 @@ def plan(capsys):
     return call
 
 
+@pytest.mark.slow(keep=["deepseek-r1-0528-iq2_k_r4*"])
 @pytest.mark.parametrize(
     ("recipe", "rules", "cpu", "gpu"),
     [
@@ -52,6 +53,7 @@ def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_on
     assert "blk.3.ffn_gate_exps.weight (iq2_k_r4) and 2 more would lie on CUDA0" in err
 
 
+@pytest.mark.slow
 def test_the_largest_that_fits_is_chosen(plan, header_only_deepseek_v3):
     arguments = (header_only_deepseek_v3, "--vram", "24GiB", "-ot", "exps=CPU", "-ctk", "q8_0")
     result = json.loads(plan(*arguments, "--ram", "256GiB", "--json")[1])

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from ggufmill.convert import open_source
 from ggufmill.quantize.importance import AssumedImportance
 from ggufmill.quantize.planning import plan_quantize
@@ -68,6 +70,7 @@ def test_a_recipe_with_a_target_leaves_types_open(mill, tmp_path):
     assert "r.toml has a target" in err
 
 
+@pytest.mark.slow
 def test_shipped_recipes_fit_their_model(mill, header_only_deepseek_v3):
     """Each on the headers of the 671 B model it is for; the one warning is what llama-quantize does there too."""
     listed = json.loads(mill("recipes", "list", "--json")[1])["recipes"]

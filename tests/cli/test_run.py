@@ -204,6 +204,7 @@ def test_dry_run(recipe, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.process
 def test_a_killed_run_is_continued(recipe, tmp_path):
     command = [sys.executable, "-m", "ggufmill", "run", str(recipe()), "-o"]
     subprocess.run([*command, str(tmp_path / "calm")], check=True, capture_output=True)

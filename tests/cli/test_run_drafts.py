@@ -43,6 +43,7 @@ def written(folder, convert="", imatrix="", validate=""):
     return path
 
 
+@pytest.mark.slow
 def test_draft_layers_have_importance_data_and_are_rated(folder, tmp_path):
     result = run_recipe(written(folder, "mtp = true", "nextn = true", "mtp = true"), tmp_path / "out")
     figures = result.report["validation"]["mtp"]

@@ -50,6 +50,7 @@ def short(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, capsys):
     hard = {"exps=q4_0": "attn_q_a.weight=iq2_xxs"}
     out = tmp_path / "out"
@@ -75,6 +76,7 @@ def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, caps
     assert all((t.data == result.tensors[n].data).all() for n, t in again.tensors.items())
 
 
+@pytest.mark.slow
 def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
     recipe, file = short(), tmp_path / "out/short.gguf"
     assert run(capsys, recipe, "-o", tmp_path / "out")[0] == 0
@@ -98,6 +100,7 @@ def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
         assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b"\xff\xfe", b'{"quantize": 5}', b'{"quantize": {"key": 1}}', b"[" * 9999])
 def test_a_damaged_state_is_ignored(short, tmp_path, capsys, junk):
     assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
@@ -132,7 +135,7 @@ def test_the_imatrix_is_computed_again_for_other_tokens(short, tmp_path, capsys)
     assert again()
 
 
-def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, monkeypatch, python_handlers):
     def interrupted(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
@@ -179,6 +182,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(short, tmp_path, capsys, monke
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_never_overwrites_its_inputs(short, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()

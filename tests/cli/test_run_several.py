@@ -60,6 +60,7 @@ def sums(folder):
     return {line[66:]: line[:64] for line in (folder / "SHA256SUMS").read_text().splitlines()}
 
 
+@pytest.mark.slow
 def test_a_repository_of_quants(mill, recipe, tmp_path):
     arguments, out = ("run", recipe(), "-o", tmp_path / "out", "--json"), tmp_path / "out"
     planned = json.loads(mill(*arguments, "--dry-run")[1])
@@ -180,16 +181,17 @@ main(["run", sys.argv[3], "-o", sys.argv[4]])
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-def test_a_run_killed_in_any_stage_is_continued(mill, recipe, tmp_path):
-    path = recipe(**{'"q4_0", "q6_0"': '"q4_0"'})
+@pytest.mark.torture(keep=["begin-2", "end-5", "begin-9"])
+@pytest.mark.parametrize("number", range(1, 10))
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_run_killed_in_any_stage_is_continued(mill, recipe, tmp_path, number, when):
+    path, out = recipe(**{'"q4_0", "q6_0"': '"q4_0"'}), tmp_path / "out"
     assert mill("run", path, "-o", tmp_path / "calm")[0] == 0
-    kills = [(number, when) for number in range(1, 10) for when in ("begin", "end")]
-    for number, when in kills[2 :: 1 if "GGUFMILL_SLOW" in os.environ else 7]:
-        out = tmp_path / f"out{number}{when}"
-        ended = subprocess.run([sys.executable, "-c", KILLER, str(number), when, str(path), str(out)], capture_output=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-        code, _, err = mill("run", path, "-o", out)
-        assert code == 0, err
-        assert err.count("done before") >= number - 1
-        assert sums(out) == sums(tmp_path / "calm")
+    ended = subprocess.run([sys.executable, "-c", KILLER, str(number), when, str(path), str(out)], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    code, _, err = mill("run", path, "-o", out)
+    assert code == 0, err
+    assert err.count("done before") >= number - 1
+    assert sums(out) == sums(tmp_path / "calm")

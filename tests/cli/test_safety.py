@@ -93,6 +93,7 @@ def error_line(result, out):
     return line
 
 
+@pytest.mark.process
 def test_a_source_that_is_truncated(job, mill, tmp_path, monkeypatch):
     command, source, bytes_ = job
     file = largest(source)
@@ -212,6 +213,7 @@ def is_locked(journal):
     return False
 
 
+@pytest.mark.process(keep=["quantize-*"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals(job, tmp_path, number):
     """Sent at moments from the beginning of the writing on."""

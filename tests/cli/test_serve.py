@@ -49,6 +49,7 @@ def post(url, body, key=None):
         return json.load(response)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_and_shuts_down(start, number):
     process, url = start("--temp", "0", "--alias", "mine", "-n", "5", GGUFMILL_API_KEY="open-sesame")
@@ -79,6 +80,7 @@ def test_it_serves_and_shuts_down(start, number):
     assert b"shutting down" in stream.read()
 
 
+@pytest.mark.oracle
 def test_it_serves_from_a_device(start):
     """All on torch's processor device, and part of it: the answers of the program's own kernels, and nearly their logits."""
     pytest.importorskip("torch")

@@ -98,6 +98,7 @@ def folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.process
 def test_python_examples_run(folder, monkeypatch):
     """The page's examples, in order, in one namespace."""
     monkeypatch.chdir(folder)

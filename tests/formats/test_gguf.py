@@ -266,6 +266,7 @@ def test_a_name_that_is_not_utf_8(tmp_path):
         open_gguf(tmp_path / "a.gguf")
 
 
+@pytest.mark.slow
 def test_many_tensors_take_little_memory(tmp_path):
     """Less than 300 bytes each, names included."""
     count = 100_000

@@ -20,6 +20,8 @@ from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import make_windows
 from ggufmill.runtime.graph import ops
 
+pytestmark = pytest.mark.oracle
+
 TOLERANCE = 1e-3
 N_CTX, WINDOWS = checkpoints.LENGTH, 2
 COVARIANCE_CASES = ("llama", "mixtral", "v3", "v3-mainline", "phi3")  # dense, experts, latent attention in two layouts, fused

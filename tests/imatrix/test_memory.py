@@ -67,6 +67,7 @@ def write(path, type_name, layers):
     return size
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_anonymous_memory_does_not_grow_with_the_model(tmp_path):
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"

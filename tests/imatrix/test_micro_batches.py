@@ -10,6 +10,8 @@ from ggufmill.imatrix.covariance.inputs import covariance_inputs
 from ggufmill.runtime import load_model, passes
 from ggufmill.runtime.evaluate.perplexity import perplexity
 
+pytestmark = pytest.mark.oracle
+
 N_CTX = 50  # more than the windows of the models
 KINDS = {
     "cohere2": "sliding windows",

@@ -18,7 +18,7 @@ from ggufmill.recipes import FOLDER
 HELPERS = Path(__file__).parents[1] / "helpers"
 # Where the packages of pyproject.toml's extras may be imported at import time. Everything else runs without them.
 EXTRAS = {
-    "gpu": ("ggufmill.quantize.devices.", "ggufmill.runtime.backends.torch."),
+    "gpu": ("ggufmill.quantize.torch_encoders.", "ggufmill.runtime.backends.torch."),
     "cluster": ("ggufmill.pipeline.cluster.file_plugin",),
     "serve": ("ggufmill.runtime.serve",),
 }

@@ -113,6 +113,7 @@ def test_files_are_written_with_line_feeds_only(tmp_path):
         assert b"\r" not in path.read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])
 def test_consoles_that_lack_characters(tmp_path, encoding):
     """Names and progress bars are written with escapes where the console has no such character."""

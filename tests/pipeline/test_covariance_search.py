@@ -137,6 +137,7 @@ def test_a_run_collects_into_a_file_that_is_named_and_searches_with_it(mill, tmp
     assert kept.read_bytes() == made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--covariance", "x.cov"), ("--process-output", "--process-embedding")])
 def test_dry_run_of_collecting_says_the_sizes_that_the_files_have(mill, tmp_path, monkeypatch, more):
     monkeypatch.chdir(tmp_path)

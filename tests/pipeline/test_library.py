@@ -227,6 +227,7 @@ def test_warm_up(mill, models, reports):
         ggufmill.warm_up()
 
 
+@pytest.mark.process
 def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path))
     module_folder.cache_clear()

@@ -34,6 +34,7 @@ def scores(model, **options):
     return repr((result.perplexity, result.error, result.window_losses, *figures))
 
 
+@pytest.mark.slow(keep=["fp8"])
 def test_importance_matrices_and_covariances(model, tmp_path):
     files = tmp_path / "a.imatrix", tmp_path / "a.cov"
     made = set()
@@ -44,6 +45,7 @@ def test_importance_matrices_and_covariances(model, tmp_path):
     assert min(map(len, made.pop())) > 10_000
 
 
+@pytest.mark.slow(keep=["fp8"])
 def test_importance_matrices_alone(model, tmp_path):
     """Latent attention has sums of squares then, not the inputs themselves."""
     file, made = tmp_path / "a.imatrix", set()
@@ -53,10 +55,12 @@ def test_importance_matrices_alone(model, tmp_path):
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_perplexity(model):
     assert len({scores(model, **each) for each in settings()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mla", [0, 1, 2])
 def test_forms_of_latent_attention(mla):
     assert len({scores(DEMO, **each) for each in settings(mla=mla)}) == 1
@@ -67,6 +71,7 @@ def test_divergence_of_quantised_weights_from_a_baseline(tmp_path):
     assert len({scores(path, kl_divergence=DEMO, **each) for each in settings()}) == 1
 
 
+@pytest.mark.slow
 def test_windows_of_a_few_tokens(model):
     """As many as have kernels of their own."""
     assert len({scores(model, **each) for each in settings(n_ctx=6, batch=24, chunks=9)}) == 1

@@ -129,6 +129,7 @@ def test_only_coarse_rows_are_encoded_again(name):
     assert _error(x[2:3], actual[2:3], name, 1) < 0.9 * _error(x[2:3], expected[2:3], name, 1)
 
 
+@pytest.mark.slow
 def test_rows_under_a_covariance_too():
     x = _weights() * np.float32(1e-5)
     h = covariance(256, rank=32)

@@ -18,6 +18,7 @@ from ggufmill.runtime import ARCHITECTURES as RUNNABLE
 from ggufmill.runtime import load_model
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
     tokens, expected, path = convert_case(case, tmp_path)
@@ -36,6 +37,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
         assert np.abs(session.feed(tokens[i : i + 1]) - expected[i]).max() < TOLERANCE
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("case", [case for case in CASES if case not in BEYOND_LLAMA_CPP])
 def test_llama_cpp_computes_the_same(tmp_path, monkeypatch, case):
     """So names and keys are those that it reads, as far as it knows the architecture."""
@@ -56,6 +58,7 @@ def test_llama_cpp_computes_the_same(tmp_path, monkeypatch, case):
     assert np.abs(np.array(peer.scores[:LENGTH]) - expected).max() < COARSE_IN_LLAMA_CPP.get(case, TOLERANCE)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("family", {family: None for family, *_ in CASES.values()})
 def test_missing_and_unknown_tensors_are_refused(tmp_path, family):
     _, transformers = oracle()

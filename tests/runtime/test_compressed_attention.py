@@ -41,6 +41,7 @@ def test_long_texts(path, tokens, expected, ubatch):
     assert np.abs(load_model(path, ubatch=ubatch, **EXACT).logits(tokens) - expected).max() < TOLERANCE
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("ubatch", [512, 45])
 def test_long_texts_on_a_device(path, tokens, expected, ubatch):
     pytest.importorskip("torch")

@@ -376,6 +376,7 @@ def test_a_small_model_with_latent_attention():
         assert measured * 0.9 < compute_bytes(metadata, use(n_ctx=n_ctx, mla=mla)) / MIB < 4 * measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_ctx", "mla", "ubatch"), [(2048, 1, 512), (2048, 3, 512), (2048, 3, 128), (4096, 2, 256)])
 def test_buffers_of_the_processor_are_what_a_prompt_takes(n_ctx, mla, ubatch):
     """tracemalloc counts what numpy allocates. Weights are decoded before; cached passes of other sizes are not used again."""

@@ -18,6 +18,8 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
+pytestmark = pytest.mark.oracle
+
 SHARED = Path(os.environ.get("GGUFMILL_SHARED", "/nowhere")) / "data"
 DEMO = Path(__file__).parents[2] / "recipes" / "demo"
 STORY = (

@@ -27,6 +27,7 @@ def best(tmp_path_factory):
     return results_of(levels_here()[-1], tmp_path_factory.mktemp("best"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("level", levels_here()[:-1])
 def test_all_levels_give_the_same_bits(level, best, tmp_path):
     results = results_of(level, tmp_path)

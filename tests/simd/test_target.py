@@ -110,6 +110,7 @@ def run(environment):
     return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=inherited | environment)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("level", ["", *levels_here()])
 def test_numba_generates_code_for_the_target(level, tmp_path):
     done = run({"GGUFMILL_CPU": level, "GGUFMILL_CACHE": str(tmp_path)})

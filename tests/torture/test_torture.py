@@ -17,6 +17,8 @@ import server
 
 from jobs import Trial, make_sources, undisturbed
 
+pytestmark = pytest.mark.process
+
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.oracle
+
 ROWS, COLUMNS, GROUP = 64, 192, 64
 
 

@@ -71,6 +71,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow(keep=["CovarianceJob-commit_state-*", "CovarianceWriter-write-*"])
 @pytest.mark.parametrize(
     ("owner", "step", "memory"),
     [(*step, MEMORY) for step in STEPS] + [(*step, "1G") for step in STEPS[:3]],
@@ -101,6 +102,7 @@ def test_killed_at_any_step(expected, tmp_path, monkeypatch, owner, step, memory
     assert contents(tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_a_state_of_another_job_is_refused(expected, tmp_path, monkeypatch):
     monkeypatch.setattr(CovarianceWriter, "write", lambda *arguments: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
@@ -171,6 +173,7 @@ def test_expected_size(tmp_path):
     assert (tmp_path / "a.cov").stat().st_size == job.writer.nbytes
 
 
+@pytest.mark.slow
 def test_importance_matrix_does_not_depend_on_what_is_summed_beside_it(expected, tmp_path):
     """Inputs per head are asked for in every pass: sums of squares that a backend has without them are rounded otherwise."""
     whole = (tmp_path / "whole").mkdir() or collect(tmp_path / "whole", memory="1G")

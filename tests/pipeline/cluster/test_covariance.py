@@ -12,6 +12,8 @@ from ggufmill.imatrix.covariance.writer import CovarianceWriter
 from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.recipes import FOLDER
 
+pytestmark = pytest.mark.process
+
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
 RUN = {"n_ctx": 96, "chunks": 6, "batch": 192, "output_frequency": 2, "progress": False}
 

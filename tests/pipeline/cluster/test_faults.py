@@ -21,8 +21,7 @@ from ggufmill.recipes import FOLDER
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
 DEMO = FOLDER / "demo"
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-slow = pytest.mark.skipif("GGUFMILL_SLOW" not in os.environ, reason="takes half a minute on a busy machine: GGUFMILL_SLOW=1")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def wait_for_tensors(out, process):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("output", ["shared", pytest.param("collect", marks=slow)])
+@pytest.mark.parametrize("output", ["shared", pytest.param("collect", marks=pytest.mark.torture)])
 def test_worker_is_killed(running, out, expected, caplog, output):
     running.worker("good")
     running.worker("bad", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGKILL)"), "--no-nanny")
@@ -77,7 +76,7 @@ def test_worker_is_killed(running, out, expected, caplog, output):
     assert "worker bad at 127.0.0.1 is lost; others make its pieces again" in caplog.text
 
 
-@slow
+@pytest.mark.torture
 def test_worker_is_frozen(running, out, expected, caplog):
     running.worker("good")
     frozen = running.worker(
@@ -91,7 +90,7 @@ def test_worker_is_frozen(running, out, expected, caplog):
     assert out.read_bytes() == expected
 
 
-@slow
+@pytest.mark.torture
 def test_worker_runs_out_of_memory(running, out, expected, caplog):
     fill = "kept = [bytearray(b'x' * (50 << 20)) for _ in range(40) if not time.sleep(0.05)]"
     running.worker("good")

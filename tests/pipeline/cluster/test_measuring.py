@@ -13,6 +13,8 @@ from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.pipeline.search import search_recipe
 from ggufmill.quantize.gguf_source import gguf_source
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def data(demo, tmp_path):

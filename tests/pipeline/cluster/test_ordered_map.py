@@ -60,11 +60,13 @@ def test_other_errors_are_tried_again(cluster):
         list(map_ordered(cluster, tasks.full_disk, [1], attempts=2))
 
 
+@pytest.mark.process
 def test_piece_of_a_lost_worker_is_made_by_another(cluster, tmp_path):
     done = list(map_ordered(cluster, tasks.kill_once, [str(tmp_path / str(n)) for n in range(2)]))
     assert len(done) == 2
 
 
+@pytest.mark.process
 def test_piece_that_kills_workers(cluster):
     with pytest.raises(MillError, match=r"^bad: \d workers died of it, last tcp://"):
         list(map_ordered(cluster, tasks.kill_always, ["bad"]))
@@ -99,6 +101,7 @@ def test_pieces_that_read_the_same_go_to_one_machine():
     assert {file: chosen._home(file) for file in kept} == kept
 
 
+@pytest.mark.process
 def test_script_that_is_run_again_by_its_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

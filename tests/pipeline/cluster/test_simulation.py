@@ -65,6 +65,7 @@ def test_checksums_are_read_again():
     assert simulate(pieces, replace(RATES, read=10.0)) == pytest.approx(5 + 20)
 
 
+@pytest.mark.slow
 def test_forecast_of_a_model_of_671_billion_weights(header_only_deepseek_v3, tmp_path):
     recipe = "deepseek-v3-iq4_k_r4"
     plan = quantize_model(header_only_deepseek_v3, tmp_path / "o.gguf", recipe=recipe, dry_run=True, no_timing=True).plan

@@ -15,6 +15,8 @@ from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.pipeline.perplexity import perplexity
 from ggufmill.recipes import FOLDER
 
+pytestmark = pytest.mark.process
+
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
 
 

@@ -73,6 +73,7 @@ def same_as_alone(verb, tmp_path, source, *arguments, alone=None, **options):
     return result
 
 
+@pytest.mark.process
 def test_tensors_of_several_pieces(cluster, small_pieces, wide, tmp_path):
     result = same_as_alone(ggufmill.quantize_model, tmp_path, wide, "q8_0", cluster=cluster)
     gate = next(o for o in result.plan.outputs if o.name == "blk.0.ffn_gate.weight")
@@ -109,6 +110,7 @@ def test_weights_that_are_not_finite_are_counted(cluster, write_checkpoint, tiny
         ggufmill.convert_model(source, tmp_path / "r.gguf", outtype="f16", cluster=cluster)
 
 
+@pytest.mark.process
 def test_target_with_a_recipe(cluster, tmp_path, monkeypatch):
     asked = []
     errors = SearchWorkers.errors
@@ -142,6 +144,7 @@ def same_tensors(one, two):
     return a.keys() == b.keys() and all(np.array_equal(a[name].data, b[name].data) for name in a)
 
 
+@pytest.mark.process
 def test_repository_is_read_by_ranges(tmp_path, far):
     ggufmill.convert_model(DEMO, tmp_path / "alone.gguf", outtype="q8_0")
     options = {"cluster": far[1], "cluster_output": "collect"}
@@ -149,6 +152,7 @@ def test_repository_is_read_by_ranges(tmp_path, far):
     assert same_tensors(result.files[0], tmp_path / "alone.gguf")
 
 
+@pytest.mark.process
 def test_run_of_a_repository(tmp_path, far):
     """Every stage reads ranges, and no process has the shards."""
     hub, cluster = far
@@ -187,6 +191,7 @@ def test_options_that_do_not_go_together(tmp_path, options, line):
         ggufmill.convert_model(DEMO, tmp_path / "q.gguf", **options)
 
 
+@pytest.mark.process
 def test_command_line_names_machines(cluster, mill, tmp_path):
     code, out, _ = mill("convert", DEMO, tmp_path / "q.gguf", "--cluster", cluster, "--json")
     result = json.loads(out)
@@ -212,6 +217,7 @@ rows = 8
 """
 
 
+@pytest.mark.process
 def test_run_of_a_recipe(cluster, tmp_path):
     """With covariances and a search."""
     recipe = tmp_path / "small.toml"
@@ -251,6 +257,7 @@ def hidden_from_workers(monkeypatch, inputs):
     monkeypatch.setattr("ggufmill.pipeline.cluster.writing.run_on_each", prepare)
 
 
+@pytest.mark.process
 def test_small_inputs_are_sent(cluster, inputs, hidden_from_workers, tmp_path):
     same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, alone=inputs, cluster=cluster)
 
@@ -263,6 +270,7 @@ def test_large_inputs_have_to_be_there(cluster, inputs, hidden_from_workers, tmp
     assert not (tmp_path / "q.gguf.part").exists()
 
 
+@pytest.mark.oracle
 def test_device_of_workers(cluster, tmp_path):
     pytest.importorskip("torch")
     options = {"alone": {"device": "cpu:0"}, "cluster": cluster}  # by torch, unlike 'cpu'

@@ -49,6 +49,7 @@ def normal(rows, n, seed=0):
     return (np.random.default_rng(seed).standard_normal((rows, n)) * 0.02).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["im", "no"])
 def test_iq2_ks_has_a_lower_error_than_the_reference(golden, key):
     """The reference searches this type coarsely by default, so its bytes are not reproduced."""

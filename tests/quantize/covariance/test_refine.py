@@ -21,6 +21,7 @@ from ggufmill.quantize.covariance.values import is_scalar
 SCALAR_TYPES = [TYPES[name].name for name in TYPES if is_scalar(name)]
 
 
+@pytest.mark.slow(keep=["3-q4_0", "3-q4_K", "3-iq4_k", "0-*"])
 @pytest.mark.parametrize("type_name", SCALAR_TYPES)
 @pytest.mark.parametrize("effort", [0, 1, 3])
 def test_error_is_smaller(type_name, effort):
@@ -100,6 +101,7 @@ print(hashlib.sha256(refined.tobytes() + h.damped.triangle.tobytes()).hexdigest(
 """
 
 
+@pytest.mark.slow
 def test_same_bytes_on_lesser_processors():
     assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 

@@ -43,6 +43,7 @@ def test_rows_taken_apart_and_put_together(type_name):
         assert np.array_equal(empty, q)
 
 
+@pytest.mark.slow(keep=["iq2_xxs", "iq1_s"])
 @pytest.mark.parametrize("type_name", VECTOR_TYPES)
 def test_random_codes_become_good_ones(type_name):
     x, h = weights(12, 512), covariance(512, 40)
@@ -147,6 +148,7 @@ for name in ("iq3_xxs", "iq4_kt"):
 """
 
 
+@pytest.mark.slow
 def test_same_bytes_on_lesser_processors():
     assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 

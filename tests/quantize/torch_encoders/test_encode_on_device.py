@@ -18,6 +18,8 @@ from ggufmill.quantize.torch_encoders.encode_on_device import METADATA_KEY, TYPE
 from ggufmill.quantize.torch_encoders.packing import packer_of  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
+pytestmark = pytest.mark.oracle
+
 N = 512
 
 

@@ -17,6 +17,8 @@ from ggufmill.quantize.torch_encoders.device_scalar_refinement import DeviceScal
 from ggufmill.quantize.torch_encoders.device_vector_refinement import DeviceVectorRefinement  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
+pytestmark = pytest.mark.oracle
+
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
 FULL_ON_MPS = RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
 

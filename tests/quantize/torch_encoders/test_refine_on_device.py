@@ -11,6 +11,8 @@ from op_graphs import DEVICE  # noqa: E402
 
 from ggufmill import quantize  # noqa: E402
 
+pytestmark = pytest.mark.oracle
+
 SCALAR = [("q4_1", 1), ("q3_K", 0), ("q4_K", 1), ("iq3_ks", 2), ("mxfp4", 1), ("q8_0", 1), ("iq4_kss", 0), ("iq4_kss", 2)]
 VECTORS = [("iq2_xxs", 1), ("iq2_kl", 1), ("iq3_s", 2), ("iq1_m", 0), ("iq1_s_r4", 1)]
 

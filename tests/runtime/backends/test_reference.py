@@ -32,6 +32,7 @@ def logits(model, batch):
     return np.split(model.logits(hidden), ends)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("case", checkpoints.CASES)
 def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
     tokens, expected, path = checkpoints.convert_case(case, tmp_path)
@@ -47,6 +48,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
             assert np.abs(result - expected[run]).max() < tolerance
 
 
+@pytest.mark.oracle
 def test_forks_go_on_by_themselves(tmp_path):
     tokens, expected, path = checkpoints.convert_case("v3", tmp_path)
     model = load(path)
@@ -82,6 +84,7 @@ class Products(Observer):
         self.outputs[op.weights[0].name] = out
 
 
+@pytest.mark.oracle
 def test_an_observer_is_told_of_inputs_and_outputs(tmp_path):
     tokens, _, path = checkpoints.convert_case("v3-mainline", tmp_path)
     model = load(path)

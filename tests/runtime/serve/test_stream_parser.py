@@ -216,6 +216,7 @@ def test_text_without_tags_is_content(text, template):
         assert (content, reasoning, calls) == (text.lstrip() if text.strip() or not text else content, "", [])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=8), VALUES))
 def test_arguments_of_any_type(arguments):
     for family in ("hermes", "mistral", "deepseek 3.1", "gpt-oss"):

@@ -117,6 +117,7 @@ def test_the_memory_of_the_process_is_limited(text):
     assert render("{{ messages[0].content }}") == "Hello"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("expression", ["{{ n.x == n.y }}", "{{ n.x | tojson | length }}"])
 def test_native_code_is_stopped_by_killing_the_process(expression, monkeypatch):
     monkeypatch.setattr("ggufmill.runtime.text.template_sandbox.SECONDS", 0.2)

@@ -80,6 +80,7 @@ def test_compiling_is_announced_once_and_not_repeated(tmp_path):
     assert run_job(tmp_path) == ""
 
 
+@pytest.mark.slow(keep=["cut"])
 @pytest.mark.parametrize("damage", ["cut", "garbled", "emptied", "index gone", "kernels gone"])
 def test_damaged_kernels_are_compiled_again(tmp_path, damage):
     run_job(tmp_path)
@@ -100,6 +101,7 @@ def test_damaged_kernels_are_compiled_again(tmp_path, damage):
     assert run_job(tmp_path) == ""
 
 
+@pytest.mark.process
 def test_without_a_writable_folder_every_process_compiles(tmp_path):
     (tmp_path / "file").write_text("no folder")
     for _ in range(2):
@@ -110,6 +112,7 @@ def test_without_a_writable_folder_every_process_compiles(tmp_path):
         assert "GGUFMILL_CACHE" in lines[1]
 
 
+@pytest.mark.process
 def test_levels_do_not_share_kernels(tmp_path):
     levels = levels_here()[-2:]
     for level in levels:
@@ -148,6 +151,7 @@ def test_folders_that_nobody_uses_are_deleted(tmp_path):
     assert delete_unused(tmp_path / "nothing here") == []
 
 
+@pytest.mark.process
 def test_use_renews_a_folder(tmp_path):
     run_job(tmp_path)
     (folder,) = (path for path in (tmp_path / "kernels").iterdir() if path.is_dir())

@@ -191,6 +191,7 @@ def arm_instructions(monkeypatch):
     monkeypatch.setattr(arm, "addp", addp)
 
 
+@pytest.mark.slow(keep=["neon dotprod i8mm"])
 @pytest.mark.parametrize("features", list(NEON))
 def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instructions):
     of = NEON[features]

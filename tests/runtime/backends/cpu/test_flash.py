@@ -135,6 +135,7 @@ def test_stored_scores_give_a_query_the_same_bits_in_any_batch(params):
         assert np.array_equal(np.concatenate(parts, axis=2), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("avx2" not in levels_here(), reason="needs AVX2")
 def test_a_lesser_processor_attends_alike(tmp_path):
     """With tiles of one vector, as without AVX-512, in a process of its own."""

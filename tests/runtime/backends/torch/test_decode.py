@@ -18,6 +18,8 @@ from ggufmill.runtime.backends.torch.decode import PackedMatrix, packed  # noqa:
 from ggufmill.runtime.backends.torch.decode import matrix as matrix_module  # noqa: E402
 from ggufmill.runtime.backends.torch.decode.decoder import decoder_of  # noqa: E402
 
+pytestmark = pytest.mark.oracle
+
 CPU = torch.device("cpu")
 WEIGHT_TYPES = [name for name, kind in TYPES.items() if quantize.can_encode(kind)]
 

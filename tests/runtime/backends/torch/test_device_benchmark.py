@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.oracle
+
 
 @pytest.fixture
 def script():

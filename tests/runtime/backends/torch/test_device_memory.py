@@ -14,6 +14,8 @@ from ggufmill.runtime.backends.torch import weights as weights_module
 from ggufmill.runtime.evaluate.perplexity import perplexity
 from ggufmill.runtime.memory import layer_number
 
+pytestmark = pytest.mark.oracle
+
 CASES = ("llama", "v3", "qwen35", "gemma4", "gemma3n")
 
 

@@ -16,6 +16,8 @@ from ggufmill.runtime.cache_layout import CACHE_TYPES
 from ggufmill.runtime.graph import Observer
 from ggufmill.runtime.graph.ops import Route
 
+pytestmark = pytest.mark.oracle
+
 ROUNDING = 1e-4
 HALF = {"override_tensor": ("ffn_down=CPU",), "gpu_layers": 3}
 

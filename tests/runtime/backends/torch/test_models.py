@@ -13,6 +13,8 @@ from op_graphs import DEVICE
 from ggufmill.formats import PlanError
 from ggufmill.runtime import load_model
 
+pytestmark = pytest.mark.oracle
+
 PLACEMENTS = {
     "all": {},
     "last layers": {"gpu_layers": 2},

@@ -17,6 +17,8 @@ from ggufmill.runtime.backends.torch.decode import PackedMatrix  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of, linear  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
 
+pytestmark = pytest.mark.oracle
+
 CPU = torch.device("cpu")
 SERVED = [name for name in TYPES if block_format(name) is not None]
 

@@ -18,8 +18,11 @@ from ggufmill.simd.workers import Workers
 
 WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}
 KNOWN = [name for name, kind in TYPES.items() if can_encode(kind)]
+# The others have the kernels of one of these, for which test_gemv.py has a product of every type.
+OF_EACH_KIND = ["q4_0", "q8_0", "q2_K", "q6_K", "iq4_nl", "iq2_xxs", "iq3_s", "iq5_k", "q4_k_r4", "bf16_r16", "f16", "iq2_kt"]
 
 
+@pytest.mark.slow(keep=OF_EACH_KIND)
 @pytest.mark.parametrize("name", KNOWN)
 def test_products_with_every_type(name, monkeypatch):
     """Many tokens through Linear, on every path that this processor has; the smooth table of iq6_k is rounded, as the

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import amx_emulation
 import numpy as np
@@ -47,6 +49,7 @@ for n, rows, columns in ((1, 16, 32), (7, 48, 90), (33, 80, 1088), (40, 112, 512
 """
 
 
+@pytest.mark.slow
 def test_products_with_emulated_tiles(tmp_path):
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "GGUFMILL_CACHE": str(tmp_path)}

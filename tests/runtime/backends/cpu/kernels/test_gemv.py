@@ -128,6 +128,7 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(name):
             assert np.array_equal(some[-1], together[t])
 
 
+@pytest.mark.slow(keep=["iq4_k_r4", "q5_0"])
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_all_processors_get_the_same_bits(name):
     """Those that multiply signed bytes subtract nothing from values beyond 128, and get other last bits of such types."""
@@ -147,6 +148,7 @@ def test_all_processors_get_the_same_bits(name):
         assert np.allclose(result, best, rtol=1e-5, atol=1e-6 * np.abs(best).max()), level
 
 
+@pytest.mark.slow
 def test_largest_codes_do_not_overflow():
     """All bits set, all activations at their largest: sums stay within what each level can hold."""
     for name in ("q8_0", "q4_0"):

@@ -1,1 +1,0 @@
-"""Multi-head latent attention: DeepSeek V2 to V4 and what follows them."""

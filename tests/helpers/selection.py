@@ -1,0 +1,44 @@
+"""A pytest plugin: the marks that say which tests `make test` leaves to `make test-all`, and how many run at a time.
+
+oracle    compares with torch or transformers, or runs on torch
+process   kills, starts and watches processes; clusters; browsers
+slow      takes seconds, and what it covers is also covered, less thoroughly, by a test that is not slow.
+torture   takes longest; only `make torture` runs it
+
+keep=[...] of a mark: patterns of the ids of those parameters that it does not apply to
+"""
+
+import os
+from fnmatch import fnmatchcase
+
+import pytest
+
+from ggufmill.operating_system.processors import allowed_cpus
+
+for library in ("OMP", "OPENBLAS"):  # for the processes that pytest-xdist and tests start
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+NEEDS_ORACLE = {"build"}  # fixtures
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark in [mark for mark in item.own_markers if "keep" in mark.kwargs]:
+            if any(fnmatchcase(item.callspec.id, pattern) for pattern in mark.kwargs["keep"]):
+                item.own_markers.remove(mark)
+        if NEEDS_ORACLE.intersection(item.fixturenames):
+            item.add_marker("oracle")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """`-n auto`: a process for each processor, each on its own, so that no test waits for the threads of another."""
+    return len(allowed_cpus())
+
+
+def pytest_configure(config):
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:]
+    if worker and hasattr(os, "sched_setaffinity"):
+        processors = allowed_cpus()
+        os.sched_setaffinity(0, {processors[int(worker) % len(processors)]})
