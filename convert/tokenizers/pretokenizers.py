@@ -89,6 +89,24 @@ def _known_splitter(name: str) -> Splitter:
     return _splitter({"type": "Sequence", "pretokenizers": [*splits, to_bytes]})
 
 
+# Published definitions that split some texts otherwise than llama.cpp's rule of their name, which is what runs their GGUFs.
+# Falcon's isolates numbers: " 1" is two pieces, and no token of its vocabulary joins them, so the ids are mostly the same.
+_GROUPS_OF_DIGITS = {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False}
+_PUBLISHED: dict[str, list[dict[str, Any]]] = {
+    "falcon": [
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        {"type": "Digits", "individual_digits": False},  # of the bytes' characters: letters of two bytes are split, too
+        _GROUPS_OF_DIGITS,
+    ],
+}
+
+
+@cache
+def _published_splitter(name: str) -> Splitter:
+    return _splitter({"type": "Sequence", "pretokenizers": _PUBLISHED[name]})
+
+
 def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, str]:
     """A pre_tokenizer and ignore_merges of tokenizer.json -> (name for tokenizer.ggml.pre, a problem or '').
 
@@ -110,4 +128,9 @@ def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, s
         return candidates[
             0
         ], f"the pre-tokenizer is that of {candidates[0]} but for ignore_merges {ignore_merges}: token ids may differ"
+    for name in _PUBLISHED:
+        published = _published_splitter(name)
+        if all(published(text) == p for text, p in zip(_probe(), pieces, strict=True)):
+            problem = f"the pre-tokenizer is the one that {name} was published with, which GGUF's rule of this name does not"
+            return name, f"{problem} follow everywhere: token ids of a few texts may differ"
     return "default", "the pre-tokenizer of tokenizer.json is unknown; written as 'default', so token ids may differ"

@@ -22,6 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`
 # Lone surrogates are not characters. Those from U+DC80 on stand for bytes that are not valid UTF-8 (PEP 383).
 _SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
 _REPLACEMENT = "\ufffd"
+_SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 
@@ -151,8 +152,9 @@ class Tokenizer:
                 if isinstance(fragment, int):
                     split.append(fragment)
                     continue
-                for i, part in enumerate(fragment.split(special)):
-                    split += [token, part] if i else [part]
+                first, *others = fragment.split(special)
+                strip = token in self.vocabulary.strips_after
+                split += [first, *(item for part in others for item in (token, part.lstrip(_SPACES) if strip else part))]
             fragments = split
         return fragments
 

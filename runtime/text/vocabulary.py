@@ -24,6 +24,7 @@ _EOG_TEXTS = frozenset(
 # In a vocabulary with these tokens, <|end|> only ends a channel of an answer (gpt-oss: analysis, then final).
 _CHANNEL_TOKENS = frozenset(("<|return|>", "<|call|>"))
 
+_KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that leave the white space after them
 # tokenizer.ggml.model -> ids of special tokens where the metadata has none; the misspelling is GGUF's
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "gpt2": {},
@@ -142,6 +143,15 @@ class Vocabulary:
         ids = np.flatnonzero(np.isin(self.token_types, (UNKNOWN, CONTROL, USER_DEFINED)))
         tokens = [(self.tokens[i], int(i), bool(self.token_types[i] == USER_DEFINED)) for i in ids if self.tokens[i]]
         return sorted(tokens, key=lambda token: -len(token[0]))
+
+    @cached_property
+    def strips_after(self) -> frozenset[int]:
+        """Ids of special tokens that take the white space after them with them (`rstrip` of a tokenizer.json). A GGUF does not
+        say which: as in llama.cpp (llama-vocab.cpp), all special tokens of models called Phi-3 but those of _KEEP_SPACES."""
+        name = str(self.metadata.get("general.name", "")).lower()
+        if "phi-3" not in name and "phi3" not in name:
+            return frozenset()
+        return frozenset(id for text, id, _ in self.special_tokens if text not in _KEEP_SPACES)
 
     def is_control(self, token: int) -> bool:
         return bool(self.token_types[token] in (UNKNOWN, CONTROL))

@@ -164,6 +164,20 @@ def test_other_forms_are_recognised():
     assert identify({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}, False) == ("gpt-2", "")
 
 
+def test_falcon_as_published():
+    """tokenizer.json of Falcon 7B to 180B; llama.cpp's converter writes falcon too, whose expressions split otherwise."""
+    steps = [
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        _bytes(use_regex=True),
+        {"type": "Digits", "individual_digits": False},
+        split("[0-9][0-9][0-9]"),
+    ]
+    name, problem = identify(sequence(*steps), False)
+    assert name == "falcon"
+    assert "a few texts may differ" in problem
+    assert identify(sequence(*steps[:-1]), False)[0] == "default"
+
+
 def test_small_differences_are_not_missed():
     for regex in (
         f"{CONTRACTIONS}|{REST % '{1,2}'}",

@@ -186,6 +186,24 @@ def test_sentencepiece_merges_the_best_score_first(sentencepiece):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_special_tokens_of_phi3_take_the_white_space_after_them(sentencepiece):
+    """As `rstrip` of its tokenizer.json, which no GGUF says: by the model's name, as in llama.cpp."""
+    sentencepiece["tokenizer.ggml.tokens"] = [*sentencepiece["tokenizer.ggml.tokens"], "<|user|>", "<|end|>"]
+    sentencepiece["tokenizer.ggml.scores"] = np.append(sentencepiece["tokenizer.ggml.scores"], np.float32([0, 0]))
+    sentencepiece["tokenizer.ggml.token_type"] = np.append(sentencepiece["tokenizer.ggml.token_type"], np.int32([3, 4]))
+
+    def pieces(text, **metadata):
+        tokenizer = Tokenizer(sentencepiece | metadata)
+        return [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode(text, add_special=False, parse_special=True)]
+
+    text = "<|user|>\n ab<|end|>\t<s> a"
+    for name in ("Phi-3-mini-4k-instruct", "phi3"):
+        assert pieces(text, **{"general.name": name}) == ["<|user|>", "▁ab", "<|end|>", "<s>", "▁▁", "a"]
+    for name in ("Llama", "Phi-4"):
+        kept = pieces(text, **{"general.name": name})
+        assert kept == ["<|user|>", "▁", "<0x0A>", "▁ab", "<|end|>", "▁", "<0x09>", "<s>", "▁▁", "a"]
+
+
 def test_sentencepiece_without_a_leading_space(sentencepiece):
     tokenizer = Tokenizer(sentencepiece | {"tokenizer.ggml.add_space_prefix": False})
     assert [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode("ab", add_special=False)] == ["ab"]
