@@ -18,6 +18,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .version import __version__
+
 if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .errors import CheckFailed, FormatError, MillError, PlanError, UsageError
     from .pipeline.bench import benchmark
@@ -46,8 +48,6 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.sweep_bench import sweep_benchmark
     from .pipeline.upload import upload_folder
     from .pipeline.warm_up import warm_up
-
-__version__ = "0.1.0"
 
 
 class Verb(NamedTuple):

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 import click
 
-from .. import VERBS, __version__
+from .. import VERBS
 from ..operating_system.process import raise_open_file_limit
+from ..version import __version__
 from . import signals
 from .command import HELP
 

@@ -8,15 +8,13 @@ and its own tensors are blk.N.nextn.*, as llama.cpp and ik_llama.cpp name them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
+from .model_spec import ModelSpec
+from .tensor_spec import TensorSpec
 from .tensor_transforms import Transform, unchanged
-
-if TYPE_CHECKING:
-    from .model_spec import ModelSpec, TensorSpec
 
 # What the parts are called in the checkpoint: DeepSeek and GLM, with the layer's prefix before; Qwen and EXAONE.
 DEEPSEEK_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
@@ -27,38 +25,6 @@ OWN_PARTS = ("embed_tokens", "shared_head_head")  # which a layer may lack: it t
 UNNAMED = "multi-token prediction, which has no names in a GGUF of this architecture"  # why tensors are left out
 
 
-@dataclass(frozen=True)
-class DraftLayer:
-    """One of them.
-
-    prefix    of its own tensors in the checkpoint
-    tensors   all that it needs
-    optional  tensors that a checkpoint may lack: embeddings and output of its own, an indexer
-    """
-
-    prefix: str
-    tensors: tuple[TensorSpec, ...]
-    optional: tuple[TensorSpec, ...] = ()
-
-
-@dataclass(frozen=True)
-class DraftLayers:
-    """The draft layers that a config.json describes; which of them the checkpoint has, its tensors say.
-
-    layers    in order
-    prefixes  of the names of all their tensors in the checkpoint
-    metadata  keys that differ from those of the model without them: a value for each layer, the model's and these
-    refused_by  a program that does not load files of this architecture with them: it ends at tensors that it does not know
-    default   whether they are kept where nothing is said: not in a layout that is for that program only
-    """
-
-    layers: tuple[DraftLayer, ...]
-    prefixes: tuple[str, ...]
-    metadata: Mapping[str, np.ndarray] = field(default_factory=dict)
-    refused_by: str = ""
-    default: bool = True
-
-
 def nextn_tensors(
     block: str, source: str, sizes: tuple[int, int], names: Mapping[str, str], norm: Transform = unchanged
 ) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -67,8 +33,6 @@ def nextn_tensors(
     block: prefix in the GGUF, blk.N; source: in the checkpoint; sizes: of the vocabulary and of the hidden state; names: in the
     checkpoint; norm: the transform of the norms' weights
     """
-    from .model_spec import TensorSpec
-
     n_vocab, n = sizes
     shapes = {"eh_proj": (n, 2 * n), "embed_tokens": (n_vocab, n), "shared_head_head": (n_vocab, n)}
     required, optional = [], []

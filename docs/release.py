@@ -100,8 +100,8 @@ def set_version(new: str) -> None:
         sys.exit(f"CHANGELOG.md has an entry for {new} already, or nothing unreleased")
     dated = f"## Unreleased\n\n## {new} ({datetime.date.today().isoformat()})"
     changes.write_text(text.replace("## Unreleased", dated, 1), "utf-8")
-    init = ROOT / "__init__.py"
-    init.write_text(VERSION.sub(f'__version__ = "{new}"', init.read_text("utf-8")), "utf-8")
+    module = ROOT / "version.py"
+    module.write_text(VERSION.sub(f'__version__ = "{new}"', module.read_text("utf-8")), "utf-8")
 
 
 def check_metadata() -> None:

@@ -10,7 +10,8 @@ from ..errors import CheckFailed, PlanError, UsageError
 from ..formats.file_range import read_file
 from ..imatrix.texts import decode_text
 from ..runtime.evaluate.compare import Comparison, compare
-from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text, stored_nbytes
+from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text
+from ..runtime.stored_sizes import stored_nbytes
 from .common.arguments import Pattern, as_pattern, refuse_unused
 from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import OnProgress, Stage, reporting

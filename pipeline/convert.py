@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
 from ..convert.lora.gguf import open_adapter
@@ -19,6 +18,7 @@ from ..formats import TYPES
 from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
 from ..request_fields import values_of
+from ..version import __version__
 from .cluster.call import cluster_call
 from .common.arguments import as_adapters, as_bytes, refuse_unused
 from .common.programs import layout_for

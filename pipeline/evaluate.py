@@ -12,7 +12,7 @@ from ..formats.file_range import read_file
 from ..imatrix.texts import decode_text
 from ..jobs.atomic_write import write_text
 from ..quantize.recipes.mixes import file_type_name
-from ..runtime.evaluate.logits_file import open_logits
+from ..runtime.evaluate.open_logits import open_logits
 from ..runtime.evaluate.perplexity import cut_windows
 from ..runtime.evaluate.provenance import describe_text
 from .common.arguments import as_paths, check_folder

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
 from ..convert.outtype import recipe_types
@@ -21,6 +20,7 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
+from ..version import __version__
 from .cluster.call import cluster_call
 from .cluster.measuring import search_workers
 from .common.adapters import adapters_of_recipe

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from ..formats import PlanError
+from ..formats import PlanError, TensorSource
+from ..simd.workers import Workers
 from .backends import Cache, Executable
+from .graph import Graph, Observer
 from .passes import PIECE
+from .settings import Settings
 
-if TYPE_CHECKING:
-    from .model import Model
+
+class DraftingModel(Protocol):
+    """What draft layers use of their model: `model.Model`."""
+
+    graph: Graph
+    settings: Settings
+    source: TensorSource
+
+    @cached_property
+    def draft_heads(self) -> list[DraftHead]: ...
+    @property
+    def observer(self) -> Observer | None: ...
+    @property
+    def workers(self) -> Workers: ...
 
 
 class DraftHead:
@@ -22,7 +38,7 @@ class DraftHead:
     executable  its graph, compiled
     """
 
-    def __init__(self, model: Model, executable: Executable):
+    def __init__(self, model: DraftingModel, executable: Executable):
         self._model, self.executable = model, executable
 
     @property
@@ -61,7 +77,7 @@ class DraftHead:
             return self.executable.logits(hidden)
 
 
-def check_draft_layers(model: Model) -> None:
+def check_draft_layers(model: DraftingModel) -> None:
     """Raises PlanError for a model without draft layers, or with such that cannot be run."""
     if not model.draft_heads:
         raise PlanError(
@@ -70,7 +86,7 @@ def check_draft_layers(model: Model) -> None:
         )
 
 
-def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
+def window_rows(model: DraftingModel, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
     """Runs all draft layers over a window of tokens: each from the hidden states of the one before, or all from the model's;
     in pieces of PIECE tokens, as `Model.hidden_of_windows` runs the model.
 

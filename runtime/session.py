@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
-from ..formats import PlanError
+from ..formats import MillError, PlanError, TensorSource
+from .backends import Cache
+from .draft_head import DraftingModel
+from .generation.drafter import Drafter
+from .text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from .generation.drafter import Drafter
-    from .model import Model
+Tokens = Sequence[int] | np.ndarray
+
+
+class SessionModel(DraftingModel, Protocol):
+    """What sessions and generations use of their model: `model.Model`."""
+
+    stored: TensorSource
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def decode_batch(self) -> int: ...
+    @property
+    def is_recurrent(self) -> bool: ...
+    def session(self, n_ctx: int | None = None) -> Session: ...
+    def new_cache(self, limit: int) -> Cache: ...
+    def feed(self, batch: Sequence[tuple[Session, Tokens]]) -> np.ndarray: ...
+    def feed_rows(self, batch: Sequence[tuple[Session, Tokens, int]]) -> list[np.ndarray]: ...
+    def explain_nonfinite(self, tokens: Tokens) -> MillError: ...
 
 
 class Session:
     """One growing sequence with its cache. `tokens` are those it holds; `drafter` drafts the next ones, if it is set."""
 
-    def __init__(self, model: Model, n_ctx: int):
+    def __init__(self, model: SessionModel, n_ctx: int):
         self.model, self.n_ctx = model, n_ctx
         self.cache = model.new_cache(n_ctx)
         self.tokens: list[int] = []
         self.drafter: Drafter | None = None
 
-    def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    def feed(self, tokens: Tokens) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
         return self.model.feed([(self, tokens)])[0]
 
@@ -32,7 +53,7 @@ class Session:
         """How many of the last tokens the cache does not hold: the next `feed` computes them again."""
         return max(len(self.tokens) - self.cache.length, 0)
 
-    def missing(self, tokens: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+    def missing(self, tokens: Tokens) -> Sequence[int] | np.ndarray:
         """New tokens, after those of this sequence that its cache does not hold: it went back to an earlier checkpoint."""
         held = self.cache.length
         return tokens if held == len(self.tokens) else [*self.tokens[held:], *tokens]

@@ -10,12 +10,11 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ..formats import MillError, PlanError
+from ..formats import MillError, PlanError, TensorSource
 from ..formats.file_range import check_regular
 from ..jobs.atomic_write import write_bytes
 from .backends.cpu.kv_cache import KVCache
 from .evaluate.provenance import file_digest
-from .model import Model
 from .session import Session
 
 _FORMAT = "ggufmill session 1"
@@ -29,7 +28,7 @@ def save_session(session: Session, path: Path) -> int:
     session.drop_unknown()
     length = session.cache.length
     arrays = {"tokens": np.array(session.tokens[:length], np.int64), **_cache(session).dump()}
-    metadata = {"format": _FORMAT, "model": _model_digest(session.model), "xxh3": _checksum(arrays)}
+    metadata = {"format": _FORMAT, "model": _model_digest(session.model.source), "xxh3": _checksum(arrays)}
     data = save(arrays, metadata)
     write_bytes(path, data)
     return len(data)
@@ -49,7 +48,7 @@ def restore_session(session: Session, path: Path) -> int:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise MillError(f"{path} is not a saved session")
-            if metadata.get("model") != _model_digest(session.model):
+            if metadata.get("model") != _model_digest(session.model.source):
                 raise MillError(f"{path} was saved with another model")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     except (OSError, SafetensorError) as error:
@@ -79,11 +78,11 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _model_digest(model: Model) -> str:
-    """Of the model's files, as `file_digest` reads them, and of what its tensors are."""
+def _model_digest(source: TensorSource) -> str:
+    """Of a model's files, as `file_digest` reads them, and of what its tensors are."""
     digest = xxhash.xxh3_64()
-    for path in model.source.files:
+    for path in source.files:
         digest.update(file_digest(Path(path)).encode())
-    for name, tensor in model.source.tensors.items():
+    for name, tensor in source.tensors.items():
         digest.update(f"{name} {tensor.shape} {tensor.source_type}".encode())
     return digest.hexdigest()

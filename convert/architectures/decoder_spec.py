@@ -23,11 +23,12 @@ from functools import partial
 import numpy as np
 
 from ..config import Config
-from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
+from ..draft_layers import DEEPSEEK_NAMES, nextn_tensors
 from ..expert_transforms import expert_half, expert_rows, stack_experts, transposed_expert_half, transposed_expert_rows
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import OTHER_NAMES, llama3_factors, longrope, rope_of, rope_scaling_keys
+from ..tensor_spec import DraftLayer, DraftLayers
 from ..tensor_transforms import Transform, computed, permute_heads, unchanged
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}

@@ -9,8 +9,8 @@ import llvmlite
 import numba
 import numpy as np
 
-from ... import __version__
 from ...jobs.code_digest import code_digest
+from ...version import __version__
 
 
 def program_identity() -> dict[str, str]:

@@ -62,7 +62,7 @@ class _OpenJob:
     """A plan that was made again. counts: weights that were replaced as rows were made, see `nonfinite_counts`."""
 
     def __init__(self, job: WorkerJob):
-        from ... import __name__ as package
+        package = __name__.rpartition(".pipeline.")[0]
 
         try:
             arguments = {k: v.path() if isinstance(v, SentFile) else v for k, v in job.arguments.items()}

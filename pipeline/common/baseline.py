@@ -14,7 +14,8 @@ from ...errors import PlanError, UsageError
 from ...jobs.atomic_write import atomic_file
 from ...runtime import Model
 from ...runtime.evaluate.divergence import OnLogits
-from ...runtime.evaluate.logits_file import LogitsFileWriter, StoredPredictions, open_logits
+from ...runtime.evaluate.logits_file import LogitsFileWriter, StoredPredictions
+from ...runtime.evaluate.open_logits import open_logits
 from ...runtime.evaluate.perplexity import cut_windows, with_bos
 from ...runtime.evaluate.provenance import file_digest
 from ...runtime.evaluate.top_logits import TopLogitsWriter

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...formats import TensorSource, TensorType
 from ...jobs.plan import Plan
 from ...quantize.search.type_search import TypeAssignment
+from ...version import __version__
 from .options import SearchOptions, Target
 from .weighting import ErrorWeighting
 

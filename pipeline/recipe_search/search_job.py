@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...formats import MillError, PlanError, TensorSource, TensorType
 from ...formats.file_range import read_file
 from ...jobs.plan import Plan
@@ -30,6 +29,7 @@ from ...quantize.search.type_search import (
     quantizable_tensors,
     use_packed_types,
 )
+from ...version import __version__
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import __version__
 from ...formats.loader_facts import LoaderTensor
 from ...formats.loaders import PROGRAMS, loader_problems
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
 from ...operating_system.process import system_text
+from ...version import __version__
 
 if TYPE_CHECKING:
     from ...imatrix import Imatrix

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
 from ...convert.outtype import recipe_types
 from ...formats import MillError, PlanError, TensorType, open_gguf
 from ...jobs.atomic_write import write_text
@@ -22,6 +21,7 @@ from ...quantize.planning import check_loads, plan_quantize
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
+from ...version import __version__
 from ..cluster.measuring import SearchWorkers
 from ..common.arguments import refuse_inputs
 from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances

@@ -19,9 +19,9 @@ from ..graph import Observer, Op, Weight
 from ..graph.compressed_ops import GroupedLinear
 from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
+from ..stored_sizes import stored_nbytes
 from .divergence import ModelPredictions, score
 from .perplexity import make_windows
-from .provenance import stored_nbytes
 from .score_statistics import ScoreStatistics
 
 ROWS_BYTES = 16 << 20  # decoded weights of one tensor in memory

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...errors import FormatError, MillError
-from ...formats.file_range import check_regular, read_range
+from ...formats.file_range import read_range
 from .divergence import Logits, Predictions
 
 MAGIC = b"_logits_"
@@ -182,17 +182,3 @@ class _CodesBlock:
         model_mass = (logits.exp * kept).sum(axis=1) / logits.total
         divergences = log_probs.sum(axis=1) + mass * np.log(logits.total) - mass + model_mass
         return base_losses, divergences, logits.top == codes.argmax(axis=1)
-
-
-def open_logits(path: Path) -> StoredPredictions | None:
-    """A file of predictions, of either kind by its magic; None for any other file. Raises FormatError for a damaged one."""
-    from .top_logits import MAGIC as TOP_MAGIC
-    from .top_logits import TopLogitsFile
-
-    check_regular(path)
-    if path.is_dir():
-        return None
-    with path.open("rb") as file:
-        magic = file.read(len(MAGIC))
-    kinds = {MAGIC: LogitsFile, TOP_MAGIC: TopLogitsFile}
-    return kinds[magic](path) if magic in kinds else None

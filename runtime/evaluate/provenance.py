@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ... import __version__
-from ...formats import SourceTensor
 from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ...operating_system.processors import processor_name
+from ...version import __version__
 from ..hparams import HParams
 from ..model import Model
 from ..settings import PLACEMENT
+from ..stored_sizes import tensor_sizes
 from .score_statistics import paired_ratio
 
 HEAD_BYTES = 16 << 20  # holds the header of a GGUF with a large vocabulary, and the first tensors
@@ -59,7 +59,7 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
     """The model's files with their hashes (`file_digest`), the sizes of its tensors (`tensor_sizes`), and the recipe, imatrix
     and program version in its metadata, each None if there is none."""
     source, metadata = model.source, model.metadata
-    sizes = tensor_sizes(model)
+    sizes = tensor_sizes(model.stored)
     imatrix = {key.removeprefix(_IMATRIX): _plain(v) for key, v in metadata.items() if key.startswith(_IMATRIX)}
     return {
         "path": source.path,
@@ -74,29 +74,6 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
         "imatrix": imatrix or None,
         "made_by": _plain(metadata.get("ggufmill.version")),
     }
-
-
-def tensor_sizes(model: Model) -> dict[str, Any]:
-    """parameters, nbytes and bits_per_weight of all tensors as stored in the file; types: name -> bytes, largest first."""
-    types: dict[str, int] = {}
-    parameters = 0
-    for tensor in model.stored.tensors.values():
-        nbytes = stored_nbytes(tensor)
-        types[tensor.source_type] = types.get(tensor.source_type, 0) + nbytes
-        parameters += tensor.n_elements
-    total = sum(types.values())
-    return {
-        "parameters": parameters,
-        "nbytes": total,
-        "bits_per_weight": 8 * total / parameters if parameters else 0.0,
-        "types": dict(sorted(types.items(), key=lambda item: -item[1])),
-    }
-
-
-def stored_nbytes(tensor: SourceTensor) -> int:
-    """Bytes of a tensor in its file; for types that GGUF does not have, those of bf16."""
-    stored = tensor.stored
-    return stored.nbytes(tensor.shape) if stored is not None and stored.is_known else 2 * tensor.n_elements
 
 
 def describe_settings(model: Model) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..draft_head import DraftHead, check_draft_layers
-from ..model import Model
+from ..draft_head import DraftHead, DraftingModel, check_draft_layers
 
 _WAITING = 64  # hidden states that wait for the next draft at most
 
@@ -57,7 +56,7 @@ class _Depth:
 class Drafter:
     """The draft layers' side of a session."""
 
-    def __init__(self, model: Model, n_ctx: int, draft_max: int):
+    def __init__(self, model: DraftingModel, n_ctx: int, draft_max: int):
         """draft_max: how many tokens are proposed at most; layers beyond are not run.
 
         Raises PlanError for a model without draft layers."""

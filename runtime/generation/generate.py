@@ -10,8 +10,8 @@ import numpy as np
 
 from ...formats import MillError, PlanError
 from ...simd.compile.compile_time import seconds_without_compilation
-from ..evaluate.provenance import tensor_sizes
-from ..model import Model, Session
+from ..session import Session, SessionModel
+from ..stored_sizes import tensor_sizes
 from .drafter import Drafter
 from .grammar import Grammar
 from .sampling import SampledToken, Sampler, token_biases
@@ -61,21 +61,21 @@ class Timings:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
-def warm_up(model: Model) -> None:
+def warm_up(model: SessionModel) -> None:
     """Runs a short prompt and one token through a small model, so that the speeds measured afterwards are not those of the
     first passes: these prepare data that all later passes share, and a prompt prepares other data than a single token.
 
     With a large model one token takes so long that this would not show in its speed, and the warm-up itself would be felt:
     nothing is done.
     """
-    if tensor_sizes(model)["nbytes"] <= _WARM_UP_MAX_BYTES:
+    if tensor_sizes(model.stored)["nbytes"] <= _WARM_UP_MAX_BYTES:
         session = model.session(_WARM_UP_TOKENS + 1)
         session.feed([0] * _WARM_UP_TOKENS)
         session.feed([0])
 
 
 def generate(
-    model: Model,
+    model: SessionModel,
     prompt: str | Sequence[int],
     n_predict: int = 128,
     stop: Sequence[str] = (),
@@ -159,7 +159,7 @@ class Generation:
 
     def __init__(
         self,
-        model: Model,
+        model: SessionModel,
         session: Session,
         prompt: list[int],
         n_predict: int,
@@ -380,7 +380,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((len(text) - start for start in starts if stop.startswith(text[start:])), 0)
 
 
-def feed_pending(model: Model, generations: Sequence[Generation]) -> list[np.ndarray]:
+def feed_pending(model: SessionModel, generations: Sequence[Generation]) -> list[np.ndarray]:
     """Feeds the pending tokens of several generations in one pass; returns what each one's `advance` needs."""
     if all(each.n_logits == 1 for each in generations):
         return [*model.feed([(each.session, each.pending_tokens) for each in generations])]

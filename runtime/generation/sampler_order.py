@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from .filters import FILTERS, by_logit, least_by_sigma, most_probable
+from .repetition import RepetitionPenalty
+from .sampling_options import Sampling
 
-if TYPE_CHECKING:
-    from .sampling import Sampler
+
+class SamplerState(Protocol):
+    """What samplers use of `sampling.Sampler`."""
+
+    settings: Sampling
+    random: np.random.Generator
+    repetition: RepetitionPenalty | None
+
+    def penalise(self, logits: np.ndarray, past: Sequence[int]) -> None: ...
+    def temperature(self, logits: np.ndarray) -> float: ...
 
 
-def apply_in_order(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def apply_in_order(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """(ids of the tokens that are left, by descending logit, their weights: probabilities times a factor).
 
     logits: float64 [n_vocab], changed in place, -inf for tokens that are excluded; past: as of `Sampler.sample`.
@@ -39,10 +49,10 @@ def _keep(logits: np.ndarray, ids: np.ndarray) -> None:
     logits[ids] = kept
 
 
-def _filter(name: str) -> Callable[[Sampler, np.ndarray, Sequence[int]], None]:
+def _filter(name: str) -> Callable[[SamplerState, np.ndarray, Sequence[int]], None]:
     setting, off, apply = FILTERS[name]
 
-    def step(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+    def step(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> None:
         if getattr(sampler.settings, setting) != off:
             ids = _candidates(logits)
             weights = np.exp(logits[ids] - logits[ids[0]])
@@ -51,17 +61,17 @@ def _filter(name: str) -> Callable[[Sampler, np.ndarray, Sequence[int]], None]:
     return step
 
 
-def _top_k(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+def _top_k(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> None:
     if 0 < sampler.settings.top_k < len(logits):
         _keep(logits, most_probable(logits, sampler.settings.top_k))
 
 
-def _top_n_sigma(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+def _top_n_sigma(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> None:
     if sampler.settings.top_n_sigma > 0:
         logits[logits < least_by_sigma(logits, sampler.settings.top_n_sigma)] = -math.inf
 
 
-def _temperature(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+def _temperature(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> None:
     ids = _candidates(logits)
     temp = sampler.temperature(logits[ids] - logits[ids[0]])
     if temp == 0:
@@ -70,12 +80,12 @@ def _temperature(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> N
         logits /= temp
 
 
-def _dry(sampler: Sampler, logits: np.ndarray, past: Sequence[int]) -> None:
+def _dry(sampler: SamplerState, logits: np.ndarray, past: Sequence[int]) -> None:
     if sampler.repetition is not None:
         sampler.repetition.apply(logits, past)
 
 
-_STEPS: dict[str, Callable[[Sampler, np.ndarray, Sequence[int]], None]] = {
+_STEPS: dict[str, Callable[[SamplerState, np.ndarray, Sequence[int]], None]] = {
     "penalties": lambda sampler, logits, past: sampler.penalise(logits, past),
     "dry": _dry,
     "top_n_sigma": _top_n_sigma,

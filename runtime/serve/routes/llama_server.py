@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .... import __version__
 from ....formats import PlanError
+from ....version import __version__
 from ...text.tokenizer import Tokenizer
 from ..checks import RequestError, flag, invalid, number, text
 from ..metrics import metrics_text

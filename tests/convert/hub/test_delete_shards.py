@@ -7,10 +7,10 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.convert import open_source
-from ggufmill.convert.draft_layers import DraftLayer, DraftLayers
 from ggufmill.convert.hub import delete_shards
 from ggufmill.convert.hub.delete_shards import ShardDeleter
 from ggufmill.convert.model_spec import ModelSpec, TensorSpec
+from ggufmill.convert.tensor_spec import DraftLayer, DraftLayers
 from ggufmill.convert.tensor_transforms import unchanged
 from ggufmill.formats import FormatError, PlanError
 from ggufmill.jobs.execute import execute

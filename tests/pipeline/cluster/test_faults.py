@@ -122,7 +122,7 @@ def test_disk_is_full_for_all(running, out, expected):
     ("preload", "line"),
     [
         ("import numba; numba.__version__ = '0.1'", r"numba 0\.1 instead of [\d.]+"),
-        ("import ggufmill; ggufmill.__version__ = '0.0.1'", r"ggufmill 0\.0\.1 instead of [\d.]+"),
+        ("import ggufmill.version; ggufmill.version.__version__ = '0.0.1'", r"ggufmill 0\.0\.1 instead of [\d.]+"),
         ("import sys; sys.modules['ggufmill'] = None", r"this program cannot be imported there"),
     ],
 )

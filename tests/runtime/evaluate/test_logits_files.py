@@ -20,7 +20,8 @@ from ggufmill.formats import FormatError
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.baseline import ModelBaseline
-from ggufmill.runtime.evaluate.logits_file import LogitsFileWriter, open_logits
+from ggufmill.runtime.evaluate.logits_file import LogitsFileWriter
+from ggufmill.runtime.evaluate.open_logits import open_logits
 from ggufmill.runtime.evaluate.perplexity import cut_windows, perplexities, perplexity
 from ggufmill.runtime.evaluate.top_logits import TopLogitsWriter
 
