@@ -28,6 +28,7 @@ _SPECIAL_TOKENS = {
     "sep_token": "seperator",
     "mask_token": "mask",
 }
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")  # of a message; the first that it has is taken
 
 
 class ChatTemplate:
@@ -49,7 +50,8 @@ class ChatTemplate:
         such as tools or enable_thinking. Raises PlanError when the template refuses the messages or fails.
         """
         defaults = {"tools": None, "documents": None, **self.special_tokens}
-        return self._run({"messages": list(messages), "add_generation_prompt": add_generation_prompt, **defaults, **variables})
+        named = [_with_reasoning_names(message) for message in messages]
+        return self._run({"messages": named, "add_generation_prompt": add_generation_prompt, **defaults, **variables})
 
     def _run(self, variables: Mapping[str, Any] | None) -> str:
         """Renders the template; without variables it is only compiled. Raises PlanError."""
@@ -65,6 +67,13 @@ class ChatTemplate:
             raise PlanError(f"the {self.name} is not valid: {message}")
         reason = message if error == "template" else f"{error}: {message}"
         raise PlanError(f"the {self.name} cannot write these messages: {reason}")
+
+
+def _with_reasoning_names(message: Message) -> Message:
+    """The message with its reasoning under each name that templates read it by, as in transformers: `thinking` (gpt-oss, LFM2)
+    and `reasoning_content` (most others)."""
+    reasoning = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def find_template(metadata: Mapping[str, Any], choice: str | None = None) -> ChatTemplate:

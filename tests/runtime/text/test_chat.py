@@ -147,6 +147,32 @@ def test_rendered_text_is_that_of_transformers(name):
             assert "Hello, Zoë & co?" in expected
 
 
+REASONING = """{%- for m in messages %}[{{ m.role }}|{{ m.thinking is defined and m.thinking }}|
+{{- m.reasoning_content is defined and m.reasoning_content }}|{{ m.content }}]{% endfor %}"""
+NAMED_REASONING = [
+    {"role": "assistant", "content": "4", **dict.fromkeys(names, "sum")}
+    for names in ((), ("reasoning_content",), ("reasoning",), ("thinking",), ("thinking", "reasoning"))
+]
+
+
+def test_reasoning_reaches_templates_under_the_names_that_they_read():
+    """gpt-oss and LFM2 read `thinking`, most others `reasoning_content`, which is what the server answers with."""
+    rendered = ChatTemplate(REASONING).render(NAMED_REASONING)
+    assert rendered == "[assistant|False|False|4]" + 4 * "[assistant|sum|sum|4]"
+    differing = {"role": "assistant", "content": "4", "reasoning_content": "a", "thinking": "b", "reasoning": None}
+    assert ChatTemplate(REASONING).render([differing]) == "[assistant|b|a|4]"
+
+
+def test_names_of_reasoning_are_those_of_transformers():
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    if not hasattr(utils, "_alias_reasoning_fields"):
+        pytest.skip("this version of transformers knows one name only")
+    differing = {"role": "assistant", "content": "4", "reasoning_content": "a", "thinking": "b", "reasoning": "c"}
+    chat = [*NAMED_REASONING, differing, differing | {"reasoning_content": None}, MESSAGES[0]]
+    (expected,), _ = utils.render_jinja_template([chat], chat_template=REASONING)
+    assert ChatTemplate(REASONING).render(chat, add_generation_prompt=False) == expected
+
+
 def test_built_in_templates():
     def render(name, messages=MESSAGES[1:]):
         return ChatTemplate(BUILT_IN[name], SPECIALS).render(messages)
