@@ -158,7 +158,7 @@ class _Vocabulary:
             self.special_token_ids.append(eos)
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", "surrogateescape"), add_special=False)
+        return self._tokenizer.encode_continuation(text.decode("utf-8", "surrogateescape"))
 
 
 def _first_line(message: str) -> str:

@@ -78,6 +78,13 @@ class Tokenizer:
                 ids += self._encode_ordinary(self._prefix + fragment)
         return ids + self._suffix if add_special else ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that continues another: without the space that begins a text, without special tokens. Raises
+        FormatError as `encode`."""
+        if self.vocabulary.model == "t5" and self.vocabulary.space_prefix:
+            return self._encode_normalised(text.replace(" ", "▁"))
+        return self._encode_ordinary(text)
+
     def _encode_ordinary(self, text: str) -> list[int]:
         """Token ids of a text without special tokens; surrogates in it become byte tokens or U+FFFD."""
         if _SURROGATE.search(text) is None:

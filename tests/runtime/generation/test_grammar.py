@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import MillError, PlanError
-from ggufmill.runtime import generate, load_model
+from ggufmill.runtime import Tokenizer, generate, load_model
 from ggufmill.runtime.generation import grammar
 from ggufmill.runtime.generation.gbnf import gbnf_to_lark
 from ggufmill.runtime.generation.grammar import MAX_GRAMMAR_LENGTH, compile_grammar, compile_schema
@@ -54,6 +55,49 @@ def test_texts_fit_their_schema(model, schema, seed):
     text = running.text()
     assert running.reason == "eos"
     jsonschema.validate(json.loads(text), schema)
+
+
+def published_vocabularies():
+    """Metadata of vocabularies cut down to some hundred tokens; with a space in front of each text: llama-spm, phi-3."""
+    with np.load(Path(__file__).parents[2] / "data" / "golden_vocabularies.npz") as arrays:
+        vocabularies = json.loads(arrays["json"].tobytes())["vocabularies"]
+    return {name: {f"tokenizer.ggml.{k}": v for k, v in each["metadata"].items()} for name, each in vocabularies.items()}
+
+
+def unigram_vocabulary():
+    pieces = [*[f"<0x{b:02X}>" for b in range(256)], "▁", "y", "es", "▁yes", "▁a", '"', "{", "}", ":"]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 256)]
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *pieces],
+        "tokenizer.ggml.scores": -np.arange(len(types), dtype=np.float32),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+CHOICES = {"enum": ["yes a", "yes bc"]}  # made of characters that all of them have
+
+
+@pytest.mark.parametrize("name", [*published_vocabularies(), "unigram"])
+@pytest.mark.parametrize("kind", ["gbnf", "schema"])
+def test_forced_text_has_no_space_in_front(name, kind):
+    """Vocabularies that put one in front of each text refused their own first token."""
+    tokenizer = Tokenizer(unigram_vocabulary() if name == "unigram" else published_vocabularies()[name])
+    gbnf = 'root ::= "yes " [a-c]{3,5} "."'
+    compiled = compile_grammar(tokenizer, gbnf) if kind == "gbnf" else compile_schema(tokenizer, CHOICES)
+    for seed in range(5):
+        draw, mask, tokens = np.random.default_rng(seed), compiled.start(), []
+        while (logits := mask(tokens, np.zeros(tokenizer.n_vocab, np.float32))) is not None and len(tokens) < 200:
+            tokens.append(int(draw.choice(np.flatnonzero(np.isfinite(logits)))))
+            if tokens[-1] in tokenizer.eog_ids:
+                break
+        text = b"".join(tokenizer.piece(t) for t in tokens if t not in tokenizer.eog_ids).decode()
+        if kind == "gbnf":
+            assert re.fullmatch(r"yes [a-c]{3,5}\.", text), text
+        else:
+            jsonschema.validate(json.loads(text), CHOICES)
 
 
 @pytest.mark.parametrize("draft_seed", range(4))
