@@ -38,7 +38,7 @@ def open_source(
 ) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
-    mla_layout  how DeepSeek's latent attention is written (see `architectures.deepseek`): 'ik' (also for None), 'mainline' or
+    mla_layout  how DeepSeek's latent attention is written (see `deepseek`): 'ik' (also for None), 'mainline' or
                 'legacy'; no effect on other architectures, not allowed for a GGUF
     remote      a repository's weights are not downloaded: their headers are read now, their data when it is needed
     architecture  as which a checkpoint is converted, a name as in config.json's architectures (None: what is there); a relative

@@ -387,7 +387,10 @@ TARGETS = {
     "ranks": Target(_vocabulary_from("tiktoken.model"), "", ("convert.tokenizers.tiktoken",), lambda: [seeds.RANKS]),
     "words": Target(_vocabulary_from("vocab.txt"), "", ("convert.tokenizers.wordpiece",), lambda: [seeds.WORDS]),
     "config": Target(
-        config, "json", ("convert.metadata", "convert.quantization.methods", "convert.architectures.deepseek"), seeds.configs
+        config,
+        "json",
+        ("convert.metadata", "convert.quantization.methods", "convert.architectures.latent_attention.deepseek"),
+        seeds.configs,
     ),
     "card": Target(card, "card", ("convert.model_card",), lambda: seeds.CARDS),
     "metadata": Target(metadata, "json", ("convert.model_card",), lambda: [seeds.METADATA]),

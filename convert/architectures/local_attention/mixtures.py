@@ -12,7 +12,7 @@ from ...metadata import RMS_NORM
 from ...model_spec import ModelSpec
 from ...tensor_transforms import unchanged
 from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
-from ..mixture_variants import GATINGS, dense_prefix
+from ..experts.mixture_variants import GATINGS, dense_prefix
 
 LAYER_NORM = ("attention.layer_norm_epsilon", "layer_norm_eps")
 LAGUNA_ROPE = {

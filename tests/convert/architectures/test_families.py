@@ -11,10 +11,10 @@ from ggufmill.convert.architectures import (
     layer_norm,
     llama,
     llama_variants,
-    minicpm3,
-    mixtures,
     qwen,
 )
+from ggufmill.convert.architectures.experts import mixtures
+from ggufmill.convert.architectures.latent_attention import minicpm3
 from ggufmill.convert.config import Config
 from ggufmill.formats import FormatError
 

@@ -6,11 +6,11 @@ gate and up, blocks of 32 columns, ...]; in other types gate_up_proj is [experts
 
 from __future__ import annotations
 
-from ..config import Config
-from ..expert_transforms import expert_rows, transposed_expert_rows
-from ..model_spec import ModelSpec
-from ..tensor_transforms import Transform, select_columns
-from .decoder_spec import DecoderSpec, LayerTensor, linear
+from ...config import Config
+from ...expert_transforms import expert_rows, transposed_expert_rows
+from ...model_spec import ModelSpec
+from ...tensor_transforms import Transform, select_columns
+from ..decoder_spec import DecoderSpec, LayerTensor, linear
 
 ARCHITECTURE = "gpt-oss"
 MXFP4_BLOCK = 32  # elements

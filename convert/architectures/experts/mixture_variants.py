@@ -5,13 +5,13 @@ All raise FormatError for settings that cannot be converted.
 
 from __future__ import annotations
 
-from ..config import Config
-from ..draft_layers import LAYER_NORM_NAMES, QWEN_NAMES
-from ..expert_transforms import expert_half, expert_rows
-from ..model_spec import ModelSpec
-from ..tensor_transforms import select_rows, unchanged
-from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
-from .llama_variants import GRANITE_FACTORS
+from ...config import Config
+from ...draft_layers import LAYER_NORM_NAMES, QWEN_NAMES
+from ...expert_transforms import expert_half, expert_rows
+from ...model_spec import ModelSpec
+from ...tensor_transforms import select_rows, unchanged
+from ..decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
+from ..llama_variants import GRANITE_FACTORS
 from .mixtures import BAILING_NAMES
 
 SOFTMAX_GATING = 1

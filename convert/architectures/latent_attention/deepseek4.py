@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Config
-from ..metadata import hparam_keys, uint32_keys
-from ..model_spec import ModelSpec, TensorSpec
-from ..rope import Rope, read_rope, rope_scaling_keys
-from ..tensor_transforms import as_int32
-from .decoder_spec import MAX_EXPERTS, LayerTensor, expert_stacks, linear
+from ...config import Config
+from ...metadata import hparam_keys, uint32_keys
+from ...model_spec import ModelSpec, TensorSpec
+from ...rope import Rope, read_rope, rope_scaling_keys
+from ...tensor_transforms import as_int32
+from ..decoder_spec import MAX_EXPERTS, LayerTensor, expert_stacks, linear
 
 ARCHITECTURE = "deepseek4"
 SQRT_SOFTPLUS_GATING = 4  # expert_gating_func in the GGUF

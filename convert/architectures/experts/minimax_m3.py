@@ -3,12 +3,12 @@ selects the blocks of keys which a query sees (MiniMax Sparse Attention)."""
 
 from __future__ import annotations
 
-from ..config import Config
-from ..model_spec import ModelSpec
-from ..tensor_transforms import add_one
-from .decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
+from ...config import Config
+from ...model_spec import ModelSpec
+from ...tensor_transforms import add_one
+from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
+from ..llama import MIXTRAL_EXPERTS
 from .gpt_oss import add_swish_limit
-from .llama import MIXTRAL_EXPERTS
 
 ARCHITECTURE = "minimax-m3"
 THETA = 5e6

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..config import Config
-from ..draft_layers import UNNAMED
-from ..model_spec import ModelSpec
-from ..tensor_transforms import Transform, interleave_halves, select_rows, unchanged
-from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
-from .llama import MIXTRAL_EXPERTS
+from ...config import Config
+from ...draft_layers import UNNAMED
+from ...model_spec import ModelSpec
+from ...tensor_transforms import Transform, interleave_halves, select_rows, unchanged
+from ..decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
+from ..llama import MIXTRAL_EXPERTS
 
 GLM4_ROPE_FRACTION = {"partial_rotary_factor": 0.5}  # the default of the model's own code
 BAILING_NAMES = CheckpointNames(embedding="model.word_embeddings.weight")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import Config
-from ..model_spec import ModelSpec
-from .decoder_spec import DecoderSpec, LayerTensor
+from ...config import Config
+from ...model_spec import ModelSpec
+from ..decoder_spec import DecoderSpec, LayerTensor
 from .deepseek import LatentAttention, attention_tensors, latent_attention
 
 ARCHITECTURE = "minicpm3"

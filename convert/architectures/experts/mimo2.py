@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..config import Config
-from ..draft_layers import LAYER_NORM_NAMES
-from ..model_spec import ModelSpec
-from .decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
+from ...config import Config
+from ...draft_layers import LAYER_NORM_NAMES
+from ...model_spec import ModelSpec
+from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
 
 ARCHITECTURE = "mimo2"
 DEFAULTS = {"head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "num_key_value_heads": 4}

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..config import Config
-from ..metadata import hparam_keys, uint32_keys
-from ..model_spec import ModelSpec, TensorSpec
-from ..rope import rope_scaling_keys
-from ..tensor_transforms import scaled
-from .decoder_spec import expert_stacks
+from ...config import Config
+from ...metadata import hparam_keys, uint32_keys
+from ...model_spec import ModelSpec, TensorSpec
+from ...rope import rope_scaling_keys
+from ...tensor_transforms import scaled
+from ..decoder_spec import expert_stacks
 from .deepseek import LatentAttention, attention_keys, attention_tensors, latent_attention, latent_rope
 
 NAME = "longcat-flash"

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Config
-from ..draft_layers import DEEPSEEK_NAMES, nextn_tensors
-from ..metadata import hparam_keys, uint32_keys
-from ..model_spec import ModelSpec, TensorSpec
-from ..rope import Rope, read_rope, rope_scaling_keys
-from ..tensor_spec import DraftLayer, DraftLayers
-from ..tensor_transforms import Transform, kv_b_keys, kv_b_values, permute_heads, unchanged
-from .decoder_spec import expert_stacks, linear
+from ...config import Config
+from ...draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
+from ...metadata import hparam_keys, uint32_keys
+from ...model_spec import ModelSpec, TensorSpec
+from ...rope import Rope, read_rope, rope_scaling_keys
+from ...tensor_transforms import Transform, kv_b_keys, kv_b_values, permute_heads, unchanged
+from ..decoder_spec import expert_stacks, linear
 
 GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
 # with the defaults of V3's own code

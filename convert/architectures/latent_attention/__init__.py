@@ -1,0 +1,1 @@
+"""Multi-head latent attention: DeepSeek V2 to V4 and what follows them."""
