@@ -20,7 +20,7 @@ from .config import Config, read_config
 from .draft_layers import with_draft_layers
 from .model_spec import ModelSpec, TensorSpec
 from .quantization.methods import WeightFinder, missing_name
-from .quantization.stored_weights import Weight, WeightTensors
+from .quantization.stored_weights import StoredWeight, WeightTensors
 
 # Suffixes of tensors that are not weights of the model: tables that every runtime recomputes, scales of activations and KV
 # cache.
@@ -142,7 +142,7 @@ def assemble(
         used.add(stored[name].name)
         if len(stored[name].shape) != 1 or stored[name].dtype not in ("I64", "U64"):
             misshapen.append(f"{name} is {stored[name].dtype} {list(stored[name].shape)}, not a list of 64-bit whole numbers")
-    assembled: list[tuple[TensorSpec, list[Weight], list[StoredTensor]]] = []
+    assembled: list[tuple[TensorSpec, list[StoredWeight], list[StoredTensor]]] = []
     for spec in model.tensors:
         sources = [_find(find_weight, spec, name, stored) for name in spec.sources]
         alternative = spec.alternative
@@ -187,14 +187,14 @@ def stored_values(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, np.ndar
     stored = _renamed(checkpoint.stored, model.renamed_prefixes) if is_needed else {}
 
     def value(name: str) -> float:
-        return float(Weight(stored[name]).read(slice(0, 1)).item())
+        return float(StoredWeight(stored[name]).read(slice(0, 1)).item())
 
     numbers = {key: np.array([value(name) for name in names], np.float32) for key, names in model.stored_values.items()}
     integers = {key: stored[name].rows(0, stored[name].shape[0]) for key, name in model.stored_integers.items()}
     return numbers | {key: values.astype(np.uint64) for key, values in integers.items()}
 
 
-def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTensor]) -> SourceTensor:
+def _transform(spec: TensorSpec, weights: list[StoredWeight], tensors: list[StoredTensor]) -> SourceTensor:
     tensor = replace(spec.transform(spec.name, weights), files=tuple(dict.fromkeys(tensor.path for tensor in tensors)))
     if tensor.scale is not None and not takes_scale(spec.name):  # its rows cannot be kept without their factor
         return replace(tensor, raw=None, stored=None, scale=None)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import SourceTensor
-from .quantization.stored_weights import Rows, Weight
+from .quantization.stored_weights import Rows, StoredWeight
 from .tensor_transforms import Transform, joined_scale, reordered, transposed_matrices
 
 
-def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:
+def stack_experts(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """Matrices [rows, columns] of one shape, one per expert -> ne shape (columns, rows, experts)."""
     first = weights[0]
     rows = first.rows
 
-    def select(start: int, stop: int) -> tuple[Weight, slice]:
+    def select(start: int, stop: int) -> tuple[StoredWeight, slice]:
         expert, first_row = divmod(start, rows)
         return weights[expert], slice(first_row, first_row + stop - start)
 
@@ -51,7 +51,7 @@ def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:
 def expert_rows(first: int = 0, step: int = 1) -> Transform:
     """From a stack [experts, rows, columns] every step-th row of each matrix -> ne shape (columns, rows / step, experts)."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         experts = weight.shape[0]
         rows = weight.rows // experts
@@ -71,7 +71,7 @@ def expert_rows(first: int = 0, step: int = 1) -> Transform:
 def expert_half(half: int) -> Transform:
     """From a stack [experts, rows, columns] the first (0) or second (1) half of each matrix's rows."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         experts = weight.shape[0]
         n_selected = weight.rows // experts // 2
@@ -94,7 +94,7 @@ def transposed_expert_rows(first: int = 0, step: int = 1) -> Transform:
 def split_experts(experts: int) -> Transform:
     """From the matrices of all experts in one, [experts * rows, columns] -> ne shape (columns, rows, experts)."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         return reordered(name, (weight.columns, weight.rows // experts, experts), weight, slice)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..formats import FormatError
 from .config import FLOAT32_MAX, Config, read_json
-from .rope import Rope
+from .rope import RopeConfig
 
 # metadata key without the architecture -> key of config.json; all are required
 HPARAMS = {
@@ -46,7 +46,7 @@ RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # metadata key 
 def hparam_keys(
     architecture: str,
     config: Config,
-    rope: Rope,
+    rope: RopeConfig,
     other: Mapping[str, str] | None = None,
     norm: tuple[str, str] = RMS_NORM,
 ) -> dict[str, Any]:

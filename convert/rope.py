@@ -23,7 +23,7 @@ ALWAYS_LONGROPE = ("phi3", "phimoe", "minicpm3")
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeConfig:
     """The rotary embedding of a model.
 
     theta     base of the frequencies
@@ -43,7 +43,7 @@ class Rope:
         return self.settings.number("factor", positive=True)
 
 
-def read_rope(config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> Rope:
+def read_rope(config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> RopeConfig:
     """From rope_theta beside rope_scaling (with `type` or `rope_type`), or from rope_parameters, which contains both.
 
     other_names: name in config.json -> scaling, where these differ. Raises FormatError for a scaling that cannot be converted.
@@ -61,10 +61,10 @@ def read_rope(config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> R
     fraction = settings.number("partial_rotary_factor", outer_fraction, positive=True)
     if fraction > 1:
         raise config.error(f"partial_rotary_factor is {fraction}; at most 1 is possible")
-    return Rope(theta, scaling, settings, fraction)
+    return RopeConfig(theta, scaling, settings, fraction)
 
 
-def rope_of(architecture: str, config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> Rope:
+def rope_of(architecture: str, config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> RopeConfig:
     """As `read_rope`, for a model that may not know of rotating a part of each head."""
     rope = read_rope(config, other_names)
     if rope.fraction == 1 or architecture in PARTIAL_ROTATION:
@@ -74,7 +74,7 @@ def rope_of(architecture: str, config: Config, other_names: Mapping[str, str] = 
     return replace(rope, fraction=1.0)
 
 
-def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str], *, latent: bool = False) -> dict[str, Any]:
+def rope_scaling_keys(architecture: str, rope: RopeConfig, notes: list[str], *, latent: bool = False) -> dict[str, Any]:
     """The rope.scaling.* keys; none for 'llama3', which is stored as a tensor (`llama3_factors`).
 
     Raises FormatError for settings that a GGUF cannot say.
@@ -118,13 +118,13 @@ def _magnitude(factor: float, mscale: float) -> float:
     return 1.0 + 0.1 * mscale * float(np.log(factor)) if factor > 1 else 1.0
 
 
-def _original_context(config: Config, rope: Rope, minimum: int = 1) -> int:
+def _original_context(config: Config, rope: RopeConfig, minimum: int = 1) -> int:
     """original_max_position_embeddings of the scaling's settings, else of the config itself."""
     key = "original_max_position_embeddings"
     return (config if rope.settings.get(key) is None else rope.settings).integer(key, minimum=minimum)
 
 
-def llama3_factors(config: Config, rope: Rope, rotary_dim: int) -> np.ndarray:
+def llama3_factors(config: Config, rope: RopeConfig, rotary_dim: int) -> np.ndarray:
     """Divisors of the rotary frequencies, float32 [rotary_dim / 2]: the tensor rope_freqs.weight.
 
     Llama 3.1's rule: wavelengths above original / low_freq_factor are multiplied by `factor`, those below original /
@@ -143,7 +143,9 @@ def llama3_factors(config: Config, rope: Rope, rotary_dim: int) -> np.ndarray:
     return (1.0 / ((1.0 - unchanged) / rope.factor + unchanged)).astype(np.float32)
 
 
-def longrope(architecture: str, config: Config, rope: Rope, rotary_dim: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def longrope(
+    architecture: str, config: Config, rope: RopeConfig, rotary_dim: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """LongRoPE (arXiv:2402.13753): metadata, and the frequency factors for short and long texts, tensor name -> float32 [n].
 
     Cosines and sines are multiplied by attention_factor, or else by sqrt(1 + ln(factor) / ln(original context)).

@@ -13,20 +13,20 @@ from math import prod
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorScale
-from .quantization.stored_weights import Rows, Weight
+from .quantization.stored_weights import Rows, StoredWeight
 
-Transform = Callable[[str, list[Weight]], SourceTensor]
+Transform = Callable[[str, list[StoredWeight]], SourceTensor]
 RowOrder = Callable[[int, int], Rows]  # (start, stop): rows of the result -> the weight's rows that they are
 
 
-def unchanged(name: str, weights: list[Weight]) -> SourceTensor:
+def unchanged(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """One weight as it is: a vector stays one, a matrix [rows, columns] has ne shape (columns, rows)."""
     weight = weights[0]
     shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
     return reordered(name, shape, weight, slice)
 
 
-def as_int32(name: str, weights: list[Weight]) -> SourceTensor:
+def as_int32(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A matrix of whole numbers as int32, which `read` gives as float32."""
     weight = weights[0]
 
@@ -58,7 +58,7 @@ def permute_heads(n_heads: int, rotated: int | None = None) -> Transform:
     end of each head are (latent attention); None: all.
     """
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         is_vector = len(weight.shape) == 1
         head_dim = (weight.columns if is_vector else weight.rows) // n_heads
@@ -91,7 +91,7 @@ def kv_b_values(n_heads: int, key_size: int, value_size: int, *, by_head: bool) 
         head, row = np.divmod(np.arange(start, stop), value_size)
         return head * (key_size + value_size) + key_size + row
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         columns = weights[0].columns
         shape = (columns, value_size, n_heads) if by_head else (columns, value_size * n_heads)
         return reordered(name, shape, weights[0], order)
@@ -106,7 +106,7 @@ def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) ->
     heads that it touches.
     """
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         rank = weight.columns
 
@@ -125,7 +125,7 @@ def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) ->
     return transform
 
 
-def add_one(name: str, weights: list[Weight]) -> SourceTensor:
+def add_one(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A vector plus 1: Gemma's norms multiply by 1 + weight, GGUF's by the weight."""
     weight = weights[0]
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
@@ -134,7 +134,7 @@ def add_one(name: str, weights: list[Weight]) -> SourceTensor:
 def negated_exponential(order: np.ndarray) -> Transform:
     """A vector x as -e^x, with its elements in an order: GGUF's ssm_a of a checkpoint's A_log."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -145,7 +145,7 @@ def negated_exponential(order: np.ndarray) -> Transform:
     return transform
 
 
-def flatten(name: str, weights: list[Weight]) -> SourceTensor:
+def flatten(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A matrix of one row as a vector."""
     weight = weights[0]
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
@@ -154,7 +154,7 @@ def flatten(name: str, weights: list[Weight]) -> SourceTensor:
 def reshaped(*shape: int, function: Callable[[np.ndarray], np.ndarray] | None = None) -> Transform:
     """All numbers of a small weight, in order, in another ne shape. function: applied to them, float32."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -169,7 +169,7 @@ def reshaped(*shape: int, function: Callable[[np.ndarray], np.ndarray] | None = 
 def scaled(factors: float | np.ndarray) -> Transform:
     """A matrix or vector times a number, or times a number for each row of the matrix, float32 [rows]."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -185,7 +185,7 @@ def scaled(factors: float | np.ndarray) -> Transform:
 def padded_rows(count: int) -> Transform:
     """A matrix with at most `count` rows; behind its own, copies of its first one fill it up to `count`."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def order(start: int, stop: int) -> Rows:
@@ -203,7 +203,7 @@ def select_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray
     order: row numbers of the result -> which of the `count` rows they are.
     """
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def rows(start: int, stop: int) -> Rows:
@@ -217,12 +217,12 @@ def select_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray
     return transform
 
 
-def transposed(name: str, weights: list[Weight]) -> SourceTensor:
+def transposed(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A matrix that is stored transposed, [columns, rows] -> ne shape (columns, rows)."""
     return transposed_matrices(lambda rows: slice(0, rows))(name, weights)
 
 
-def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
+def stack_rows(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """Vectors [columns] of one length -> ne shape (columns, vectors)."""
 
     def read(start: int, stop: int) -> np.ndarray:
@@ -231,7 +231,7 @@ def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
 
 
-def joined_rows(name: str, weights: list[Weight]) -> SourceTensor:
+def joined_rows(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """Matrices [rows, columns], each of its own number of rows, one below the other -> ne shape (columns, all rows)."""
     ends = np.cumsum([weight.rows for weight in weights])
 
@@ -251,7 +251,7 @@ def joined_rows(name: str, weights: list[Weight]) -> SourceTensor:
 def transposed_matrices(select: Callable[[int], slice], split: int = 0) -> Transform:
     """select: number of rows of a matrix -> those that are taken; split: experts of a stack that is stored as one matrix."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
         is_stack = split > 0 or len(weight.shape) > 2
         experts = split or (weight.shape[0] if len(weight.shape) > 2 else 1)
@@ -284,7 +284,7 @@ def transposed_matrices(select: Callable[[int], slice], split: int = 0) -> Trans
 def select_columns(first: int, step: int) -> Transform:
     """From a matrix [rows, columns] every step-th column -> ne shape (columns / step, rows)."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -298,7 +298,7 @@ def select_columns(first: int, step: int) -> Transform:
 def reorder_columns(order: np.ndarray) -> Transform:
     """A matrix [rows, columns] whose columns are those of the checkpoint's in another order."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -312,7 +312,7 @@ def reorder_columns(order: np.ndarray) -> Transform:
 def computed(compute: Callable[[], np.ndarray]) -> Transform:
     """A vector or matrix of float32 that the checkpoint does not contain; computed when all sizes have been checked."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         values = compute()
         rows = values.reshape(-1, values.shape[-1])
         return SourceTensor(name, values.shape[::-1], "f32", lambda start, stop: rows[start:stop].copy())
@@ -320,7 +320,7 @@ def computed(compute: Callable[[], np.ndarray]) -> Transform:
     return transform
 
 
-def reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrder) -> SourceTensor:
+def reordered(name: str, shape: tuple[int, ...], weight: StoredWeight, order: RowOrder) -> SourceTensor:
     """A tensor whose rows are rows of one weight, in some order."""
 
     def run(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
@@ -333,7 +333,7 @@ def reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrder
     return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type, read_bf16=read_bf16, scale=scale)
 
 
-def _selected_elements(name: str, weight: Weight, elements: np.ndarray) -> SourceTensor:
+def _selected_elements(name: str, weight: StoredWeight, elements: np.ndarray) -> SourceTensor:
     """A vector of some elements of a vector."""
 
     def read(start: int, stop: int) -> np.ndarray:

@@ -17,9 +17,9 @@ from typing import Any
 import xxhash
 
 from ..errors import FormatError
-from .columns import Columns
 from .file_range import HASH_BLOCK_BYTES, read_range, read_text
 from .gguf import GGUFFile
+from .lazy_sequence import LazySequence
 from .tensor_table import TensorInfo
 
 # Strongest last: `--check` uses the strongest that a manifest has.
@@ -46,7 +46,7 @@ class Hash:
         return f"{self.algorithm:<8}  {self.digest}  {self.name}"
 
 
-class Hashes(Columns[Hash]):
+class Hashes(LazySequence[Hash]):
     """Hashes of files and tensors in columns."""
 
     def __init__(self) -> None:

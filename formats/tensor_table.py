@@ -136,7 +136,7 @@ class _Items(ItemsView[str, Made]):
         return zip(self._mapping, self._mapping.make_all(), strict=True)
 
 
-class Columns(Protocol):
+class TensorColumns(Protocol):
     """The tensors of a file in columns; names: all of them, in its order."""
 
     @property
@@ -146,7 +146,7 @@ class Columns(Protocol):
     def names(self) -> Sequence[str]: ...
 
 
-File = TypeVar("File", bound=Columns)
+File = TypeVar("File", bound=TensorColumns)
 
 
 class TensorTable(MadeOnDemand[int, Made], Generic[File, Made]):

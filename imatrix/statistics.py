@@ -128,7 +128,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ImatrixComparison:
     """differences: of common entries, smallest cosine first; only_first, only_second, unlike (another width): names."""
 
     differences: list[Difference]
@@ -137,7 +137,7 @@ class Comparison:
     unlike: list[str]
 
 
-def compare(first: Imatrix, second: Imatrix) -> Comparison:
+def compare(first: Imatrix, second: Imatrix) -> ImatrixComparison:
     """Compares the mean squares of two files by entry, with undersampled experts filled up as for quantisation."""
     a, b = first.means(), second.means()
     differences, unlike = [], []
@@ -156,4 +156,4 @@ def compare(first: Imatrix, second: Imatrix) -> Comparison:
         ratio, relative = (float(y.sum()) / total, distance / norm) if total else (None, None)
         differences.append(Difference(name, cosine(x, y), ratio, relative))
     differences.sort(key=lambda d: d.cosine if d.cosine is not None else -1.0)
-    return Comparison(differences, [n for n in a if n not in b], [n for n in b if n not in a], unlike)
+    return ImatrixComparison(differences, [n for n in a if n not in b], [n for n in b if n not in a], unlike)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import MillError
 from ..runtime import Model
-from ..runtime.evaluate.perplexity import Candidate, OnHidden, score_windows
+from ..runtime.evaluate.perplexity import OnHidden, ScoredModel, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
 from ..simd.compile.compile_time import seconds_without_compilation
 
@@ -34,7 +34,7 @@ def score(
             yield
         return
     try:
-        yield from score_windows([Candidate(model, statistics, on_hidden)], windows)
+        yield from score_windows([ScoredModel(model, statistics, on_hidden)], windows)
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

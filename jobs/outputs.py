@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..formats.columns import Columns
+from ..formats.lazy_sequence import LazySequence
 from ..formats.source import TensorScale
 from ..formats.types import TensorType
 
@@ -69,7 +69,7 @@ class Output:
         return prod(self.shape)
 
 
-class Outputs(Columns[Output]):
+class Outputs(LazySequence[Output]):
     """Tensors to be written, in file order.
 
     names   of all
@@ -177,7 +177,7 @@ class Location:
     offset: int
 
 
-class Locations(Columns[Location]):
+class Locations(LazySequence[Location]):
     """Of the outputs of a plan. files: index of each one's file, int64 [n]; offsets: bytes from its start, int64 [n]."""
 
     def __init__(self, files: np.ndarray, offsets: np.ndarray):

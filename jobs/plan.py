@@ -21,8 +21,8 @@ import numpy as np
 from ..errors import PlanError
 from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, GGUFFile
 from ..formats.gguf_header import header_bytes
-from .long_json import LongJson
 from .outputs import Locations, Output, OutputKind, Outputs
+from .streamed_json import StreamedJson
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True)
-class Plan(LongJson):
+class Plan(StreamedJson):
     """What a job writes.
 
     outputs      the tensors in file order; `locations` has one entry for each

@@ -11,13 +11,13 @@ from ..errors import CheckFailed, PlanError
 from ..formats import GGUFFile, open_gguf
 from ..formats.hashes import ALGORITHMS, Hashes, escape_line_breaks, hash_file, read_manifest
 from ..jobs.atomic_write import write_lines
-from ..jobs.long_json import LongJson
+from ..jobs.streamed_json import StreamedJson
 from .common.arguments import check_new, refuse_inputs
 from .common.progress import OnProgress, Stage, reporting
 
 
 @dataclass
-class HashResult(LongJson):
+class HashResult(StreamedJson):
     """Digests, and if they were checked how each compares with the manifest.
 
     files     paths of the model's files

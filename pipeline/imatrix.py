@@ -15,7 +15,7 @@ from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import CollectState, load_state
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
 from ..imatrix.files import LEGACY_CHUNK
-from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
+from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..jobs.lock import output_lock
@@ -330,7 +330,7 @@ class ImatrixStatistics:
     entries: list[TensorStatistics]
     similarity: list[Similarity] | None = None
     other: Path | None = None
-    comparison: Comparison | None = None
+    comparison: ImatrixComparison | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: datasets, chunks, chunk_size, entries; layer_similarity and comparison if they were asked for."""

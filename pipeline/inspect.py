@@ -19,7 +19,7 @@ from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_differences, loader_problems
 from ..formats.source import LOST_CONFIG
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
-from ..jobs.long_json import LongJson
+from ..jobs.streamed_json import StreamedJson
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import OnProgress, Stage, reporting
 from .common.rows import Rows
@@ -30,7 +30,7 @@ _CHECKED = 1 << 22  # elements that are decoded at a time
 
 
 @dataclass
-class InspectResult(LongJson):
+class InspectResult(StreamedJson):
     """Metadata, tensors, types and sizes of a GGUF file, all its shards together.
 
     files, file_nbytes  paths of the shards, and their sizes; file_bytes: the sum

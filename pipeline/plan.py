@@ -12,8 +12,8 @@ from ..convert import open_source
 from ..convert.hub.fetch import is_repository
 from ..errors import CheckFailed, PlanError, UsageError
 from ..formats import TensorSource, TensorType
-from ..jobs.long_json import LongJson
 from ..jobs.outputs import Outputs
+from ..jobs.streamed_json import StreamedJson
 from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
@@ -24,7 +24,7 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
 from ..runtime.compute_buffers import Use
-from ..runtime.memory import CPU, Override, Placement, Weight, experts_to_cpu, parse_overrides, place
+from ..runtime.memory import CPU, Placement, TensorOverride, TensorSize, experts_to_cpu, parse_overrides, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.losses import warn_of_losses
@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass
-class MemoryPlan(LongJson):
+class MemoryPlan(StreamedJson):
     """The candidate that was chosen, and those that were tried, largest first and without their tensors (none if a recipe or
     type was given).
 
@@ -231,7 +231,7 @@ class _Planner:
         self,
         source: TensorSource,
         use: Use,
-        overrides: Sequence[Override],
+        overrides: Sequence[TensorOverride],
         capacities: dict[str, int | None],
         program: str | None = None,
     ) -> None:
@@ -322,15 +322,15 @@ def _loaded(recipe: str | Path | None) -> Recipe:
     return load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
 
 
-class _Weights(Collection[Weight]):
+class _Weights(Collection[TensorSize]):
     """The tensors of a plan as `place` takes them, made as they are read."""
 
     def __init__(self, outputs: Outputs):
         self._outputs = outputs
 
-    def __iter__(self) -> Iterator[Weight]:
+    def __iter__(self) -> Iterator[TensorSize]:
         sizes = self._outputs.each(lambda kind: kind.nbytes).data
-        return (Weight(name, kind.type, n) for (name, kind), n in zip(self._outputs.entries(), sizes, strict=True))
+        return (TensorSize(name, kind.type, n) for (name, kind), n in zip(self._outputs.entries(), sizes, strict=True))
 
     def __len__(self) -> int:
         return len(self._outputs)

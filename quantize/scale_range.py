@@ -3,7 +3,7 @@
 float16 ends at 65504, and below 2^-14 it has fewer digits, down to one at 2^-24. An encoder then clips or drops scales, and
 rows become coarse, zero or far too small. Rows of ordinary magnitude are only looked at for their largest weight; others are
 decoded and compared with what the type makes of the same rows times a power of two. Small rows that are far coarser are encoded
-again with what `subnormal_scales` can do; what stays coarse is told.
+again with what `subnormal_scales` can do; what stays coarse is a warning, or an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .subnormal_scales import has_float16_scales, refit
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
 _UNITS = 16  # a scale of so many units of the smallest float16 is as good as any
 _F16_UNIT = 2.0**-24
-NEGLIGIBLE = 2.0**-10  # of the tensor's largest weight: what rows below that lose is told, and is no error
+NEGLIGIBLE = 2.0**-10  # of the tensor's largest weight: coarse rows below that are a warning, no error
 _READ_ELEMENTS = 1 << 22  # that are read at a time to find the largest
 _log = logging.getLogger("ggufmill")
 
@@ -55,11 +55,11 @@ def row_errors(x: np.ndarray, q: np.ndarray, name: str) -> np.ndarray:
 class ScaleRange:
     """Looks at the encoded rows of one tensor. See `fit`."""
 
-    def __init__(self, tensor: SourceTensor, target: TensorType, tells: bool = True):
-        """tells: rows that stay coarse are a warning or an error."""
-        self._tensor, self._target, self._tells = tensor, target, tells
+    def __init__(self, tensor: SourceTensor, target: TensorType, warn: bool = True):
+        """warn: rows that stay coarse are a warning or an error."""
+        self._tensor, self._target, self._warns = tensor, target, warn
         self._range = plain_range(target.name)
-        self._lock, self._told = threading.Lock(), False
+        self._lock, self._warned = threading.Lock(), False
         self._largest: float | None = None
 
     def suspects(self, x: np.ndarray) -> np.ndarray:
@@ -106,13 +106,13 @@ class ScaleRange:
             q[rows[again][better]] = refitted[better]
             errors[np.flatnonzero(again)[better]] = found[better]
         lost = (errors > limit) & (errors > halfway) | (errors >= 1) & (expected < 1)
-        told = np.flatnonzero((amax > 0) & ((errors > limit) | lost))
-        if self._tells and len(told):
-            large = amax[told] > self._range[1]
-            self._tell(start + rows[told], amax[told].astype(np.float64) * factor, errors[told], lost[told], large)
+        coarse = np.flatnonzero((amax > 0) & ((errors > limit) | lost))
+        if self._warns and len(coarse):
+            large = amax[coarse] > self._range[1]
+            self._report(start + rows[coarse], amax[coarse].astype(np.float64) * factor, errors[coarse], lost[coarse], large)
         return q
 
-    def _tell(self, rows: np.ndarray, amax: np.ndarray, errors: np.ndarray, lost: np.ndarray, large: np.ndarray) -> None:
+    def _report(self, rows: np.ndarray, amax: np.ndarray, errors: np.ndarray, lost: np.ndarray, large: np.ndarray) -> None:
         """Raises MillError, or warns, of rows that are coarse; amax: of the tensor's own weights."""
         for i in np.flatnonzero(lost | large):
             weight = float(amax[i])
@@ -132,8 +132,8 @@ class ScaleRange:
 
     def _warn(self, count: int, first: int, last: int) -> None:
         with self._lock:
-            told, self._told = self._told, True
-        if not told:
+            warned, self._warned = self._warned, True
+        if not warned:
             _log.warning(
                 "%s: %d of the rows %d to %d have weights so small that %s makes them coarse or zero",
                 self._tensor.name, count, first, last, self._target.name,

@@ -27,7 +27,7 @@ def row_producer(
     effort: int = 1,
     scale: TensorScale | None = None,
     device: str | None = None,
-    tells_range: bool = True,
+    warn_on_range: bool = True,
 ) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
@@ -40,7 +40,7 @@ def row_producer(
     covariance_of     number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
     device            of torch that encodes the types it can, see `encode`
     scale             factors that the file has beside the rows: what is encoded is divided by them
-    tells_range       rows that the type's scales cannot hold raise MillError or are warned of: see `scale_range`
+    warn_on_range     rows that the type's scales cannot hold raise MillError or are warned of: see `scale_range`
     """
     copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
@@ -50,7 +50,7 @@ def row_producer(
     if target.name == "bf16" and tensor.read_bf16 is not None:
         copy_rows = tensor.read_bf16
     _, rows, matrices = dims(tensor.shape)
-    scale_range = ScaleRange(tensor, target, tells_range)
+    scale_range = ScaleRange(tensor, target, warn_on_range)
 
     def produce(start: int, stop: int) -> np.ndarray:
         if copy_rows is not None:

@@ -12,7 +12,7 @@ from .backends import Executable
 from .compute_buffers import Use
 from .graph import Graph
 from .hparams import HParams
-from .memory import CPU, Placement, Weight, experts_to_cpu, layer_number, parse_overrides, place
+from .memory import CPU, Placement, TensorSize, experts_to_cpu, layer_number, parse_overrides, place
 from .settings import Settings
 from .torch_devices import TorchDevice, accelerators_here, choose_devices, import_torch
 
@@ -89,12 +89,12 @@ def place_model(source: TensorSource, settings: Settings) -> tuple[DevicePlaceme
     return DevicePlacement(placement, {device.name: device for device in devices}), placement.warnings
 
 
-def _weights(source: TensorSource) -> list[Weight]:
+def _weights(source: TensorSource) -> list[TensorSize]:
     """The tensors as they lie on a device; of types that only checkpoints have, as bf16."""
     out = []
     for name, tensor in source.tensors.items():
         kind = tensor.stored if tensor.stored is not None and tensor.stored.is_known else TYPES["bf16"]
-        out.append(Weight(name, kind, kind.nbytes(tensor.shape)))
+        out.append(TensorSize(name, kind, kind.nbytes(tensor.shape)))
     return out
 
 
@@ -106,7 +106,7 @@ def _streamed(placement: Placement, source: TensorSource, limit: int | None) -> 
     """
     out: list[str] = []
     for device in {device for device, _ in placement.places.values()} - {CPU} if limit is not None else ():
-        layers: dict[int, list[Weight]] = {}
+        layers: dict[int, list[TensorSize]] = {}
         for weight in _weights(source):
             if placement.places[weight.name][0] == device:
                 layers.setdefault(layer_number(weight.name), []).append(weight)

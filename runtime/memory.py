@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from ..jobs.long_json import LongJson
 from ..jobs.patterns import NamePattern, compile_pattern
+from ..jobs.streamed_json import StreamedJson
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from .compute_buffers import Use, compute_bytes, of_layer, processor_bytes, sequence_length
 from .hparams import HParams
@@ -32,7 +32,7 @@ _SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class TensorSize:
     """A tensor as it will lie in the file."""
 
     name: str
@@ -41,7 +41,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Override:
+class TensorOverride:
     """`regex=DEVICE` of -ot, or what another option stands for; shown as it was given. origin: the option."""
 
     pattern: NamePattern
@@ -55,7 +55,7 @@ class Override:
 _PAIR = re.compile(r"=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)", re.IGNORECASE)
 
 
-def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
+def parse_overrides(text: str, origin: str = "-ot") -> list[TensorOverride]:
     """'exps=CPU,attn_kv_b=CUDA0' as llama.cpp's -ot takes it; a comma within a regex is no end. Raises PlanError."""
     overrides, at = [], 0
     while text[at:].strip():
@@ -63,18 +63,18 @@ def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
         pattern = text[at : end.start()].strip() if end is not None else ""
         if end is None or not pattern:
             raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
-        overrides.append(Override(compile_pattern(pattern, origin), end[1].upper().replace(":", ""), origin))
+        overrides.append(TensorOverride(compile_pattern(pattern, origin), end[1].upper().replace(":", ""), origin))
         at = end.end()
     return overrides
 
 
-def experts_to_cpu(layers: int | None = None) -> list[Override]:
+def experts_to_cpu(layers: int | None = None) -> list[TensorOverride]:
     """What --cpu-moe (None) and --n-cpu-moe N stand for: the experts of all layers, or of the first N, stay in RAM."""
     if layers is None:
-        return [Override(NamePattern(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
+        return [TensorOverride(NamePattern(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
     which = "|".join(map(str, range(layers)))
     pattern = NamePattern(rf"blk\.({which})\.ffn_(up|down|gate|gate_up)_(ch|)exps")
-    return [Override(pattern, CPU, f"--n-cpu-moe {layers}")] if layers else []
+    return [TensorOverride(pattern, CPU, f"--n-cpu-moe {layers}")] if layers else []
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Device:
 
 
 @dataclass
-class Placement(LongJson):
+class Placement(StreamedJson):
     """What goes where, tensor name -> (device, what decided it); warnings for people.
 
     hits        override -> (tensors, bytes)
@@ -186,10 +186,10 @@ def _is_local(hparams: HParams, layer: int) -> bool:
 
 
 def place(
-    weights: Collection[Weight],
+    weights: Collection[TensorSize],
     metadata: Mapping[str, Any],
     use: Use,
-    overrides: Sequence[Override],
+    overrides: Sequence[TensorOverride],
     capacities: Mapping[str, int | None],
 ) -> Placement:
     """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. Raises PlanError for a rule with another device."""
@@ -251,7 +251,7 @@ def _layer_devices(n_layer: int, wanted: int | None, gpus: Mapping[str, float]) 
     return devices
 
 
-def _copy_tied_output(placement: Placement, weights: Collection[Weight], device: str) -> None:
+def _copy_tied_output(placement: Placement, weights: Collection[TensorSize], device: str) -> None:
     """Embeddings that serve as output matrix lie in RAM, to be looked up, and once more where the output is computed."""
     table = next((weight for weight in weights if weight.name == "token_embd.weight"), None)
     if table is None or "output.weight" in placement.places or device == CPU:
@@ -276,7 +276,9 @@ def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
     return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
 
 
-def _warn(placement: Placement, weights: Collection[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
+def _warn(
+    placement: Placement, weights: Collection[TensorSize], matched: Mapping[str, str], overrides: Sequence[TensorOverride]
+) -> None:
     for rule in dict.fromkeys(map(str, overrides)):
         if not placement.hits[rule][0]:
             taker = placement.places[matched[rule]][1] if matched[rule] else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from ...errors import CheckFailed
-from ...jobs.long_json import LongJson
+from ...jobs.streamed_json import StreamedJson
 from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
 from ..command import is_quiet
@@ -60,7 +60,7 @@ def call(
 
 
 def _fields_of(result: _Result) -> Callable[[], dict[str, Any]]:
-    return result.json_fields if isinstance(result, LongJson) else result.as_json
+    return result.json_fields if isinstance(result, StreamedJson) else result.as_json
 
 
 @contextmanager

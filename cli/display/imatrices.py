@@ -11,7 +11,7 @@ from .console import table
 
 if TYPE_CHECKING:
     from ...imatrix.coverage import LayerCoverage
-    from ...imatrix.statistics import Comparison
+    from ...imatrix.statistics import ImatrixComparison
     from ...pipeline.imatrix import ImatrixResult, ImatrixStatistics, MergedImatrix
 
 _LISTED = 6  # names in a line of text
@@ -93,7 +93,7 @@ def statistics_text(result: ImatrixStatistics, file: Path) -> str:
     return "\n\n".join([*parts, f"{counts}, text: {texts}"])
 
 
-def _comparison_text(comparison: Comparison, file: Path, other: Path) -> str:
+def _comparison_text(comparison: ImatrixComparison, file: Path, other: Path) -> str:
     rows = [
         (d.name, _or_dash(d.cosine, ".6f"), _or_dash(d.ratio, ".4g"), _or_dash(d.relative, ".2e"))
         for d in comparison.differences

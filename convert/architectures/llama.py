@@ -7,7 +7,7 @@ import numpy as np
 from ...formats import SourceTensor
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..quantization.stored_weights import Weight
+from ..quantization.stored_weights import StoredWeight
 from ..tensor_transforms import interleave_halves, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor, linear
 
@@ -111,7 +111,7 @@ def _add_window(spec: DecoderSpec) -> None:
             spec.notes.append(f"llama.cpp does not know of the sliding window of {size} tokens in this architecture")
 
 
-def _unit_rows(name: str, weights: list[Weight]) -> SourceTensor:
+def _unit_rows(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A matrix whose rows are divided by their lengths."""
     weight = weights[0]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..model_spec import TensorSpec
-from ..quantization.stored_weights import Rows, Weight
+from ..quantization.stored_weights import Rows, StoredWeight
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class IndexMap:
     transposed: bool
 
 
-class _Numbers(Weight):
+class _Numbers(StoredWeight):
     """A weight of which each element is the number of its row, from `first` on, or of its column."""
 
     def __init__(self, shape: tuple[int, ...], first: int | None):

@@ -17,7 +17,7 @@ import numpy as np
 from ...formats.safetensors import StoredTensor, read_safetensors
 from ...jobs.patterns import NamePattern, PatternError
 from ..config import Config, read_json
-from ..quantization.stored_weights import Weight
+from ..quantization.stored_weights import StoredWeight
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -146,7 +146,7 @@ def _matrix(config: Config, tensor: StoredTensor) -> np.ndarray:
     """float32 of the tensor's shape. Raises FormatError for one that is no matrix, or has numbers that are not finite."""
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise config.error(f"{tensor.name} has shape {list(tensor.shape)}; only adapters of matrices can be converted")
-    values = Weight(tensor).read(slice(0, tensor.shape[0])).astype(np.float32)
+    values = StoredWeight(tensor).read(slice(0, tensor.shape[0])).astype(np.float32)
     if not np.isfinite(values).all():
         raise config.error(f"{tensor.name} has numbers that are not finite")
     return values

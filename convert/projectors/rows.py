@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from ...formats import SourceTensor
-from ..quantization.stored_weights import Rows, Weight
+from ..quantization.stored_weights import Rows, StoredWeight
 from ..tensor_transforms import Transform, permute_heads, select_rows, unchanged
 from ..tensor_transforms import reshaped as computed_from
 
@@ -35,7 +35,7 @@ class Row:
     bare: bool = False
 
 
-def as_stored(name: str, weights: list[Weight]) -> SourceTensor:
+def as_stored(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """A tensor of any number of axes, in the order in which it is stored: ne shape is the stored shape reversed."""
     return _with_rows(name, weights[0].shape[::-1], weights[0], lambda start, stop: slice(start, stop))
 
@@ -43,7 +43,7 @@ def as_stored(name: str, weights: list[Weight]) -> SourceTensor:
 def reshaped(shape: tuple[int, ...], order: np.ndarray | None = None) -> Transform:
     """The same numbers with another ne shape and, if `order` is given, with columns in another order first."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight, width = weights[0], shape[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -61,7 +61,7 @@ def reshaped(shape: tuple[int, ...], order: np.ndarray | None = None) -> Transfo
 def one_row(number: int) -> Transform:
     """A row of a matrix as a vector."""
 
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight, row = weights[0], slice(number, number + 1)
         return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(row))
 
@@ -72,7 +72,7 @@ def frames(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     """A convolution over two frames [outputs, inputs, 2, height, width] -> '' and '.1', one convolution for each."""
 
     def frame(number: int) -> Transform:
-        def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
             height = shape[3]
 
             def order(start: int, stop: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def plain(shape: tuple[int, ...]) -> Transform:
     return as_stored if len(shape) > 2 else unchanged
 
 
-def _with_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[[int, int], Rows]) -> SourceTensor:
+def _with_rows(name: str, shape: tuple[int, ...], weight: StoredWeight, order: Callable[[int, int], Rows]) -> SourceTensor:
     assert prod(shape[1:]) <= weight.rows
 
     def run(read: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:

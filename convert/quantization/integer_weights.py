@@ -13,7 +13,7 @@ from ...formats import FormatError
 from ...formats.floats import bf16_to_f32, f16_to_f32, fp8_to_f32
 from ...formats.safetensors import StoredTensor
 from ...simd.compile import kernel
-from .stored_weights import Rows, Weight
+from .stored_weights import Rows, StoredWeight
 
 SCALE_DTYPES = ("F32", "F16", "BF16")
 
@@ -142,7 +142,7 @@ def check_tensor(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int
         raise FormatError(f"{tensor.path}: {tensor.name} is {list(tensor.shape)}, not {list(shape)}")
 
 
-class DecodedWeight(Weight):
+class DecodedWeight(StoredWeight):
     """A weight whose stored bytes are in no ggml type; subclasses implement `read_run`."""
 
     __slots__ = ()

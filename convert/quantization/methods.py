@@ -16,7 +16,7 @@ from ..config import Config, read_json
 from . import awq, bitsandbytes, fp4, gptq
 from . import compressed_tensors as compressed
 from .mxfp4 import Mxfp4Weight
-from .stored_weights import BLOCKS_SUFFIX, SCALES_SUFFIX, Weight, WeightTensors, find_scale
+from .stored_weights import BLOCKS_SUFFIX, SCALES_SUFFIX, StoredWeight, WeightTensors, find_scale
 
 # (name of a weight, stored tensors, shape that the weight must have) -> the weight and its tensors
 FindWeight = Callable[[str, Mapping[str, StoredTensor], tuple[int, ...]], WeightTensors | None]
@@ -96,7 +96,7 @@ class WeightFinder:
         scale = find_scale(name, stored) if is_mxfp4 or tensor.dtype.startswith("F8_") else None
         if is_mxfp4:
             return (Mxfp4Weight(tensor, scale), [tensor, scale]) if scale is not None else None
-        return Weight(tensor, scale, self.block), [tensor] if scale is None else [tensor, scale]
+        return StoredWeight(tensor, scale, self.block), [tensor] if scale is None else [tensor, scale]
 
 
 def missing_name(name: str, stored: Mapping[str, StoredTensor]) -> str:

@@ -16,7 +16,7 @@ from ...formats import TYPES, FormatError
 from ...formats.safetensors import StoredTensor
 from ...quantize import decode
 from ...simd.compile import kernel
-from .stored_weights import Rows, Weight
+from .stored_weights import Rows, StoredWeight
 
 _TYPE = TYPES["mxfp4"]
 _HALF = 8  # bytes with the first 16 elements of a block
@@ -34,7 +34,7 @@ def _reorder(blocks, scales, out):
             reordered[2 + 2 * j] = (first >> 4) | (second & 240)
 
 
-class Mxfp4Weight(Weight):
+class Mxfp4Weight(StoredWeight):
     """A matrix, or a stack of experts' matrices as one."""
 
     __slots__ = ("_blocks", "_scales")

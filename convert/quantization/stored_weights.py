@@ -28,7 +28,7 @@ _INTEGERS = ("I32", "I64")  # tables, such as those of experts by token id
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # U8: e8m0, from versions of safetensors without a name for it
 
 
-class Weight:
+class StoredWeight:
     """A matrix of the checkpoint, a vector as a matrix of one row, or a stack of matrices as one matrix with all their rows.
 
     shape          as stored, outermost dimension first
@@ -144,7 +144,7 @@ def find_scale(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor | 
     return next((stored[stem + s] for s in SCALE_NAMES if stem + s in stored), None)
 
 
-WeightTensors = tuple[Weight, list[StoredTensor]]  # a weight, and the stored tensors that it is decoded from
+WeightTensors = tuple[StoredWeight, list[StoredTensor]]  # a weight, and the stored tensors that it is decoded from
 
 
 def sibling_tensors(

@@ -17,7 +17,7 @@ from .estimate import expected_seconds
 from .files import Origin
 from .inputs import Input, covariance_inputs, reads_head
 from .products import BLOCK
-from .state import Progress, load_progress, restore_sums, save_state
+from .state import CollectionProgress, load_progress, restore_sums, save_state
 from .writer import CovarianceWriter, PlannedInput
 
 _SAVING_SHARE = 20  # a state is written when so many times the time has passed that writing the last one took
@@ -125,7 +125,7 @@ class CovarianceJob:
         if found is not None:
             self._leave_out(found[1].finished)
 
-    def _load_progress(self, windows: int | None) -> tuple[Path, Progress] | None:
+    def _load_progress(self, windows: int | None) -> tuple[Path, CollectionProgress] | None:
         """The file of the last state that goes with so many windows of the importance matrix, or with any, and what it says."""
         for path in (_next(self.state_path), self.state_path):
             if not path.exists():
@@ -157,7 +157,7 @@ class CovarianceJob:
         """Writes the state after so many windows, beside the last one, which stays valid until `commit_state`."""
         begun = time.monotonic()
         current = [one.name for one in self.passes[self.number]] if windows else []
-        progress = Progress(self.fingerprint, self.finished, current, windows)
+        progress = CollectionProgress(self.fingerprint, self.finished, current, windows)
         save_state(_next(self.state_path), progress, self.collector if windows else None)
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - begun

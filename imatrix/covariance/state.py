@@ -22,7 +22,7 @@ _CHUNK = 1 << 24  # bytes that are hashed and written at a time
 
 
 @dataclass(frozen=True)
-class Progress:
+class CollectionProgress:
     """How far a collection is.
 
     fingerprint  of the job
@@ -44,7 +44,7 @@ class Progress:
             )
 
 
-def save_state(path: Path, progress: Progress, collector: CovarianceCollector | None) -> None:
+def save_state(path: Path, progress: CollectionProgress, collector: CovarianceCollector | None) -> None:
     """Writes progress and all sums, if there are any, atomically. Raises MillError if they cannot be written."""
     sums = list(_each(collector)) if collector is not None else []
     fields = [{"tokens": one.tokens, "weight": one.weight, "waiting": one.n_waiting} for one in sums]
@@ -65,11 +65,11 @@ def save_state(path: Path, progress: Progress, collector: CovarianceCollector | 
         file.write(struct.pack("<Q", digest.intdigest()))
 
 
-def load_progress(path: Path) -> Progress:
+def load_progress(path: Path) -> CollectionProgress:
     """Reads how far the collection was, without the sums. Raises FormatError for a damaged file, or one of another kind."""
     try:
         with path.open("rb") as file:
-            return Progress(**_read_header(file, xxhash.xxh3_64())["progress"])
+            return CollectionProgress(**_read_header(file, xxhash.xxh3_64())["progress"])
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, struct.error):

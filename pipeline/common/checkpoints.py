@@ -15,12 +15,12 @@ from ...convert.source import MLA_LAYOUTS
 from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...errors import FormatError
 from ...formats.safetensors import StoredTensor
-from ...jobs.long_json import LongJson
+from ...jobs.streamed_json import StreamedJson
 from .rows import Rows
 
 
 @dataclass
-class CheckpointSummary(LongJson):
+class CheckpointSummary(StreamedJson):
     """What a checkpoint folder, or a repository on the hub, holds.
 
     source        as it was given

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from ...formats.columns import Columns
+from ...formats.lazy_sequence import LazySequence
 
 Tensor = TypeVar("Tensor")
 Row = TypeVar("Row")
 
 
-class Rows(Columns[Row], Generic[Tensor, Row]):
+class Rows(LazySequence[Row], Generic[Tensor, Row]):
     """What `describe` makes of each tensor, in their order."""
 
     def __init__(self, tensors: Mapping[str, Tensor], describe: Callable[[Tensor], Row]):

@@ -14,10 +14,10 @@ from ...formats import TensorSource, TensorType, open_gguf
 from ...formats.deleted_shards import record_path
 from ...jobs.execute import execute
 from ...jobs.journal import journal_path
-from ...jobs.long_json import LongJson
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
 from ...jobs.shards import only_shards
+from ...jobs.streamed_json import StreamedJson
 from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
@@ -68,7 +68,7 @@ def write_options(request: Output, cluster: ClusterCall | None = None, shards: C
 
 
 @dataclass
-class WriteResult(LongJson):
+class WriteResult(StreamedJson):
     """What became of a plan to write a model.
 
     status        'planned' (dry_run: nothing was written), 'written', or 'finished before' (resume of a job that is done)

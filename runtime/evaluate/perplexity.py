@@ -102,7 +102,7 @@ RunWindows = Callable[[np.ndarray, Sequence[slice]], Iterator[list[WindowScores]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ScoredModel:
     """A model that is scored, the statistics of its predictions, and what is told its outputs: see `scored_outputs`."""
 
     model: Model
@@ -164,7 +164,7 @@ def perplexities(
     for each in models:
         _check_vocabulary(each, models[0], baseline)
     drafts = [_draft_scores(model, n_ctx) for model in models] if mtp else []
-    candidates = [Candidate(model, ScoreStatistics(), drafts[i].add if drafts else None) for i, model in enumerate(models)]
+    candidates = [ScoredModel(model, ScoreStatistics(), drafts[i].add if drafts else None) for i, model in enumerate(models)]
     tokens_xxh3 = xxhash.xxh3_64_hexdigest(windows.tobytes())
     fields: list[dict[str, Any]] = [
         {"n_ctx": n_ctx, "tokens_xxh3": tokens_xxh3, "notes": context_notes(model, base_model, n_ctx)} for model in models
@@ -197,7 +197,7 @@ def _draft_scores(model: Model, n_ctx: int) -> DraftScores:
     return DraftScores(model)
 
 
-def _final(candidate: Candidate, fields: dict[str, Any], drafts: DraftScores | None) -> Perplexity:
+def _final(candidate: ScoredModel, fields: dict[str, Any], drafts: DraftScores | None) -> Perplexity:
     """The result with what only the last one has."""
     statistics, measured = candidate.statistics, {"mtp": drafts.figures()} if drafts is not None else {}
     return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution() | measured)
@@ -213,7 +213,7 @@ def _check_vocabulary(model: Model, first: Model, baseline: Baseline | None) -> 
 
 
 def score_windows(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ScoredModel],
     windows: np.ndarray,
     baseline: Baseline | None = None,
     base: Sequence[Predictions] | None = None,
@@ -255,7 +255,7 @@ def run_windows(
         return lambda window, hidden: result.drafts.extend(drafts.parts(window, hidden))
 
     candidates = [
-        Candidate(model, result.scores, drafts_of(model, result) if mtp else None)
+        ScoredModel(model, result.scores, drafts_of(model, result) if mtp else None)
         for model, result in zip(models, results, strict=True)
     ]
     base = ModelBaseline(baseline) if baseline is not None else None
@@ -264,7 +264,9 @@ def run_windows(
     return results
 
 
-def _joined(results: Sequence[WindowScores], candidates: Sequence[Candidate], drafts: Sequence[DraftScores]) -> Iterator[None]:
+def _joined(
+    results: Sequence[WindowScores], candidates: Sequence[ScoredModel], drafts: Sequence[DraftScores]
+) -> Iterator[None]:
     """Adds what a batch gave elsewhere to each model's statistics; yields after each window."""
     for result, scores in zip(results, drafts, strict=False):  # no drafts: none were asked for
         for part in result.drafts:

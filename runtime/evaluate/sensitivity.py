@@ -91,6 +91,6 @@ def _quantise(
     """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
     weights = importance.for_tensor(tensor) if importance is not None else None
     covariance_of, effort = (covariances.of(tensor), covariances.effort) if covariances is not None else (None, 1)
-    produce = row_producer(tensor, type, weights, [], covariance_of, effort, tells_range=False)
+    produce = row_producer(tensor, type, weights, [], covariance_of, effort, warn_on_range=False)
     simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", produce))
     return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)

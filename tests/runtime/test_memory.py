@@ -16,8 +16,8 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.compute_buffers import Expansion, Use, compute_bytes, processor_bytes
 from ggufmill.runtime.memory import (
-    Override,
-    Weight,
+    TensorOverride,
+    TensorSize,
     cache_state_bytes,
     cache_token_bytes,
     experts_to_cpu,
@@ -267,7 +267,7 @@ def test_planned_keys_and_values_are_those_of_a_session(tmp_path, case):
     cache, metadata = model.session(n_ctx=32).cache, model.source.metadata
     planned = [cache_token_bytes(metadata, use(), layer, model.source.tensors.keys()) for layer in range(model.n_layers)]
     assert sum(planned) == cache.token_bytes
-    outputs = [Weight(name, TYPES["f32"], 0) for name in model.source.tensors]
+    outputs = [TensorSize(name, TYPES["f32"], 0) for name in model.source.tensors]
     (device,) = place(outputs, metadata, use(n_ctx=100), [], {"CPU": None}).devices
     assert device.cache == 100 * cache.token_bytes
 
@@ -290,7 +290,7 @@ def test_models_without_a_head(tmp_path, case):
     """Texts are no longer than what they were trained with, unless tokens see only earlier ones; no logits are computed."""
     model = load_model(convert_encoder(case, tmp_path / "model")[3])
     metadata, trained = model.source.metadata, model.graph.n_ctx_train
-    planned = [Weight(name, TYPES["f32"], 0) for name in model.source.tensors]
+    planned = [TensorSize(name, TYPES["f32"], 0) for name in model.source.tensors]
     kept = model.new_cache(16).token_bytes
     for asked in (64, 32768):
         (device,) = place(planned, metadata, use(n_ctx=asked), [], {"CPU": None}).devices
@@ -302,7 +302,7 @@ def test_models_without_a_head(tmp_path, case):
 def weights(n_layer, kind="q4_0"):
     names = ["token_embd.weight", "output.weight"]
     names += [f"blk.{i}.{role}.weight" for i in range(n_layer) for role in ("attn_q", "ffn_up_exps")]
-    return [Weight(name, TYPES[kind if "exps" in name else "q8_0"], 1000) for name in names]
+    return [TensorSize(name, TYPES[kind if "exps" in name else "q8_0"], 1000) for name in names]
 
 
 def devices(placed):
@@ -366,7 +366,7 @@ def test_overrides_as_people_write_them():
         with pytest.raises(PlanError, match="-ot"):
             parse_overrides(wrong)
     with pytest.raises(PlanError, match="there is no CUDA1"):
-        place([], DEEPSEEK, use(), [Override(NamePattern("x"), "CUDA1", "-ot")], {"CPU": None, "CUDA0": None})
+        place([], DEEPSEEK, use(), [TensorOverride(NamePattern("x"), "CUDA1", "-ot")], {"CPU": None, "CUDA0": None})
 
 
 def test_a_small_model_with_latent_attention():

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...config import Config
-from ...draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
+from ...draft_layers import DEEPSEEK_NAMES, nextn_tensors
 from ...metadata import hparam_keys, uint32_keys
-from ...model_spec import ModelSpec, TensorSpec
-from ...rope import Rope, read_rope, rope_scaling_keys
+from ...model_spec import ModelSpec
+from ...rope import RopeConfig, read_rope, rope_scaling_keys
+from ...tensor_spec import DraftLayer, DraftLayers, TensorSpec
 from ...tensor_transforms import Transform, kv_b_keys, kv_b_values, permute_heads, unchanged
 from ..decoder_spec import expert_stacks, linear
 
@@ -31,7 +32,7 @@ PROJECTIONS = ("gate", "up", "down")
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentSizes:
     """Sizes of the latent attention.
 
     q_rank, kv_rank     of the latents; q_rank is 0 if queries have none (V2-Lite)
@@ -168,7 +169,7 @@ def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), skipped, notes, draft=draft)
 
 
-def latent_rope(config: Config) -> Rope:
+def latent_rope(config: Config) -> RopeConfig:
     """As `read_rope`, for latent attention, for which files have no tensor of factors."""
     rope = read_rope(config)
     if rope.scaling not in ("llama3", "longrope"):
@@ -177,7 +178,7 @@ def latent_rope(config: Config) -> Rope:
     return replace(rope, scaling="default")
 
 
-def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> DraftLayers | None:
+def _draft_layers(config: Config, a: LatentSizes, mla_layout: str, n_layers: int) -> DraftLayers | None:
     """The layers behind the last one, with experts and tensors of their own."""
     sizes = config.integer("vocab_size"), config.integer("hidden_size")
     count = config.count("num_nextn_predict_layers", 0, minimum=0)
@@ -192,17 +193,17 @@ def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers:
     return DraftLayers(tuple(layers), tuple(layer.prefix for layer in layers))
 
 
-def latent_attention(config: Config) -> LatentAttention:
+def latent_attention(config: Config) -> LatentSizes:
     """The sizes of the attention. Raises FormatError for missing or impossible ones."""
     n_heads = config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", n_heads) != n_heads:
         raise config.error(f"num_key_value_heads is {config.get('num_key_value_heads')}; latent attention has one per head")
     sizes = (config.integer(k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     bias, halves = config.flag("attention_bias", False), not config.flag("rope_interleave", True)
-    return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes, bias=bias, halves=halves)
+    return LatentSizes(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes, bias=bias, halves=halves)
 
 
-def attention_keys(architecture: str, a: LatentAttention, mla_layout: str) -> dict[str, Any]:
+def attention_keys(architecture: str, a: LatentSizes, mla_layout: str) -> dict[str, Any]:
     """The metadata of the attention's sizes."""
     values = {"attention.q_lora_rank": a.q_rank} if a.q_rank else {}
     values["attention.kv_lora_rank"] = a.kv_rank
@@ -272,7 +273,7 @@ def _topk_method(config: Config) -> str:
     return method
 
 
-def _tensors(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> Iterator[TensorSpec]:
+def _tensors(config: Config, a: LatentSizes, mla_layout: str, n_layers: int) -> Iterator[TensorSpec]:
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     shape, is_tied = (vocab_size, hidden_size), config.flag("tie_word_embeddings", False)
     fallback = "lm_head.weight" if is_tied else None
@@ -284,7 +285,7 @@ def _tensors(config: Config, a: LatentAttention, mla_layout: str, n_layers: int)
         yield TensorSpec("output.weight", ("lm_head.weight",), shape)
 
 
-def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) -> Iterator[TensorSpec]:
+def _layer_tensors(config: Config, a: LatentSizes, mla_layout: str, i: int) -> Iterator[TensorSpec]:
     hidden_size, dense = config.integer("hidden_size"), config.integer("first_k_dense_replace", 0, minimum=0)
     block, layer = f"blk.{i}", f"model.layers.{i}"
     yield TensorSpec(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden_size,))
@@ -299,7 +300,7 @@ def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) 
         yield from _expert_tensors(config, hidden_size, block, f"{layer}.mlp")
 
 
-def attention_tensors(a: LatentAttention, mla_layout: str, hidden_size: int, block: str, attn: str) -> Iterator[TensorSpec]:
+def attention_tensors(a: LatentSizes, mla_layout: str, hidden_size: int, block: str, attn: str) -> Iterator[TensorSpec]:
     """The attention of one layer; block: its prefix in the GGUF, attn: in the checkpoint."""
     q_rows = a.n_heads * (a.nope_dim + a.rope_dim)
     queries = permute_heads(a.n_heads, a.rope_dim) if a.halves else unchanged

@@ -14,7 +14,7 @@ import numpy as np
 from ...config import Config
 from ...metadata import hparam_keys, uint32_keys
 from ...model_spec import ModelSpec, TensorSpec
-from ...rope import Rope, read_rope, rope_scaling_keys
+from ...rope import RopeConfig, read_rope, rope_scaling_keys
 from ...tensor_transforms import as_int32
 from ..decoder_spec import MAX_EXPERTS, LayerTensor, expert_stacks, linear
 
@@ -108,7 +108,7 @@ def _hash_layers(config: Config, n_layers: int) -> int:
     return count
 
 
-def _rope(config: Config, kind: str) -> Rope:
+def _rope(config: Config, kind: str) -> RopeConfig:
     """'main': of layers without compressed entries; 'compress': of those that have them. Raises FormatError for one that the
     GGUF cannot say."""
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}

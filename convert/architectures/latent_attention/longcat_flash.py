@@ -20,7 +20,7 @@ from ...model_spec import ModelSpec, TensorSpec
 from ...rope import rope_scaling_keys
 from ...tensor_transforms import scaled
 from ..decoder_spec import expert_stacks
-from .deepseek import LatentAttention, attention_keys, attention_tensors, latent_attention, latent_rope
+from .deepseek import LatentSizes, attention_keys, attention_tensors, latent_attention, latent_rope
 
 NAME = "longcat-flash"
 DEFAULTS = {"intermediate_size": "ffn_hidden_size", "moe_intermediate_size": "expert_ffn_hidden_size"}
@@ -64,7 +64,7 @@ def longcat_flash(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def _tensors(
-    config: Config, attention: LatentAttention, mla_layout: str, n_layers: int, experts: int, zeros: int
+    config: Config, attention: LatentSizes, mla_layout: str, n_layers: int, experts: int, zeros: int
 ) -> Iterator[TensorSpec]:
     vocab_size, size = config.integer("vocab_size"), config.integer("hidden_size")
     dense, rows = config.integer("intermediate_size"), config.integer("moe_intermediate_size")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...config import Config
 from ...model_spec import ModelSpec
 from ..decoder_spec import DecoderSpec, LayerTensor
-from .deepseek import LatentAttention, attention_tensors, latent_attention
+from .deepseek import LatentSizes, attention_tensors, latent_attention
 
 ARCHITECTURE = "minicpm3"
 PUBLISHED_FACTORS = (12.0, 1.4, 256)  # scale_emb, scale_depth, dim_model_base, which llama.cpp assumes
@@ -49,7 +49,7 @@ def _add_factors(spec: DecoderSpec) -> None:
         spec.notes.append("llama.cpp knows only the published factors of embeddings, residuals and logits")
 
 
-def _attention_tensors(attention: LatentAttention, hidden_size: int) -> list[LayerTensor]:
+def _attention_tensors(attention: LatentSizes, hidden_size: int) -> list[LayerTensor]:
     return [
         LayerTensor(t.name.removeprefix("."), f"self_attn{t.sources[0]}", t.shape, t.transform)
         for t in attention_tensors(attention, "legacy", hidden_size, "", "")

@@ -14,7 +14,7 @@ _MOST_ANSWERS = 100
 
 
 @dataclass(frozen=True)
-class Task:
+class ChoiceTask:
     """A question with its choices, each a whole text; `right` has the numbers of those that are right.
 
     bases: of WinoGrande, each text up to the end of what was filled in; empty for others.
@@ -25,7 +25,7 @@ class Task:
     bases: tuple[str, ...] = ()
 
 
-def read_hellaswag(path: Path) -> list[Task]:
+def read_hellaswag(path: Path) -> list[ChoiceTask]:
     """Six lines per task: context, number of the right ending (from 0), four endings. Raises FormatError for other files."""
     lines = _text(path).removesuffix("\n").split("\n")
     if len(lines) % 6:
@@ -35,11 +35,11 @@ def read_hellaswag(path: Path) -> list[Task]:
         context, label, *endings = lines[first : first + 6]
         if label.strip() not in ("0", "1", "2", "3"):
             raise FormatError(f"{path}, line {first + 2}: {label!r:.40} is not the number of an ending, 0 to 3")
-        tasks.append(Task(tuple(f"{context} {ending}" for ending in endings), frozenset([int(label)])))
+        tasks.append(ChoiceTask(tuple(f"{context} {ending}" for ending in endings), frozenset([int(label)])))
     return tasks
 
 
-def read_winogrande(path: Path) -> list[Task]:
+def read_winogrande(path: Path) -> list[ChoiceTask]:
     """A line per task: number, sentence with a _, two choices, the right one (1 or 2), with commas between. A sentence with
     commas stands in quotation marks. Raises FormatError for other files."""
     tasks = []
@@ -51,7 +51,7 @@ def read_winogrande(path: Path) -> list[Task]:
             raise FormatError(f"{path}, line {number}: not NUMBER,SENTENCE WITH _,CHOICE,CHOICE,1 OR 2")
         before, _, after = fields[1].partition("_")
         bases = tuple(before + choice for choice in fields[2:4])
-        tasks.append(Task(tuple(base + after for base in bases), frozenset([int(fields[4]) - 1]), bases))
+        tasks.append(ChoiceTask(tuple(base + after for base in bases), frozenset([int(fields[4]) - 1]), bases))
     return tasks
 
 
@@ -69,7 +69,7 @@ def _fields(line: str) -> list[str]:
     return fields
 
 
-def read_multiple_choice(path: Path) -> list[Task]:
+def read_multiple_choice(path: Path) -> list[ChoiceTask]:
     """A binary file, little-endian: uint32 number of tasks, uint32 offset of each, and the tasks: a question, then answers with
     one right one and answers with several (which are not used); both are uint32 number, texts, and an int32 per text that is 1
     for a right one. A text is uint32 length and bytes. Raises FormatError for other files."""
@@ -85,7 +85,7 @@ def read_multiple_choice(path: Path) -> list[Task]:
         if not question or not answers or not all(answers):
             raise FormatError(f"{path}: task {number} has an empty question, no answers or an empty one")
         right = frozenset(i for i, label in enumerate(labels) if label == 1)
-        tasks.append(Task(tuple(f"{question} {answer}" for answer in answers), right))
+        tasks.append(ChoiceTask(tuple(f"{question} {answer}" for answer in answers), right))
     return tasks
 
 
@@ -123,7 +123,7 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
-READERS: dict[str, Callable[[Path], list[Task]]] = {
+READERS: dict[str, Callable[[Path], list[ChoiceTask]]] = {
     "hellaswag": read_hellaswag,
     "winogrande": read_winogrande,
     "multiple-choice": read_multiple_choice,

@@ -15,7 +15,7 @@ import numpy as np
 from ....errors import PlanError
 from ...model import Model
 from ..divergence import BLOCK_BYTES
-from .files import Task
+from .files import ChoiceTask
 
 _Z = 1.959963984540054  # of a 95 % interval
 _FEW = 3  # tokens after what was filled in, up to which WinoGrande counts that too
@@ -67,7 +67,7 @@ class TaskScore:
         return 100 * (share + z / 2 - half) / (1 + z), 100 * (share + z / 2 + half) / (1 + z)
 
 
-def score_tasks(model: Model, tasks: Sequence[Task], on_task: Callable[[TaskScore], None] | None = None) -> TaskScore:
+def score_tasks(model: Model, tasks: Sequence[ChoiceTask], on_task: Callable[[TaskScore], None] | None = None) -> TaskScore:
     """on_task: called with the score so far, after each task.
 
     Raises PlanError for a model that predicts no tokens, no tasks, and choices without a common beginning.
@@ -94,7 +94,7 @@ def _best(scores: Sequence[float], is_pair: bool) -> int:
     return int(np.argmax(scores))
 
 
-def _prepare(model: Model, task: Task, number: int) -> _Choices:
+def _prepare(model: Model, task: ChoiceTask, number: int) -> _Choices:
     tokens = [model.tokenizer.encode(text) for text in task.texts]
     shortest = min(map(len, tokens))
     common = next((i for i in range(shortest) if len({each[i] for each in tokens}) > 1), shortest)

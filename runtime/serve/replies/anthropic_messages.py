@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import JsonObject, RequestError, flag, invalid, json_object
 from ..tasks import EndEvent
-from .blocks import CALL, TEXT, THOUGHT, Block, BlockWriter
+from .blocks import CALL, TEXT, THOUGHT, BlockWriter, ContentBlock
 
 # reason of a Generation -> stop_reason
 _STOP_REASONS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "context": "max_tokens"}
@@ -157,7 +157,7 @@ class MessageWriter(BlockWriter):
         called = any(block.kind == CALL for block in self.blocks)
         return "tool_use" if called and reason in ("end_turn", "stop_sequence") else reason
 
-    def _content(self, block: Block, text: str) -> JsonObject:
+    def _content(self, block: ContentBlock, text: str) -> JsonObject:
         if block.kind == CALL:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": json.loads(text) if text else {}}
         if block.kind == THOUGHT:
@@ -172,10 +172,10 @@ class MessageWriter(BlockWriter):
         usage = {"input_tokens": self._n_prompt, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], None, None, usage)}]
 
-    def opened(self, block: Block) -> list[JsonObject]:
+    def opened(self, block: ContentBlock) -> list[JsonObject]:
         return [{"type": "content_block_start", "index": block.index, "content_block": self._content(block, "")}]
 
-    def added(self, block: Block, text: str) -> list[JsonObject]:
+    def added(self, block: ContentBlock, text: str) -> list[JsonObject]:
         kind, key = {
             TEXT: ("text_delta", "text"),
             THOUGHT: ("thinking_delta", "thinking"),
@@ -183,7 +183,7 @@ class MessageWriter(BlockWriter):
         }[block.kind]
         return [{"type": "content_block_delta", "index": block.index, "delta": {"type": kind, key: text}}]
 
-    def closed(self, block: Block) -> list[JsonObject]:
+    def closed(self, block: ContentBlock) -> list[JsonObject]:
         return [{"type": "content_block_stop", "index": block.index}]
 
     def ended(self, end: EndEvent) -> list[JsonObject]:

@@ -20,7 +20,7 @@ _KINDS = {"content": TEXT, "reasoning_content": THOUGHT}
 
 
 @dataclass
-class Block:
+class ContentBlock:
     """A part of an answer. kind: TEXT, THOUGHT or CALL; text: that of the block, or the arguments of a call, JSON; id and name:
     of a call."""
 
@@ -35,7 +35,7 @@ class BlockWriter(ABC):
     """Writes one answer in the form of an API. Every event is an object with its name as `type`."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[ContentBlock] = []
         self._open = False
 
     @abstractmethod
@@ -43,15 +43,15 @@ class BlockWriter(ABC):
         """The events with which the stream begins."""
 
     @abstractmethod
-    def opened(self, block: Block) -> list[JsonObject]:
+    def opened(self, block: ContentBlock) -> list[JsonObject]:
         """The events of a block that begins."""
 
     @abstractmethod
-    def added(self, block: Block, text: str) -> list[JsonObject]:
+    def added(self, block: ContentBlock, text: str) -> list[JsonObject]:
         """The events of more text in a block; the block has it already."""
 
     @abstractmethod
-    def closed(self, block: Block) -> list[JsonObject]:
+    def closed(self, block: ContentBlock) -> list[JsonObject]:
         """The events of a block that has ended."""
 
     @abstractmethod
@@ -77,15 +77,15 @@ class BlockWriter(ABC):
             for key, kind in _KINDS.items():
                 if delta.get(key):
                     if not self._open or self.blocks[-1].kind != kind:
-                        events += self._begin(Block(kind, len(self.blocks)))
+                        events += self._begin(ContentBlock(kind, len(self.blocks)))
                     events += self._add(delta[key])
             for call in delta.get("tool_calls", ()):
                 function = call["function"]
-                events += self._begin(Block(CALL, len(self.blocks), id=call["id"], name=function["name"]))
+                events += self._begin(ContentBlock(CALL, len(self.blocks), id=call["id"], name=function["name"]))
                 events += [*self._add(function["arguments"]), *self.close()]
         return events
 
-    def _begin(self, block: Block) -> list[JsonObject]:
+    def _begin(self, block: ContentBlock) -> list[JsonObject]:
         events = self.close()
         self.blocks.append(block)
         self._open = True

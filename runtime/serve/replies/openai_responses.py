@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import JsonObject, RequestError, invalid, json_object, text
 from ..tasks import EndEvent
-from .blocks import CALL, THOUGHT, Block, BlockWriter
+from .blocks import CALL, THOUGHT, BlockWriter, ContentBlock
 
 _RENAMED = {"max_output_tokens": "max_tokens"}
 _SAME_FIELDS = (
@@ -173,7 +173,7 @@ class ResponseWriter(BlockWriter):
             "usage": usage,
         }
 
-    def _item(self, block: Block, status: str) -> JsonObject:
+    def _item(self, block: ContentBlock, status: str) -> JsonObject:
         item: JsonObject = {"id": self._ids[block.index], "status": status}
         done = status == "completed"
         if block.kind == CALL:
@@ -184,12 +184,12 @@ class ResponseWriter(BlockWriter):
             return {**item, "type": "reasoning", "summary": [], "content": part}
         return {**item, "type": "message", "role": "assistant", "content": part}
 
-    def _part(self, block: Block, text: str) -> JsonObject:
+    def _part(self, block: ContentBlock, text: str) -> JsonObject:
         if block.kind == THOUGHT:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _event(self, kind: str, block: Block | None = None, **fields: Any) -> JsonObject:
+    def _event(self, kind: str, block: ContentBlock | None = None, **fields: Any) -> JsonObject:
         place: JsonObject = {}
         if block is not None:
             place = {"output_index": block.index}
@@ -206,21 +206,21 @@ class ResponseWriter(BlockWriter):
         response = self._response("in_progress")
         return [self._event("created", response=response), self._event("in_progress", response=response)]
 
-    def opened(self, block: Block) -> list[JsonObject]:
+    def opened(self, block: ContentBlock) -> list[JsonObject]:
         self._ids.append({CALL: "fc_", THOUGHT: "rs_"}.get(block.kind, "msg_") + uuid.uuid4().hex)
         events = [self._event("output_item.added", block, item=self._item(block, "in_progress"))]
         if block.kind != CALL:
             events.append(self._event("content_part.added", block, part=self._part(block, "")))
         return events
 
-    def added(self, block: Block, text: str) -> list[JsonObject]:
+    def added(self, block: ContentBlock, text: str) -> list[JsonObject]:
         if block.kind == CALL:
             return [self._event("function_call_arguments.delta", block, delta=text)]
         if block.kind == THOUGHT:
             return [self._event("reasoning_text.delta", block, delta=text)]
         return [self._event("output_text.delta", block, delta=text, logprobs=[])]
 
-    def closed(self, block: Block) -> list[JsonObject]:
+    def closed(self, block: ContentBlock) -> list[JsonObject]:
         if block.kind == CALL:
             events = [self._event("function_call_arguments.done", block, arguments=block.text, name=block.name)]
         elif block.kind == THOUGHT:

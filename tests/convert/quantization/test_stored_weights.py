@@ -4,7 +4,7 @@ import pytest
 
 from ggufmill.convert.config import Config
 from ggufmill.convert.quantization.methods import WeightFinder
-from ggufmill.convert.quantization.stored_weights import Weight, find_scale
+from ggufmill.convert.quantization.stored_weights import StoredWeight, find_scale
 from ggufmill.formats import FormatError
 from ggufmill.formats.safetensors import open_safetensors
 
@@ -14,12 +14,12 @@ DRAW = np.random.default_rng(5)
 
 @pytest.fixture
 def make_weight(tmp_path, write_checkpoint):
-    """make_weight(values, scale, block) -> Weight, as `assemble` makes it for one tensor."""
+    """make_weight(values, scale, block) -> StoredWeight, as `assemble` makes it for one tensor."""
 
     def build(weight, scale=None, block=None, scale_name="weight_scale_inv"):
         tensors = {"x.weight": weight} | ({} if scale is None else {f"x.{scale_name}": scale})
         stored = open_safetensors(write_checkpoint(tmp_path / "model", {}, tensors))
-        return Weight(stored["x.weight"], find_scale("x.weight", stored), block)
+        return StoredWeight(stored["x.weight"], find_scale("x.weight", stored), block)
 
     return build
 

@@ -305,6 +305,7 @@ def test_checkpoint_saved_by_transformers(tmp_path):
     assert source.metadata["deepseek2.expert_gating_func"] == np.uint32(2)
 
 
+@pytest.mark.slow
 def test_deepseek_v3_in_full_size(header_only_deepseek_v3):
     start_rss, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     source = open_source(header_only_deepseek_v3)

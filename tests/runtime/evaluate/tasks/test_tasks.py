@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.formats import FormatError, PlanError
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.tasks.files import Task, read_hellaswag, read_multiple_choice, read_winogrande
+from ggufmill.runtime.evaluate.tasks.files import ChoiceTask, read_hellaswag, read_multiple_choice, read_winogrande
 from ggufmill.runtime.evaluate.tasks.score import TaskScore, _prepare, _run, score_tasks
 from ggufmill.runtime.evaluate.tasks.selection import select
 
@@ -50,8 +50,8 @@ def test_files(tmp_path):
     assert (first.right, second.right) == ({1}, {0})
     path.write_bytes(binary([("Who?", [("he", 0), ("she", 1), ("it", 0)]), ("Was", [("it", 1), ("he", 1)])]))
     assert read_multiple_choice(path) == [
-        Task(("Who? he", "Who? she", "Who? it"), frozenset([1])),
-        Task(("Was it", "Was he"), frozenset([0, 1])),
+        ChoiceTask(("Who? he", "Who? she", "Who? it"), frozenset([1])),
+        ChoiceTask(("Was it", "Was he"), frozenset([0, 1])),
     ]
 
 
@@ -93,7 +93,7 @@ def test_scores_are_those_of_each_choice_alone(tiny, tmp_path):
     model = load_model(tiny, exact=True, batch=40)  # several passes
     path = tmp_path / "tasks"
     path.write_text(HELLASWAG + HELLASWAG.replace("oven", "door").replace("and s", "but s"))
-    tasks = [*read_hellaswag(path), Task(("so it is", "so it was then"), frozenset([0]))]
+    tasks = [*read_hellaswag(path), ChoiceTask(("so it is", "so it was then"), frozenset([0]))]
     prepared = [_prepare(model, task, 1) for task in tasks]
     means = list(_run(model, prepared))
     right = 0

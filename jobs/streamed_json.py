@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class LongJson:
+class StreamedJson:
     """A result with a description of each tensor: as one object for callers, and in parts for whoever prints it."""
 
     def json_fields(self) -> dict[str, Any]:

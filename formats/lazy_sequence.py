@@ -10,7 +10,7 @@ from typing import TypeVar, overload
 Item = TypeVar("Item")
 
 
-class Columns(Sequence[Item]):
+class LazySequence(Sequence[Item]):
     """Each item is made when it is asked for, and is an object only while somebody holds it."""
 
     @abstractmethod
