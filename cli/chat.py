@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.generate import ChatRequest
 from .command import Verb
 from .display.console import speeds_text
-from .options.sampling import draft_option, sampling_options, template_option
-from .options.settings import run_options
-from .options.types import MODEL
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..runtime.text.chat import Conversation
@@ -28,17 +27,9 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@click.option("--system", metavar="TEXT", help="System message, before the first turn.")
-@template_option
-@click.option(
-    "-n", "--n-predict", type=click.IntRange(-1), default=-1, show_default=True, help="Tokens per answer; -1: no limit."
-)
+@options_of(ChatRequest, json=False)
 @click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
-@sampling_options
-@draft_option
-@run_options()
-def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any) -> None:
+def command(model: Path, timings: bool, **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
     Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its
@@ -53,7 +44,7 @@ def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any
     """
     from ..pipeline.chat import start_chat
 
-    conversation = start_chat(model, **options, **settings)
+    conversation = start_chat(model, **options)
     if sys.stdin.isatty():
         name = conversation.model.metadata.get("general.name") or model.name
         click.echo(f"{name}. /help shows the commands.", err=True)

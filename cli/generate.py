@@ -7,35 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.generate import GenerateRequest
 from .command import Verb
 from .display.console import speeds_text
-from .options import flags
-from .options.sampling import draft_option, grammar_options, sampling_options
-from .options.settings import run_options
-from .options.types import MODEL
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@click.option("-p", "--prompt", required=True, help="Text to continue.")
-@click.option(
-    "-n",
-    "--n-predict",
-    type=click.IntRange(-1),
-    default=128,
-    show_default=True,
-    help="Tokens at most; -1: no limit.",
-)
-@sampling_options
-@draft_option
-@run_options()
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
-@grammar_options
-@flags.as_json
-def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+@options_of(GenerateRequest)
+def command(model: Any, prompt: str, as_json: bool, **options: Any) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
     \b
@@ -54,7 +37,7 @@ def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **
         if not as_json:
             click.echo(piece, nl=False)
 
-    result = generate_text(model, prompt, on_text=show_text, progress=show_prompt, **options, **settings)
+    result = generate_text(model, prompt, on_text=show_text, progress=show_prompt, **options)
     if as_json:
         click.echo(json.dumps(result.as_json()))
         return

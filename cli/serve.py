@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.generate import ServeRequest
 from .command import Verb
 from .display.console import speeds_text
-from .options.sampling import draft_option, sampling_options, template_option
-from .options.settings import run_options
-from .options.types import MODEL
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..runtime.serve.app import RefusedRequest
@@ -19,54 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Where to listen; 0.0.0.0: for other machines (needs a key or --no-key).",
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
-@click.option(
-    "--api-key",
-    envvar="GGUFMILL_API_KEY",
-    show_envvar=True,
-    help="Key that clients have to give. Other users of this machine can see arguments, but not the variable.",
-)
-@click.option("--no-key", is_flag=True, help="Let other machines in without a key.")
-@click.option(
-    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients call this machine, beside its own; repeatable."
-)
-@click.option("--alias", help="Name of the model in the API. [default: general.name]")
-@template_option
-@click.option(
-    "-n", "--n-predict", type=click.IntRange(-1), default=-1, show_default=True, help="Tokens per answer; -1: no limit."
-)
-@click.option(
-    "--max-queue", type=click.IntRange(0), default=16, show_default=True, help="Requests that may wait; more get 503."
-)
-@click.option(
-    "--max-body", type=click.IntRange(1), default=8, show_default=True, metavar="MiB", help="Maximum size of a request."
-)
-@click.option(
-    "--max-connections",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Connections open at once; one more ends the one that has kept the server waiting longest, or gets 503.",
-)
-@click.option("--metrics", is_flag=True, help="Tell at /metrics what the server has done, for Prometheus.")
-@click.option(
-    "--slot-save-path",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder in which clients save the KV cache of a slot, to go on after a restart (POST /slots/0?action=save, restore).",
-)
-@click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
-@sampling_options
-@draft_option
-@run_options(parallel=True)
-def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
+@options_of(ServeRequest, json=False)
+def command(model: Path, **options: Any) -> None:
     """Serve MODEL (a GGUF or a Hugging Face folder) to OpenAI's clients, with a page to chat at the same address.
 
     OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
@@ -110,6 +63,6 @@ def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
         show(str(request))
 
     try:
-        serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options, **settings)
+        serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options)
     except KeyboardInterrupt:
         click.echo("ended", err=True)

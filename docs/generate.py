@@ -21,6 +21,8 @@ import ggufmill
 from ggufmill import VERBS
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of, tables
+from ggufmill.pipeline.requests.verb import documented
+from ggufmill.runtime import Sampling, Settings
 
 PAGES = Path(__file__).parent
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -112,6 +114,8 @@ def functions() -> str:
         arguments = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
         text += [f"### {name}", "", "```text", *wrap(f"{name}({', '.join(arguments)})", 120, subsequent_indent="    "), ""]
         text += [inspect.getdoc(function) or "", "```", ""]
+    for group in (Sampling, Settings):
+        text += [f"### {group.__name__}", "", "```text", documented(inspect.getdoc(group) or "", group), "```", ""]
     return "\n".join(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import PlanError
 from ..request_fields import fields_of, option, request
@@ -76,6 +76,8 @@ PLACEMENT = tuple(field.name for field in fields_of(Placement))
 @request
 class Settings(Placement):
     """How a model is run; every field can be given to `load_model` by name."""
+
+    reference: ClassVar[str] = "Settings of `load_model`, see `Settings`; none for a model that is loaded"
 
     n_ctx: int | None = option(
         "Context in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="the model's"
@@ -173,7 +175,13 @@ class Settings(Placement):
         kind="texts",
         metavar="FILE[=SCALE]",
     )
-    parallel: int = option("Sequences served at once, each with the whole context.", default=1, flags="-np --parallel", least=1)
+    parallel: int = option(
+        "Sequences served at once, each with the whole context.",
+        default=1,
+        flags="-np --parallel",  # of all verbs, or -np would be read as -n p
+        kind="one_sequence",
+        hidden=True,
+    )
 
     @property
     def cache_types(self) -> tuple[str, str]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ...request_fields import Field, fields_of
+from ...runtime.settings import Placement, Settings
+from . import running
 from .flags import Decorator, as_json, together
-from .types import FILE, FILE_TYPE, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
+from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
 
 # A field's kind -> how click reads it: a type, or several arguments of click.Option.
 KINDS: dict[str, Any] = {
     "checkpoint": Source(file_okay=False),
     "file": FILE,
     "file_type": FILE_TYPE,
+    "folder": click.Path(file_okay=False, path_type=Path),
+    "model": MODEL,
     "name": click.STRING,  # of a file, or of something bundled
     "names": click.STRING,  # with commas between
     "out": OUT,
@@ -26,20 +32,36 @@ KINDS: dict[str, Any] = {
     "source": Source(),
     "text": TEXT,
     "type": TYPE,
+    **running.KINDS,
 }
 
 
 def options_of(request: type, *, json: bool = True, **kinds: Any) -> Decorator:
     """The arguments and options of a request's fields, in their order, as a decorator of a command.
 
-    json: --json at the end. kinds: field -> what its kind is for this command, as a value of KINDS.
+    json: --json at the end. kinds: field -> what its kind is for this command, as a value of KINDS. Settings of `load_model`
+    come to the command where they are given only: a model that is loaded already takes none.
     """
     fields = [field for field in fields_of(request) if field.option.in_cli]
-    made = [_parameter(field, kinds.get(field.name)) for field in fields]
-    return together(*made, *([as_json] if json else []))
+    settings = {field.name for field in fields_of(Settings)} if issubclass(request, Placement) else set[str]()
+    made = []
+    for field in fields:
+        made.append(_parameter(field, kinds.get(field.name), may_be_unset=field.name in settings))
+        made += [running.FURTHER[field.name]] if field.name in running.FURTHER else []
+    options = together(*made, *([as_json] if json else []))
+    return (lambda command: options(_without_unset(command, settings))) if settings else options
 
 
-def _parameter(field: Field, kind: Any) -> Decorator:
+def _without_unset(command: Callable, names: set[str]) -> Callable:
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        return command(**{name: value for name, value in given.items() if name not in names or value not in (None, ())})
+
+    return called
+
+
+def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
+    """may_be_unset: the command gets None where the option is not given."""
     option = field.option
     kind = kind if kind is not None else KINDS[option.kind] if option.kind else _kind_of_type(field)
     how: dict[str, Any] = dict(kind) if isinstance(kind, Mapping) else {"type": kind}
@@ -47,15 +69,16 @@ def _parameter(field: Field, kind: Any) -> Decorator:
         how["metavar"] = option.metavar
     if option.is_argument:
         return click.argument(field.name, required=field.is_required, **how)
-    how |= {"help": _help(field), "hidden": option.hidden, "required": field.is_required, "envvar": option.envvar}
+    how |= {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required, "envvar": option.envvar}
     how["show_envvar"] = option.envvar is not None
     if "Sequence" in field.type and field.default == () and not option.kind:
         how["multiple"] = True
     names = option.flags.split() or [f"--{field.name.replace('_', '-')}"]
     if "bool" in field.type and not option.kind:
         names, how = _switch(names, field.default, how)
-    elif not field.is_required and field.default not in (None, ()):
-        how |= {"default": field.default, "show_default": not option.shown}
+        how |= {"default": None} if may_be_unset else {}
+    elif not field.is_required and field.default not in (None, (), {}) and not may_be_unset:
+        how = {"default": field.default, "show_default": not option.shown} | how
     return click.option(*names, field.name, **how)
 
 
@@ -72,8 +95,8 @@ def _switch(names: list[str], default: bool | None, how: dict[str, Any]) -> tupl
     )
 
 
-def _help(field: Field) -> str:
-    shown = field.option.shown
+def _help(field: Field, may_be_unset: bool) -> str:
+    shown = field.option.shown or (str(field.default) if may_be_unset and field.default not in (None, (), False) else "")
     return f"{field.option.help} [default: {shown}]" if shown else field.option.help
 
 
@@ -84,9 +107,9 @@ def _kind_of_type(field: Field) -> click.ParamType | None:
         return click.Choice(tuple(option.choices), case_sensitive=False)
     least, most = option.least, option.most
     if field.type.startswith("int"):
-        return click.INT if least is most is None else click.IntRange(_whole(least), _whole(most))
+        return click.INT if least is most is None else click.IntRange(_whole(least), _whole(most), min_open=option.is_above)
     if field.type.startswith("float"):
-        return click.FLOAT if least is most is None else click.FloatRange(least, most)
+        return click.FLOAT if least is most is None else click.FloatRange(least, most, min_open=option.is_above)
     return click.STRING
 
 

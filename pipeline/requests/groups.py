@@ -13,7 +13,24 @@ from ..common.progress import OnProgress
 
 
 @request
-class SourceOptions:
+class Reading:
+    """How a checkpoint's configuration is read."""
+
+    architecture: str | None = option(
+        "Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
+        default=None,
+        metavar="NAME",
+        key="convert.architecture",
+    )
+    allow_lossy_config: bool = option(
+        "Leave out settings of a checkpoint that a GGUF cannot say, instead of refusing it: each is a warning.",
+        default=False,
+        key="convert.allow_lossy_config",
+    )
+
+
+@request
+class SourceOptions(Reading):
     """How a source is read. What `open_source` takes has its names, see `planning.reading_of`."""
 
     mla_layout: str | None = option(
@@ -34,17 +51,6 @@ class SourceOptions:
         doc="False: the file has no vocabulary; else a checkpoint without a tokenizer is an error: nothing could run the file.",
         default=True,
         key="convert.vocab",
-    )
-    architecture: str | None = option(
-        "Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
-        default=None,
-        metavar="NAME",
-        key="convert.architecture",
-    )
-    allow_lossy_config: bool = option(
-        "Leave out settings of a checkpoint that a GGUF cannot say, instead of refusing it: each is a warning.",
-        default=False,
-        key="convert.allow_lossy_config",
     )
     lora: str | Path | Sequence[str | Path] = option(
         "Merge a LoRA adapter into the weights, a GGUF or (into a checkpoint) a folder of peft; several add up.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from ...errors import PlanError
 from ...request_fields import fields_of, option, request
@@ -44,6 +45,8 @@ def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
 class Sampling:
     """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, DRY, top_n_sigma, top_k,
     typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count beside it."""
+
+    reference: ClassVar[str] = "Fields of `Sampling`"
 
     temp: float = option(
         "Divides the logits; 0: always the most probable token.", default=0.8, least=0, json="temperature", json_range=(0, 100)

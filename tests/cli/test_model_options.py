@@ -8,35 +8,31 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ggufmill.cli.options.settings import CACHE_TYPES, NUMA_MODES, run_options
+from ggufmill.cli.options.fields import options_of
 from ggufmill.operating_system.processors import allowed_cpus
+from ggufmill.pipeline.requests.generate import ServeRequest
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Settings, cache_layout, settings
 
 
 @pytest.fixture
 def run():
-    """run(*arguments, n_ctx=None) -> the settings that a verb gets, or what click says is wrong."""
+    """run(*arguments) -> the settings that a verb gets, or what click says is wrong."""
 
-    def invoke(*arguments, n_ctx=None):
+    def invoke(*arguments):
         @click.command()
-        @run_options(n_ctx, parallel=True)
-        @click.argument("model")
-        def verb(model, settings):
-            click.echo(json.dumps([model, settings]))
+        @options_of(ServeRequest, json=False)
+        def verb(model, **options):
+            click.echo(json.dumps({name: options[name] for name in options.keys() & Settings.__dataclass_fields__.keys()}))
 
-        result = CliRunner().invoke(verb, [*arguments, "the-model"])
-        if result.exit_code:
-            return result.output
-        model, settings = json.loads(result.stdout)
-        assert model == "the-model"
-        return settings
+        result = CliRunner().invoke(verb, [*arguments, str(FOLDER / "demo")])
+        return result.output if result.exit_code else json.loads(result.stdout)
 
     return invoke
 
 
 def test_options_not_given_are_left_to_the_library(run):
-    assert run() == run(n_ctx=512) == {}
+    assert run() == {}
 
 
 def test_every_option_becomes_a_setting(run):
@@ -87,8 +83,7 @@ def test_wrong_values_are_explained(run):
 
 
 def test_the_types_offered_are_those_that_caches_have():
-    assert CACHE_TYPES == cache_layout.CACHE_TYPES
-    assert NUMA_MODES == settings.NUMA_MODES
+    assert settings.CACHE_TYPES == cache_layout.CACHE_TYPES
 
 
 @pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])

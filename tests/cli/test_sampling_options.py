@@ -1,12 +1,13 @@
 import click
 import pytest
 
-from ggufmill.cli.options.sampling import TokenBias, sampling_options
+from ggufmill.cli.options.fields import options_of
+from ggufmill.cli.options.running import TokenBias
 from ggufmill.runtime import Sampling
 
 
 def options(*arguments):
-    command = sampling_options(click.Command("x", callback=None))
+    command = options_of(Sampling, json=False)(click.Command("x", callback=None))
     return command.make_context("x", list(arguments)).params
 
 

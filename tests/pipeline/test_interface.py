@@ -4,6 +4,7 @@ import ast
 import doctest
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 
 import ggufmill
 from ggufmill.pipeline.common.models import READING
+from ggufmill.request_fields import fields_of
 from ggufmill.runtime import Sampling, Settings
 
 ROOT = Path(ggufmill.__file__).parent
@@ -143,12 +145,39 @@ _SETTINGS |= {"smart_expert_reduction": "expert_reduction", "parallel": "paralle
 _SETTINGS |= {"n_gpu_layers": "gpu_layers", "cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "checkpoints"}
 
 
-@pytest.mark.parametrize(("verb", "words", "name"), COMMANDS)
-def test_flags_are_keyword_arguments(verb, words, name):
+def command_of(verb, words):
     command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
     for word in words:
         assert isinstance(command, click.Group)
         command = command.commands[word]
+    return command
+
+
+OF_REQUESTS = [row for row in COMMANDS if hasattr(getattr(ggufmill, row[2]), "request")]
+
+
+@pytest.mark.parametrize(("verb", "words", "name"), OF_REQUESTS)
+def test_fields_are_options_keywords_and_lines_of_the_reference(verb, words, name):
+    function, command = getattr(ggufmill, name), command_of(verb, words)
+    values, text = command.make_context(verb, [], resilient_parsing=True).params, inspect.getdoc(function)
+    options, keywords = {option.name: option for option in command.params}, inspect.signature(function).parameters
+    for field in fields_of(function.request):
+        keyword, option = keywords[field.name], options.get(field.name)
+        assert keyword.default == (keyword.empty if field.is_required else field.default)
+        assert re.search(rf"\b{field.name}\b", text)
+        assert (option is not None) == field.option.in_cli
+        if option is None or field.is_required:
+            continue
+        default = values[field.name]
+        if isinstance(option, click.Argument) or default not in (None, (), {}):
+            assert default == (None if field.default == () and default is None else field.default)
+        elif field.default not in (None, (), {}, False):  # what is not given is left to the library
+            assert field.option.hidden or f"[default: {field.option.shown or field.default}]" in option.help
+
+
+@pytest.mark.parametrize(("verb", "words", "name"), [row for row in COMMANDS if row not in OF_REQUESTS])
+def test_flags_are_keyword_arguments(verb, words, name):
+    command = command_of(verb, words)
     parameters = inspect.signature(getattr(ggufmill, name)).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
