@@ -14,7 +14,7 @@ from .target import VARIABLE, Forms, Target, levels_here, target
 
 def cpu_summary() -> dict[str, Any]:
     """Plain data: processor, architecture, levels it can execute; level in use, whether by GGUFMILL_CPU, and its features;
-    the instructions behind the operations that have several; the folder of compiled kernels.
+    the instructions of the operations that have several; the folder of compiled kernels.
 
     Raises MillError as `target` does.
     """

@@ -34,7 +34,7 @@ class LanesType(types.Type):
 
 F32, F64 = LanesType("float32", FLOAT), LanesType("float64", ir.DoubleType())
 MASK, BYTES = LanesType("bool", I1), LanesType("uint8", I8)
-SCALARS = {F32: types.float32, F64: types.float64}  # the numbers that arithmetic takes beside lanes
+SCALARS = {F32: types.float32, F64: types.float64}  # the numbers that arithmetic takes with lanes
 
 
 @register_model(LanesType)

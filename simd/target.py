@@ -1,6 +1,6 @@
 """The processor that kernels are compiled for: the one at hand, or a lesser one that GGUFMILL_CPU (environment) names.
 
-Whoever generates code or chooses a kernel asks `target()`. A level of `LEVELS` stands for everything up to it in its column:
+Generated code and the choice of kernels depend on `target()` alone. A level of `LEVELS` includes what stands before its `<`:
 
     x86-64     portable < x86-64-v2 < avx2 < avx-vnni
                                       avx2 < avx512 < avx512-vnni < avx512-bf16 < amx

@@ -13,8 +13,8 @@ A program's arrays belong to the caller, who keeps them alive. `run(team, progra
 Python; `team` is the address that `Workers.ready()` returns (0: no helper threads, the calling thread does everything).
 
 How it works: the word NEXT holds (parts of the stage) << 32 | (the next part that nobody has taken). Adding one to it takes a
-part, for whoever adds; once taken, the program cannot end before the part is done, so that its rows may be read. Whoever
-finishes a stage's last part opens the next stage. The thread that runs a program takes parts too, and waits
+part, for the thread that adds; once taken, the program cannot end before the part is done, so that its rows may be read. The
+thread that finishes a stage's last part opens the next stage. The thread that runs a program takes parts too, and waits
 only for parts that others have taken: helpers that are late, asleep or gone slow it down and nothing else.
 """
 
@@ -38,10 +38,10 @@ STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 # processors fetch in pairs of 64 bytes).
 CACHE_LINE = 128
 NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (CACHE_LINE * i for i in range(6))
-PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # beside RUNNING: read by whoever has taken a part
+PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # in RUNNING's line, for threads with a part
 STATE_WORDS = 6 * CACHE_LINE // 8
 
-NO_COMMAND, STOP = 0, -1  # a positive number: so many Python calls are waiting
+NO_COMMAND, STOP = 0, -1  # a positive number: how many Python calls are waiting
 _LOW_HALF = (1 << 32) - 1
 # Rounds of waiting between two calls of sched_yield: 40 to 200 microseconds. A thread that shares its core with the one it
 # waits for has to yield; but Linux (6.6 and later) takes a whole time slice away from a thread that does.
@@ -119,7 +119,7 @@ _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint
 
 @intrinsic
 def pause(typingctx):
-    """Tells the processor that this is a loop that waits (x86: pause, ARM: yield)."""
+    """Says to the processor that this is a loop that waits (x86: pause, ARM: yield)."""
 
     def generate(context, builder, signature, args):
         if target().architecture in _PAUSES:
@@ -229,9 +229,9 @@ def run(team, program):
 
 @kernel
 def help_out(team, patience):
-    """What a helper thread does: runs parts of programs, until there is a command, or nothing to do for so many rounds.
+    """What a helper thread does: runs parts of programs, until there is a command, or nothing to do for `patience` rounds.
 
-    patience: the rounds. Returns the command, or NO_COMMAND.
+    Returns the command, or NO_COMMAND.
     """
     rounds = 0
     while rounds < patience:

@@ -143,7 +143,7 @@ class _Helpers:
                     return
                 call = self._calls.pop(0) if self._calls else None
                 self._set_command()
-                # Whoever began a program just now may have found no thread asleep, and would go on without this one.
+                # A program that began just now may have found no thread asleep, and would run without this one.
                 idle = call is None and command == team.NO_COMMAND and not self._is_running()
                 self.asleep += idle
             if call is not None:

@@ -23,7 +23,7 @@ _BACK = re.compile(r"(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\s.*?(\.\w+)$")
 
 
 def assembly(of: Target, write: Callable[..., None], arguments: int) -> str:
-    """The assembly of a function of so many int64 whose body write(builder, *arguments) writes."""
+    """The assembly of a function of int64 arguments whose body write(builder, *arguments) writes."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()

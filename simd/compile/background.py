@@ -1,7 +1,7 @@
 """Parts of programs that another process compiles, while this one compiles others: numba uses one thread.
 
-The other process stores them on disk, and writes the name of each to a pipe when it is done. Whoever needs one waits until
-then; if the other process ends without it, it is compiled here.
+The other process stores them on disk, and writes the name of each to a pipe when it is done. A thread that needs one waits
+until then; if the other process ends without it, it is compiled here.
 """
 
 from __future__ import annotations

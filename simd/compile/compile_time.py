@@ -1,6 +1,6 @@
-"""Time in which kernels are compiled: it does not count for speeds, and is told in a line of its own.
+"""Time in which kernels are compiled: it does not count for speeds, and is printed in a line of its own.
 
-numba tells of every compilation by events. They are listened to from the first kernel that is needed on: importing numba takes
+numba reports every compilation by events. They are listened to from the first kernel that is needed on: importing numba takes
 long.
 """
 
@@ -21,7 +21,7 @@ _LEAST_SECONDS = 0.5  # of a line: less is not worth one
 
 _lock = threading.Lock()
 _compiled: list[str] = []  # names of the kernels that this process has compiled
-_untold: dict[str, float] = {}  # subject -> seconds that no line has told of yet
+_unreported: dict[str, float] = {}  # subject -> seconds that no line has reported yet
 
 
 def _print(line: str) -> None:
@@ -60,7 +60,7 @@ class _Clock:
                 self._start = time.perf_counter()
             self._depth += 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         with self._lock:
             self._depth -= 1
             if not self._depth:
@@ -89,7 +89,7 @@ def seconds_without_compilation() -> float:
 
 @contextmanager
 def compiling_for(subject: str) -> Iterator[None]:
-    """Kernels that this thread compiles within are for this: a tensor type, an architecture. A line at the end tells how long
+    """Kernels that this thread compiles within are for this: a tensor type, an architecture. A line at the end says how long
     that took, if it took long. Within another of these, it changes nothing."""
     if _thread.subject:
         yield
@@ -111,7 +111,7 @@ def waiting_for_compilation() -> Iterator[None]:
         yield
     finally:
         _end()
-        _clock.go_on()
+        _clock.resume()
 
 
 def compiling_now() -> tuple[str, float] | None:
@@ -120,7 +120,7 @@ def compiling_now() -> tuple[str, float] | None:
         if _now is None:
             return None
         began, subject = _now
-        return subject, _untold.get(subject, 0.0) + time.perf_counter() - began
+        return subject, _unreported.get(subject, 0.0) + time.perf_counter() - began
 
 
 def compiled_kernels() -> int:
@@ -156,7 +156,7 @@ def _end() -> None:
         return
     began, subject = _thread.compiles
     with _lock:
-        _untold[subject] = _untold.get(subject, 0.0) + time.perf_counter() - began
+        _unreported[subject] = _unreported.get(subject, 0.0) + time.perf_counter() - began
         _thread.compiles = _now = None
     if not _thread.subject:
         _tell(subject)
@@ -164,10 +164,10 @@ def _end() -> None:
 
 def _tell(subject: str) -> None:
     with _lock:
-        seconds = _untold.get(subject)
+        seconds = _unreported.get(subject)
         if seconds is None or seconds < _LEAST_SECONDS:
             return
-        del _untold[subject]
+        del _unreported[subject]
     _write(line_about(subject, seconds))
 
 
@@ -185,7 +185,7 @@ def listen() -> None:
             _thread.locks -= 1
             if not _thread.locks:
                 _end()
-            _clock.go_on()
+            _clock.resume()
 
     class Passes(event.Listener):
         """Passes of the compiler: kernels that are loaded have none."""

@@ -1,8 +1,8 @@
 """Compiled kernels on disk: where they are stored, under which key, and what happens when that does not work.
 
 numba's own cache looks only at the file of the kernel itself: an edit to a function it calls in another file, or to a table
-it reads, would go on being served stale. So each module's folder carries a digest of the module, of everything of ours that it
-imports, of the data files beside those, and of the target that code is generated for:
+it reads, would still be served stale. So each module's folder carries a digest of the module, of everything of ours that it
+imports, of the data files next to those, and of the target that code is generated for:
 
     CACHE_HOME/kernels/MODULE-DIGEST/
 

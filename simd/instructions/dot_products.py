@@ -34,7 +34,7 @@ _I16_MAX = 32767
 
 
 class _Instruction(NamedTuple):
-    """A function of vectors that works on registers of so many bits."""
+    """A function of vectors that works on registers of that many bits."""
 
     bits: int
     function: Callable
@@ -207,7 +207,7 @@ class _Pairs(NamedTuple):
         return total
 
 
-# Of a target and the bias of signed products: 128, or 0 where the unsigned bytes are at most 127.
+# Key: a target and the bias of signed products, 128, or 0 where the unsigned bytes are at most 127.
 _BYTE_FOURS = (
     (("avx512f", "avx512vnni"), lambda of, bias: _Fours(512, x86.vpdpbusd)),
     (("avxvnni",), lambda of, bias: _Fours(256, x86.vpdpbusd)),
@@ -224,7 +224,7 @@ class ByteDots:
 
     Operands are prepared once for many products: unsigned(v) and signed(v) from <16 x i32> or <64 x i8>, signed_word(word) from
     four signed bytes (an i32) that go to every lane. add(total, unsigned, signed) is the sum, <16 x i32>, of the products of
-    (unsigned - bias) with signed: `bias` is 128 where the instruction takes signed bytes only, else 0, and whoever calls adds
+    (unsigned - bias) with signed: `bias` is 128 where the instruction takes signed bytes only, else 0, and the caller adds
     bias times the sum of the signed bytes once.
     """
 
@@ -271,7 +271,7 @@ def pairs_that_fit(most: int, of: Target | None = None) -> int | None:
 class PairDots:
     """As ByteDots, for x86 processors without an instruction for four products: vpmaddubsw adds two as 16-bit numbers.
 
-    run: so many of these sums are added before they are widened, see `pairs_that_fit`.
+    run: number of these sums that are added before they are widened, see `pairs_that_fit`.
     """
 
     def __init__(self, builder: Any, run: int, of: Target | None = None):
@@ -294,7 +294,7 @@ class PairDots:
 
 
 def byte_dots_instruction(of: Target) -> str:
-    """The name of the instruction behind ByteDots: "vpdpbusd (512 bits)"."""
+    """The name of the instruction that ByteDots uses: "vpdpbusd (512 bits)"."""
     return str(of.choose(_BYTE_FOURS)(of, 128))
 
 

@@ -173,7 +173,7 @@ def _floats_in_memory(builder: Any, tables: list[Any], indices: Any) -> Any:
 
 
 def byte_lookup_instruction(of: Target) -> str:
-    """The name of the instruction behind lookup_bytes: "vpermb (512 bits)"."""
+    """The name of the instruction that lookup_bytes uses: "vpermb (512 bits)"."""
     bits = of.choose(_PSHUFB_BITS)
     names = ((("avx512vbmi",), "vpermb (512 bits)"), (("neon",), "tbl (128 bits)"), (("ssse3",), f"pshufb ({bits} bits)"))
     return of.choose((*names, ((), "portable")))

@@ -97,7 +97,7 @@ def test_short_times_are_added_up_until_they_are_worth_a_line(lines, monkeypatch
         assert lines == []
         with compiling_for("q2_K"):
             compile_a_kernel()
-            compile_time._untold["q2_K"] += seconds
+            compile_time._unreported["q2_K"] += seconds
     assert lines == ["compiling kernels for q2_K: 60 s"]
 
 
