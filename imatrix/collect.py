@@ -21,8 +21,7 @@ from ..runtime.draft_head import check_draft_layers, window_rows
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
 from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
-from ..runtime.graph.compressed_ops import GroupedLinear
-from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
+from ..runtime.graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from .batch_sums import Addition, BatchSums
 from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState

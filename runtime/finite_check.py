@@ -6,7 +6,7 @@ import numpy as np
 
 from ..formats import MillError, TensorSource, dims
 from .graph import Observer, Op, Weight
-from .graph.compressed_ops import WindowAttention
+from .graph.compressed_attention_ops import WindowAttention
 from .graph.ops import Add, Attention, LatentAttention
 
 _READ_BYTES = 16 << 20  # decoded weights that are in memory at a time

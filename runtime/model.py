@@ -18,7 +18,7 @@ from ..quantize import gguf_source
 from ..simd.compile.compile_time import compiling_for
 from ..simd.workers import Workers
 from .adapters import with_adapters
-from .backends import Cache, Executable
+from .backends import Cache, Executable, PassInputs
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
@@ -316,12 +316,12 @@ class Model:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
         parts_of = list(self._passes(arrays, in_pieces))
-        passes: list[tuple[np.ndarray, list[tuple[Cache, int]], None]] = []
+        passes: list[PassInputs] = []
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
         if self._takes_layers_in_turn(arrays):
-            results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)  # type: ignore[attr-defined]
+            results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
             results = (self.executable.hidden(*each, use_gemv=not in_pieces) for each in passes)
         for parts, result in zip(parts_of, results, strict=True):
@@ -338,7 +338,7 @@ class Model:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and
         no sequence is divided among passes."""
         most = max(map(len, arrays), default=0)
-        return self.placed is not None and self.settings.device_memory is not None and most <= self.settings.ubatch
+        return self.executable.takes_layers_in_turn and most <= self.settings.ubatch
 
     def _passes(self, arrays: Sequence[np.ndarray], in_pieces: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
         """The tokens of sequences divided into passes: of each the numbers of sequences and their next tokens."""

@@ -4,10 +4,10 @@ A *program* is what a team runs: int64 [tasks, 4], one row per task of
 
     STAGE, FUNCTION, ARGUMENT, PARTS
 
-FUNCTION is the address of a compiled `part(argument, number)` (made with `@part`), called once for each number from 0 to
-PARTS - 1, in any order, on any thread; ARGUMENT is passed on to it, usually the address of a table of int64 that says where
-the numbers lie. Tasks with the same STAGE, which have to be rows in succession, run side by side; a stage begins when all parts
-of the one before are done. So what a stage writes, the next may read, and parts of one stage have to write to different places.
+FUNCTION is the address of a compiled `TaskKernel`, called once for each number from 0 to PARTS - 1, in any order, on any
+thread; ARGUMENT is passed on to it, usually the address of a record that says where the numbers lie. Tasks with the same STAGE,
+which have to be rows in succession, run side by side; a stage begins when all parts of the one before are done. So what a stage
+writes, the next may read, and parts of one stage have to write to different places.
 
 A program's arrays belong to the caller, who keeps them alive. `run(team, program)` is called from within a kernel or from
 Python; `team` is the address that `Workers.ready()` returns (0: no helper threads, the calling thread does everything).
@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import from_dtype, types
 
 from . import llvm
 from .compile import intrinsic, kernel, native_entry
@@ -130,22 +131,22 @@ def pause(typingctx):
     return types.void(), generate
 
 
-class Part:
-    """A function `part(argument, number)` of two int64, compiled when its address is first asked for."""
+class TaskKernel:
+    """A function (operands, number) that programs call, compiled when its address is first asked for. Nothing may be raised in
+    it.
 
-    def __init__(self, function: Callable[[int, int], None]):
-        self.function = function
+    dtype  of the record at ARGUMENT, which the function gets as `operands`; None: it gets the address
+    """
+
+    def __init__(self, function: Callable[[Any, int], None], dtype: np.dtype | None = None):
+        self.function, self.dtype = function, dtype
 
     @cached_property
     def address(self) -> int:
         wait_for(self.function)
-        self._native = native_entry(types.void(types.int64, types.int64), self.function)  # keeps the code in memory
+        operands = types.int64 if self.dtype is None else from_dtype(self.dtype)  # records are passed by address
+        self._native = native_entry(types.void(operands, types.int64), self.function)  # keeps the code in memory
         return self._native.address
-
-
-def part(function: Callable[[int, int], None]) -> Part:
-    """Makes a kernel with the signature that programs call; nothing may be raised in it."""
-    return Part(function)
 
 
 @kernel

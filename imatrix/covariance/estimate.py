@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...runtime import Model
-from ...runtime.graph.compressed_ops import GroupedLinear
-from ...runtime.graph.ops import ExpertLinear, LatentAttention, Linear
+from ...runtime.graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from ...simd.workers import Workers
 from .inputs import Input
 from .products import BLOCK

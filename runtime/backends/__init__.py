@@ -40,12 +40,17 @@ class Cache(Protocol):
         ...
 
 
-class Executable(Protocol):
-    """A compiled graph.
+# The arguments of `hidden`: tokens, caches with the numbers of their tokens, inputs.
+PassInputs = tuple[np.ndarray, Sequence[tuple[Any, int]], np.ndarray | None]
 
-    observer      what inputs and outputs of ops are reported to, from the next pass on
-    workers       the threads that it computes with
-    decode_batch  tokens of one pass up to which a token's results do not depend on their number
+
+class Executable(Protocol):
+    """A compiled graph: what the executables of all backends are.
+
+    observer              what inputs and outputs of ops are reported to, from the next pass on
+    workers               the threads that it computes with
+    decode_batch          tokens of one pass up to which a token's results do not depend on their number
+    takes_layers_in_turn  whether several passes are faster by `hidden_passes` than one after the other
     """
 
     graph: Graph
@@ -79,6 +84,14 @@ class Executable(Protocol):
         whose sums have another order.
         """
         ...
+
+    @property
+    def takes_layers_in_turn(self) -> bool:
+        return False
+
+    def hidden_passes(self, passes: Sequence[PassInputs]) -> list[np.ndarray]:
+        """Passes as `hidden` makes them, no two over the same sequence."""
+        return [self.hidden(*inputs) for inputs in passes]
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""

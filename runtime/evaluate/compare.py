@@ -16,8 +16,7 @@ import numpy as np
 from ...formats import PlanError, SourceTensor, dims
 from ...jobs.patterns import NamePattern, compile_pattern
 from ..graph import Observer, Op, Weight
-from ..graph.compressed_ops import GroupedLinear
-from ..graph.ops import ExpertLinear, LatentAttention, Linear
+from ..graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from ..model import Model
 from ..stored_sizes import stored_nbytes
 from .divergence import ModelPredictions, score

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError, TensorSource
 from ...formats.source import LORA_A, LORA_B
-from . import ops, special_ops
+from . import activation_ops, ops
 from .ops import Op
 from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Temperature, Value, Weight
 
@@ -263,14 +263,14 @@ class GraphBuilder:
         return self.append(ops.Activation(self.value(*x.shape), x, function))
 
     def xielu(self, x: Value, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Value:
-        return self.append(special_ops.Xielu(self.value(*x.shape), x, alpha_p, alpha_n, beta, epsilon))
+        return self.append(activation_ops.Xielu(self.value(*x.shape), x, alpha_p, alpha_n, beta, epsilon))
 
     def clamp(self, x: Value, limit: float) -> Value:
-        return self.append(special_ops.Clamp(self.value(*x.shape), x, limit)) if limit else x
+        return self.append(activation_ops.Clamp(self.value(*x.shape), x, limit)) if limit else x
 
     def softplus_gate(self, gate: Value, x: Value) -> Value:
         self._fit(gate.shape[0] in (x.shape[0], prod(x.shape)), f"a gate of {gate.shape} for {x.shape}")
-        return self.append(special_ops.SoftplusGate(self.value(*x.shape), gate, x))
+        return self.append(activation_ops.SoftplusGate(self.value(*x.shape), gate, x))
 
     def gated(self, gate: Value, up: Value, function: str, limit: float = 0.0) -> Value:
         self._fit(gate.shape == up.shape, f"a product of {gate.shape} and {up.shape}")
@@ -373,28 +373,32 @@ def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:
     return out
 
 
-# What a backend can run: class of ops -> its fields that are used -> the values that are supported (None: all).
+# Class of ops -> its fields that are used -> the values that are known (None: all).
 Support = Mapping[type[Op], Mapping[str, Collection[Any] | None]]
 
 
 def check_support(graph: Graph, backend: str, support: Support) -> None:
-    """Raises PlanError, naming the op and the field, for what a backend would ignore or compute wrongly.
-
-    A field that is not in `support` may only have its default value, which stands for the op without that option.
-    """
+    """Raises PlanError, naming the op and the field, for what a backend would ignore or compute wrongly."""
     for op in (*graph.ops, *graph.head):
-        name, known = type(op).__name__, support.get(type(op))
-        if known is None:
+        name = type(op).__name__
+        if type(op) not in support:
             raise PlanError(f"the {backend} backend cannot run {graph.architecture}: it has no op {name}")
-        for field in fields(op):
-            value = getattr(op, field.name)
-            if field.name in known:
-                accepted = known[field.name]
-                if accepted is None or value in accepted:
-                    continue
-                values = f"{value!r} (known are {', '.join(map(repr, accepted))})"
-            elif field.name == "out" or (field.default is not MISSING and value == field.default):
-                continue
-            else:
-                values = f"{value!r:.80}"
-            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: op {name} with {field.name} {values}")
+        problem = unsupported(op, support[type(op)])
+        if problem is not None:
+            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: op {name} with {problem}")
+
+
+def unsupported(op: Op, known: Mapping[str, Collection[Any] | None]) -> str | None:
+    """The first field, with its value, that is not supported; None if all are.
+
+    A field that is not in `known` may only have its default value, which stands for the op without that option.
+    """
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if field.name in known:
+            accepted = known[field.name]
+            if accepted is not None and value not in accepted:
+                return f"{field.name} {value!r} (known are {', '.join(map(repr, accepted))})"
+        elif field.name != "out" and (field.default is MISSING or value != field.default):
+            return f"{field.name} {value!r:.80}"
+    return None

@@ -17,7 +17,7 @@ from .mixture_ops import Route as Route
 from .mixture_ops import ScaleByRouting as ScaleByRouting
 from .mixture_ops import SigmoidGate as SigmoidGate
 from .op import Op as Op
-from .values import RotaryEmbedding, Temperature, Value, Weight
+from .values import NgramHash, RotaryEmbedding, Temperature, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,18 @@ class Embedding(Op):
     scale: float = 1.0
     by: str = "token"
     separator: int = -1
+
+
+@dataclass(frozen=True)
+class NgramEmbedding(Op):
+    """The rows of a table that stand for the n-grams that end at a token, one after the other (Qwen 4 Exp).
+
+    table (width, rows) -> (heads * width,); the state 'tokens' of `layer` has the last tokens' ids plus 1
+    """
+
+    table: Weight
+    layer: int
+    ngrams: NgramHash
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,17 @@ class Linear(Op):
     x: Value
     weight: Weight
     bias: Weight | None = None
+
+
+@dataclass(frozen=True)
+class GroupedLinear(Op):
+    """Each group's product with its own matrix: x (groups, columns) -> (groups * rows,).
+
+    weight (columns, groups * rows): the groups' matrices, one after the other
+    """
+
+    x: Value
+    weight: Weight
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
-from ..graph.compressed_ops import AverageRun
+from ..graph.compressed_attention_ops import AverageRun
 from ..graph.values import RotaryEmbedding, StateSpec, Temperature
 from ..hparams import HParams
 

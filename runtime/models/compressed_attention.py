@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from ...formats import FormatError
-from ..graph import GraphBuilder, Value, compressed_ops
+from ..graph import GraphBuilder, Value, compressed_attention_ops, ops
 from ..graph.values import CacheSpec, RotaryEmbedding, StateSpec
 from ..hparams import HParams
 from .latent_attention import Indexer
@@ -97,7 +97,9 @@ class _Runs:
         numbers, gate = (graph.linear(x, f"{prefix}_{part}", self.series * width) for part in ("kv", "gate"))
         bias = graph.weight(f"{prefix}_ape.weight", (self.series * width, self.every))
         graph.cache.append(StateSpec(layer, state, compressor_state(width, self.series, self.every)))
-        entry = graph.append(compressed_ops.Compress(graph.value(width), numbers, gate, bias, layer, state, self.every))
+        entry = graph.append(
+            compressed_attention_ops.Compress(graph.value(width), numbers, gate, bias, layer, state, self.every)
+        )
         rope = replace(self.rope, offset=1 - self.every)
         return graph.rope(graph.norm(entry, f"{prefix}_norm", self.epsilon), rope, width - rope.dims)
 
@@ -133,10 +135,12 @@ def compressed_attention(
     sinks = graph.weight(f"{prefix}sinks.weight", (heads.n,))
     graph.cache.append(StateSpec(layer, "window", (heads.window, heads.width)))
     out, scale = graph.value(heads.n, heads.width), heads.width**-0.5
-    attention = compressed_ops.WindowAttention(out, q, kv, layer, scale, heads.window, sinks, entries, every, selection)
+    attention = compressed_attention_ops.WindowAttention(
+        out, q, kv, layer, scale, heads.window, sinks, entries, every, selection
+    )
     # Values were rotated by their positions: turned back by the query's, they are by the distance.
     out = graph.rope(graph.append(attention), replace(rope, frequencies=-rope.frequencies), nope)
     out = graph.reshape(out, heads.groups, heads.n * heads.width // heads.groups)
     weight = graph.weight(f"{prefix}output_a.weight", (out.shape[1], heads.groups * heads.o_rank))
-    out = graph.append(compressed_ops.GroupedLinear(graph.value(heads.groups * heads.o_rank), out, weight))
+    out = graph.append(ops.GroupedLinear(graph.value(heads.groups * heads.o_rank), out, weight))
     return graph.linear(out, f"{prefix}output_b", x.shape[0])

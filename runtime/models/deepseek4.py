@@ -4,7 +4,7 @@ layers choose by token id."""
 from __future__ import annotations
 
 from ...formats import TensorSource
-from ..graph import Graph, GraphBuilder, Value, compressed_ops, special_ops
+from ..graph import Graph, GraphBuilder, Value, hyper_connection_ops
 from ..hparams import HParams, n_layers
 from .compressed_attention import CompressedHeads, compressed_attention, run_length
 from .feed_forward import feed_forward
@@ -22,7 +22,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         size = streams if scales == 1 else (2 + streams) * streams
         numbers = graph.plain_norm(graph.reshape(x, streams * n_embd), epsilon)
         return graph.append(
-            compressed_ops.StreamWeights(
+            hyper_connection_ops.HyperConnectionWeights(
                 graph.value(size),
                 graph.linear(numbers, f"{prefix}_fn", size),
                 graph.weight(f"{prefix}_scale.weight", (scales,)),
@@ -34,14 +34,16 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         )
 
     def collapse(x: Value, factors: Value) -> Value:
-        return graph.append(compressed_ops.CollapseStreams(graph.value(n_embd), x, factors))
+        return graph.append(hyper_connection_ops.CollapseStreams(graph.value(n_embd), x, factors))
 
     def residual(x: Value, update: Value, factors: Value, matrix: Value) -> Value:
-        mixed = graph.append(special_ops.MixStreams(graph.value(streams, n_embd), x, matrix, adds=False))
-        return graph.append(special_ops.AddToStreams(graph.value(streams, n_embd), mixed, update, factors, (0.0,) * streams))
+        mixed = graph.append(hyper_connection_ops.HyperConnectionMix(graph.value(streams, n_embd), x, matrix, adds=False))
+        return graph.append(
+            hyper_connection_ops.HyperConnectionAdd(graph.value(streams, n_embd), mixed, update, factors, (0.0,) * streams)
+        )
 
     x = graph.embedding("token_embd", n_embd)
-    x = graph.append(compressed_ops.RepeatStreams(graph.value(streams, n_embd), x))
+    x = graph.append(hyper_connection_ops.RepeatStreams(graph.value(streams, n_embd), x))
     for layer in range(n_layers(hparams)):
         prefix = f"blk.{layer}."
         before, behind, matrix = graph.split(mixing(x, f"{prefix}hc_attn", 3), streams, streams, streams**2)

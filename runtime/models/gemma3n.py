@@ -4,7 +4,7 @@ arXiv:2301.13310); embeddings per layer; a low-rank residual beside the attentio
 from __future__ import annotations
 
 from ...formats import FormatError, TensorSource
-from ..graph import Graph, GraphBuilder, Value, special_ops
+from ..graph import Graph, GraphBuilder, Value, activation_ops, hyper_connection_ops
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
 from .gemma4 import ACTIVATION, attention, inputs_per_layer, own_layers
@@ -31,13 +31,13 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     if not per_layer:
         raise FormatError(f"{hparams.path}: metadata key {hparams.architecture}.embedding_length_per_layer_input is missing")
     stacked = graph.weight("altup_proj.weight", (n_embd, n_embd, streams - 1))
-    x = graph.append(special_ops.ExpandStreams(graph.value(streams, n_embd), x, stacked, LEAST_SQUARE))
+    x = graph.append(hyper_connection_ops.ExpandStreams(graph.value(streams, n_embd), x, stacked, LEAST_SQUARE))
     for layer in range(count):
         prefix, local = f"blk.{layer}.", is_local[layer]
         mixing = graph.linear(
             _modalities(graph, _stream(graph, x, active), prefix, streams, epsilon), f"{prefix}altup_predict_coef", streams**2
         )
-        predicted = graph.append(special_ops.MixStreams(graph.value(streams, n_embd), x, mixing))
+        predicted = graph.append(hyper_connection_ops.HyperConnectionMix(graph.value(streams, n_embd), x, mixing))
         computed = _stream(graph, predicted, active)
         h = graph.norm(computed, f"{prefix}attn_norm", epsilon)
         attended = attention(
@@ -58,14 +58,14 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         factors = graph.linear(_modalities(graph, updated, prefix, streams, epsilon), f"{prefix}altup_correct_coef", streams)
         x = _add(graph, predicted, graph.add(updated, computed, -1.0), factors, (1.0,) * streams)
         scale = graph.weight(f"{prefix}altup_correct_scale.weight", (n_embd,))
-        scaled = graph.append(special_ops.ScaleChannels(graph.value(n_embd), _stream(graph, x, active), scale))
+        scaled = graph.append(activation_ops.Multiply(graph.value(n_embd), _stream(graph, x, active), scale))
         gate = graph.linear(scaled, f"{prefix}inp_gate", per_layer[layer].shape[0])
         added = graph.linear(graph.gated(gate, per_layer[layer], ACTIVATION), f"{prefix}proj", n_embd)
         added = graph.norm(added, f"{prefix}post_norm", epsilon)
         x = _add(graph, x, added, None, (0.0, *[1.0] * (streams - 1)))
         graph.end_layer(x)
     stacked = graph.weight("altup_unembd_proj.weight", (n_embd, n_embd, streams - 1))
-    merged = graph.append(special_ops.MergeStreams(graph.value(n_embd), x, stacked, LEAST_SQUARE))
+    merged = graph.append(hyper_connection_ops.MergeStreams(graph.value(n_embd), x, stacked, LEAST_SQUARE))
     hidden, softcap = graph.norm(merged, "output_norm", epsilon), hparams.float("final_logit_softcapping", 30.0)
     return graph.finish(hparams.architecture, hidden, hparams.size("context_length"), softcap=softcap)
 
@@ -77,7 +77,7 @@ def _stream(graph: GraphBuilder, x: Value, number: int) -> Value:
 
 
 def _add(graph: GraphBuilder, x: Value, update: Value, factors: Value | None, constants: tuple[float, ...]) -> Value:
-    return graph.append(special_ops.AddToStreams(graph.value(*x.shape), x, update, factors, constants))
+    return graph.append(hyper_connection_ops.HyperConnectionAdd(graph.value(*x.shape), x, update, factors, constants))
 
 
 def _modalities(graph: GraphBuilder, x: Value, prefix: str, streams: int, epsilon: float) -> Value:
@@ -99,5 +99,5 @@ def _feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value) -
     gate, up = (graph.linear(x, f"{prefix}{part}", n_ff) for part in ("gate", "up"))
     factor = hparams.number_of_layer("activation_sparsity_scale", layer)
     if factor > float("-inf"):
-        gate = graph.append(special_ops.KeepLargest(graph.value(n_ff), gate, factor))
+        gate = graph.append(activation_ops.GaussianTopK(graph.value(n_ff), gate, factor))
     return graph.linear(graph.gated(gate, up, ACTIVATION), f"{prefix}down", x.shape[0])

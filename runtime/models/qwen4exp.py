@@ -4,7 +4,7 @@ selected runs of keys, experts, and embeddings of hashed n-grams."""
 from __future__ import annotations
 
 from ...formats import FormatError, TensorSource
-from ..graph import Graph, GraphBuilder, Value, compressed_ops, special_ops
+from ..graph import Graph, GraphBuilder, Value, activation_ops, hyper_connection_ops, ops
 from ..graph.values import NgramHash, StateSpec
 from ..hparams import HParams, n_layers
 from .attention import Heads, RunIndexer, grouped_attention
@@ -30,7 +30,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     def stream_norm(x: Value, name: str) -> Value:
         """Of each stream by itself, with weights of its own: x (streams, n_embd) or (size,) -> (size,)."""
         numbers = graph.reshape(graph.plain_norm(graph.reshape(x, streams, n_embd), epsilon), size)
-        return graph.append(special_ops.ScaleChannels(graph.value(size), numbers, graph.weight(f"{name}.weight", (size,))))
+        return graph.append(activation_ops.Multiply(graph.value(size), numbers, graph.weight(f"{name}.weight", (size,))))
 
     def mixed(x: Value, prefix: str) -> tuple[Value, Value]:
         """What a block is given, from the tensors PREFIX_{norm,down,up}, and the normalised streams."""
@@ -45,7 +45,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
 
     def gated_copies(x: Value, gates: Value) -> Value:
         """x times the sigmoid of each stream's gate."""
-        copies = graph.append(compressed_ops.RepeatStreams(graph.value(streams, n_embd), x))
+        copies = graph.append(hyper_connection_ops.RepeatStreams(graph.value(streams, n_embd), x))
         return graph.gate_heads(copies, gates)
 
     def residual(x: Value, update: Value, numbers: Value, prefix: str) -> Value:
@@ -64,10 +64,10 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         table = graph.weight("per_layer_token_embd.weight", (width, rows))
         graph.cache.append(StateSpec(layer, "tokens", (ngrams.n_past, 1)))
         embedded = graph.value(len(ngrams.sizes) * width)
-        embedded = graph.append(special_ops.NgramEmbedding(embedded, table, layer, ngrams))
+        embedded = graph.append(ops.NgramEmbedding(embedded, table, layer, ngrams))
         keys = graph.reshape(stream_norm(graph.linear(embedded, f"{prefix}key", size), f"{prefix}norm_key"), streams, n_embd)
         queries = graph.reshape(stream_norm(x, f"{prefix}norm_query"), streams, n_embd)
-        gates = graph.append(special_ops.MatchStreams(graph.value(streams), keys, queries))
+        gates = graph.append(hyper_connection_ops.MatchStreams(graph.value(streams), keys, queries))
         values = gated_copies(graph.linear(embedded, f"{prefix}value", n_embd), gates)
         near = stream_norm(values, f"{prefix}norm_conv")
         near = graph.short_convolution(
@@ -76,7 +76,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         return graph.add(x, graph.add(values, graph.reshape(near, streams, n_embd)))
 
     x = graph.embedding("token_embd", n_embd)
-    x = graph.append(compressed_ops.RepeatStreams(graph.value(streams, n_embd), x))
+    x = graph.append(hyper_connection_ops.RepeatStreams(graph.value(streams, n_embd), x))
     for layer in range(n_layers(hparams)):
         prefix = f"blk.{layer}."
         if f"{prefix}ple_key.weight" in graph:

@@ -24,8 +24,8 @@ _pending: set[str] = set()  # what `_process` has not reported yet
 
 
 def compile_in_background(functions: Sequence[Callable]) -> None:
-    """Starts a process that compiles, one after the other, those parts (by their functions: `Part.function`) that are not on
-    disk. Does nothing where that process would not be of use: with one processor, or without a folder for kernels."""
+    """Starts a process that compiles, one after the other, those parts (by their functions: `TaskKernel.function`) that are not
+    on disk. Does nothing where that process would not be of use: with one processor, or without a folder for kernels."""
     from .kernel_cache import is_stored
 
     global _process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from .flash import Division, divide, padded_width
 from .kernels.attention import flash
 from .kernels.attention.cache_rows import TYPE_IDS
 from .memory import View
+from .pass_tasks import Batch, PassTasks
 from .schedule import Group
-
-if TYPE_CHECKING:
-    from .passes import Batch, Pass
 
 _COLUMNS = {name: i for i, name in enumerate(flash.JOB_FIELDS)}
 
@@ -59,7 +56,7 @@ class _JobGroup:
 class AttentionJobs:
     """One job (see kernels.attention.flash) for each sequence and each layer with attention."""
 
-    def __init__(self, owner: Pass, layers: int):
+    def __init__(self, owner: PassTasks, layers: int):
         self._owner, self._used = owner, 0
         self._jobs = np.zeros((len(owner.counts), layers, len(flash.JOB_FIELDS)), np.int64)
         self._read = np.zeros((layers, 3), np.int64)  # layer, numbers of the names of keys and values
@@ -72,7 +69,7 @@ class AttentionJobs:
         self._used += 1
         names = attention.keys, attention.values
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
-        k_type, v_type = (TYPE_IDS[owner.executable.part(attention.layer, name).type] for name in names)
+        k_type, v_type = (TYPE_IDS[owner.compiled.part(attention.layer, name).type] for name in names)
         group, kv_heads, window, k_width, v_width = attention.shape
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0

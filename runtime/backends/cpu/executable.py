@@ -11,27 +11,29 @@ import numpy as np
 from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
-from ...cache_layout import CachePart, graph_layers, state_offsets
-from ...graph import Graph, Observer, Weight, check_support
-from ...graph.graph import users
-from ...graph.ops import Attention, LatentAttention, Op, Route
+from ...graph import Graph, Observer, check_support
+from ...graph.ops import Op, Route
 from ...settings import Settings
+from .. import Executable
+from ..reference.functions import SUPPORT
+from .compiled_graph import CompiledGraph
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
-from .lower import SLOW_PARTS, SUPPORT, steps_of
-from .passes import Pass, Step
-from .weights import WeightMatrix, WeightStore
+from .lower import SLOW_KERNELS, steps_of
+from .lower.step import Step
+from .pass_program import PassProgram
+from .weights import WeightStore
 
 _CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
 _END = 1 << 60
 
 
-def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> Executable:
+def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuExecutable:
     """Compiles a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know."""
-    return Executable(graph, store, settings)
+    return CpuExecutable(graph, store, settings)
 
 
-class Executable:
+class CpuExecutable(Executable):
     """A graph that can be run, by several threads at once if need be.
 
     graph     as it was compiled
@@ -43,19 +45,13 @@ class Executable:
         check_support(graph, "cpu", SUPPORT)
         self.graph, self.store, self.settings = graph, store, settings
         self.observer: Observer | None = None
-        self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
-        self._matrices: dict[str, WeightMatrix] = {}
-        self.users = users(self.all_ops)
         if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
-        self.layers, self.observed_layers = graph_layers(graph, settings)
-        self.state_offsets, _ = state_offsets(self.layers)
-        self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
-        self.steps = steps_of(self, graph.ops)
-        self.head_steps = steps_of(self, graph.head)
-        self.last_use = self._last_uses()
-        self._passes: OrderedDict[tuple, list[Pass]] = OrderedDict()
+        self.compiled = CompiledGraph(graph, store, settings)
+        self.steps, self.head_steps = steps_of(self.compiled, graph.ops), steps_of(self.compiled, graph.head)
+        self.compiled.last_use.update(self._last_uses())
+        self._passes: OrderedDict[tuple, list[PassProgram]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -70,24 +66,7 @@ class Executable:
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
-        return self.matrix(self.graph.embedding).lookup(ids)
-
-    # --- for steps -----------------------------------------------------------------------------------------------
-
-    def matrix(self, weight: Weight) -> WeightMatrix:
-        """A weight tensor for products."""
-        if weight.name not in self._matrices:
-            self._matrices[weight.name] = self.store.matrix(weight.name, *weight.shape)
-        return self._matrices[weight.name]
-
-    def vector(self, weight: Weight) -> np.ndarray:
-        """A small tensor decoded: float32, its shape in numpy's order."""
-        tensor = self.store.tensor(weight.name, weight.shape)
-        return np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
-
-    def part(self, layer: int, name: str) -> CachePart:
-        """What a layer keeps per token under this name."""
-        return self.observed_layers[layer].rows[name]
+        return self.compiled.matrix(self.graph.embedding).lookup(ids)
 
     def _last_uses(self) -> dict[int, int]:
         """Value index -> number of the last step that reads it (or of the one that writes it)."""
@@ -104,7 +83,7 @@ class Executable:
 
     def new_cache(self, limit: int) -> KVCache:
         """An empty cache for a sequence of at most `limit` tokens."""
-        layers = self.layers if self.observer is None else self.observed_layers
+        layers = self.compiled.layers if self.observer is None else self.compiled.observed_layers
         return KVCache(layers, limit, self.settings.checkpoints)
 
     def hidden(
@@ -115,7 +94,7 @@ class Executable:
         use_gemv: bool = True,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
-        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; use_gemv: see `Pass`.
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; use_gemv: see `PassProgram`.
 
         Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
         """
@@ -126,7 +105,7 @@ class Executable:
         current = self._take(key) if observer is None else None
         if current is None:
             self._compile_in_background()
-            current = Pass(self, *key, observer)
+            current = PassProgram(self.compiled, *key, observer)
             self._write(current, self.steps)
         current.run(tokens, list(caches), inputs)
         out = current.view(self.graph.hidden).matrix.copy()
@@ -143,7 +122,7 @@ class Executable:
         key, observer = ("head", len(hidden)), self.observer
         head = self._take(key) if observer is None else None
         if head is None:
-            head = Pass(self, (len(hidden),), (), True, observer)
+            head = PassProgram(self.compiled, (len(hidden),), (), True, observer)
             head.new(self.graph.hidden)
             self._write(head, self.head_steps)
         head.view(self.graph.hidden).matrix[:] = hidden
@@ -158,21 +137,21 @@ class Executable:
     def _compile_in_background(self) -> None:
         """Has another process compile what takes longest of this graph's parts, if they are not on disk."""
         if self.workers.count > 1:
-            kernels = [part for op in self.all_ops for part in SLOW_PARTS.get(type(op), ())]
-            compile_in_background([part.function for part in dict.fromkeys(kernels)])
+            kernels = [kernel for op in self.compiled.all_ops for kernel in SLOW_KERNELS.get(type(op), ())]
+            compile_in_background([kernel.function for kernel in dict.fromkeys(kernels)])
 
-    def _write(self, out: Pass, steps: Sequence[Step]) -> None:
+    def _write(self, out: PassProgram, steps: Sequence[Step]) -> None:
         for out.position, step in enumerate(steps):
             out.ops = step.ops
             step.emit(out)
             self._observe_outputs(out, step)
             out.release_temporary()
             for value in {value.index: value for op in step.ops for value in (*op.inputs, *op.outputs)}.values():
-                if self.last_use[value.index] == out.position and value.index in out.values:
+                if self.compiled.last_use[value.index] == out.position and value.index in out.values:
                     out.drop(value.index)
         out.finish()
 
-    def _observe_outputs(self, out: Pass, step: Step) -> None:
+    def _observe_outputs(self, out: PassProgram, step: Step) -> None:
         observer = out.observer
         if observer is None:
             return
@@ -185,13 +164,13 @@ class Executable:
 
                 out.call(report)
 
-    def _take(self, key: tuple) -> Pass | None:
+    def _take(self, key: tuple) -> PassProgram | None:
         """A kept pass that no other thread runs, or None."""
         with self._lock:
             passes = self._passes.get(key)
             return passes.pop() if passes else None
 
-    def _keep(self, key: tuple, current: Pass) -> None:
+    def _keep(self, key: tuple, current: PassProgram) -> None:
         if current.pool.nbytes + current.inner_pool.nbytes > _CACHED_BYTES:
             return
         with self._lock:

@@ -12,6 +12,7 @@ from ....formats import MillError
 from ....quantize import NonFiniteError, decode, encode
 from ....simd.memory import aligned_empty
 from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
+from ..reference.step import Cache as ReferenceCache
 from .kernels.attention.cache_rows import TYPE_IDS
 from .recurrent_state import RecurrentState
 
@@ -47,6 +48,7 @@ class KVCache:
     names        of rows, in any layer
     state        the recurrent state; None where no layer has one
     checkpoints  see `RecurrentState`
+    history      what ops keep that the reference backend's functions compute
 
     Within a pass every layer writes its rows and states; `commit` then adds them to the past. A pass that fails leaves the
     cache as it was.
@@ -57,6 +59,7 @@ class KVCache:
         self.names = tuple(dict.fromkeys(name for layer in layers for name in layer.rows))
         nbytes = state_offsets(layers)[1]
         self.state = RecurrentState(nbytes, checkpoints) if nbytes else None
+        self.history = ReferenceCache(limit)
         self._stored = [{name: _new(part, 0) for name, part in layer.rows.items()} for layer in layers]  # see `_new`
         self._rows: list[dict[str, CacheRows]] = [{} for _ in layers]  # what `rows` returned last
         self._table, self._table_end = np.zeros((0, 0, 3), np.int64), 0
@@ -129,6 +132,7 @@ class KVCache:
 
     def commit(self, n: int) -> None:
         self.length += n
+        self.history.length = self.length
         if self.state is not None:
             self.state.commit(n)
 
@@ -147,6 +151,7 @@ class KVCache:
         self.length = min(self.length, length)
         if self.state is not None:
             self.length = self.state.truncate(self.length)
+        self.history.truncate(self.length)
 
     def fork(self, length: int | None = None) -> KVCache:
         """A copy of the first `resumable(length)` tokens (all if None): for sequences that begin with the same tokens."""
@@ -154,6 +159,7 @@ class KVCache:
         copy.layers, copy.names = self.layers, self.names
         copy.length = n = self.length if length is None else self.resumable(length)
         copy.state = None if self.state is None else self.state.fork(n)
+        copy.history = self.history.fork(n)
         copy._rows = [{} for _ in self.layers]
         for layer, source in zip(self.layers, self._stored, strict=True):
             copy._stored.append({name: _new(part, part.rows_of(n)) for name, part in layer.rows.items()})
@@ -162,7 +168,12 @@ class KVCache:
         return copy
 
     def dump(self) -> dict[str, np.ndarray]:
-        """Copies of the rows of all tokens by layer and name, uint8 [heads, rows, row bytes], and of the recurrent state."""
+        """Copies of the rows of all tokens by layer and name, uint8 [heads, rows, row bytes], and of the recurrent state.
+
+        Raises MillError where functions of the reference backend keep something.
+        """
+        if self.history.rows:
+            raise MillError("the state of ops that the reference backend's functions compute cannot be saved")
         arrays = {
             f"{number}.{name}": self._stored[number][name][:, : part.rows_of(self.length)].copy()
             for number, layer in enumerate(self.layers)
@@ -187,6 +198,7 @@ class KVCache:
                 self._stored[number][name] = _new(part, part.rows_of(length))
                 self._stored[number][name][:] = arrays[f"{number}.{name}"]
         self._rows, self._table_end, self.length = [{} for _ in self.layers], 0, length
+        self.history.length = length
         if self.state is not None:
             self.state.restore(arrays["state"], length)
         return True

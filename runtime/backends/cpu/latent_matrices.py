@@ -8,6 +8,7 @@ decoded matrices, those of kv_b if there is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD
 from ...graph.ops import LatentAttention
 from ...graph.values import Weight
+from .attention import AttentionParams
 from .kernels import gemv_plan
 from .kernels.gemm import gemm
 from .kv_cache import encode_with_nan
@@ -136,3 +138,14 @@ def _packed_weights(candidates: Sequence[HeadWeights], n: int, use_gemv: bool) -
 def _block(plan: np.ndarray | None) -> int:
     assert plan is not None
     return int(plan[gemv_plan.BLOCK])
+
+
+@dataclass(frozen=True, eq=False)
+class LatentLayer:
+    """A latent attention op as it is computed. mode: Settings.mla."""
+
+    op: LatentAttention
+    shape: LatentShape
+    matrices: HeadMatrices
+    params: AttentionParams
+    mode: int

@@ -172,5 +172,5 @@ class Partition:
         return self.axis, self.rows, self.row_step, self.columns, self.column_step
 
     def words(self) -> tuple[int, int, int, int]:
-        """The first words of tables (see kernels.row_parts)."""
+        """The numbers of the field `partition` of records (see kernels.task_kernel)."""
         return self.rows, self.row_step, self.columns, self.column_step

@@ -9,22 +9,19 @@ once.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
 from ....simd import team
 from ....simd.workers import Workers
-from .kernels import row_parts
+from .kernels import row_kernels
+from .kernels.task_kernel import OperandKernel
 from .memory import Block, Partition, View
 
-_TABLE_WORDS = 1 << 12
-
-
-def real(value: float) -> int:
-    """The bits of a float64, as tables of int64 hold it."""
-    return struct.unpack("q", struct.pack("d", value))[0]
+_RECORD_WORDS = 1 << 12  # of memory for records that is taken at a time
+_NO_PARTITION = 0, 0, 0, 0
 
 
 class Group:
@@ -65,8 +62,8 @@ class Schedule:
         self._steps: list[np.ndarray | Callable[[], None]] = []
         self._groups: list[Group] = []
         self._epoch = object()  # of the program that tasks are added to
-        self._tables: list[np.ndarray] = []
-        self._used = _TABLE_WORDS
+        self._records: list[np.ndarray] = []
+        self._used = _RECORD_WORDS
         self._base = 0
         self._kept: list[object] = []
 
@@ -74,32 +71,50 @@ class Schedule:
         """Has objects live as long as the programs."""
         self._kept += objects
 
-    def table(self, words: Iterable[int]) -> int:
-        """The address of a table of int64."""
-        values = tuple(words)
-        if self._used + len(values) > _TABLE_WORDS:
-            self._tables.append(np.empty(max(_TABLE_WORDS, len(values)), np.int64))
-            self._used, self._base = 0, self._tables[-1].ctypes.data
+    def record(self, packed: bytes) -> int:
+        """The address of a copy of a record, of a multiple of 8 bytes."""
+        words = len(packed) // 8
+        if self._used + words > _RECORD_WORDS:
+            self._records.append(np.empty(max(_RECORD_WORDS, words), np.int64))
+            self._used, self._base = 0, self._records[-1].ctypes.data
         at = self._used
-        self._tables[-1][at : at + len(values)] = values
-        self._used = at + len(values)
+        self._records[-1][at : at + words] = np.frombuffer(packed, np.int64)
+        self._used = at + words
         return self._base + 8 * at
+
+    def numbers(self, numbers: Iterable[int]) -> int:
+        """The address of these int64."""
+        return self.record(np.fromiter(numbers, np.int64).tobytes())
 
     def task(
         self,
-        function: int,
-        words: Iterable[int],
+        kernel: OperandKernel,
         parts: Partition | int,
-        reads: Iterable[View],
-        writes: Iterable[View],
+        *,
+        reads: Iterable[View] = (),
+        writes: Iterable[View] = (),
+        **operands: Any,
     ) -> Group:
-        """A part for programs, by its address, with a table of its own. Tasks with a Partition can be chained."""
-        return self.place(function, self.table(words), parts, reads, writes)
+        """Adds a task with these operands (see `OperandKernel.pack`). Tasks with a Partition can be chained.
+
+        reads, writes: memory beside that of the operands.
+        """
+        words = parts.words() if isinstance(parts, Partition) else _NO_PARTITION
+        record = self.record(kernel.pack(words, operands))
+        read, written = list(reads), list(writes)
+        for name, operand in kernel.operands.items():
+            value = operands[name]
+            if isinstance(value, View):
+                read += [value] * operand.reads
+                written += [value] * operand.writes
+            elif isinstance(value, np.ndarray):
+                self.keep(value)
+        return self.place(kernel.address, record, parts, read, written)
 
     def place(
         self, function: int, argument: int, parts: Partition | int, reads: Iterable[View], writes: Iterable[View]
     ) -> Group:
-        """As `task`, with the address of its table."""
+        """Adds a task by the addresses of its function and its argument."""
         key, count = (parts.key, parts.parts) if isinstance(parts, Partition) else (None, parts)
         group = self._find_group(key, count, reads := tuple(reads), writes := tuple(writes))
         group.tasks.append((function, argument))
@@ -176,7 +191,7 @@ class Schedule:
                 function, argument = group.tasks[0]
             else:
                 rows = [word for function, argument in group.tasks for word in (0, function, argument, 0)]
-                function, argument = row_parts.chain.address, self.table([len(group.tasks), *rows])
+                function, argument = row_kernels.chain.address, self.numbers([len(group.tasks), *rows])
             program[row] = group.level, function, argument, group.parts
             group.program, group.row = program, row
         self._steps.append(program)

@@ -20,7 +20,7 @@ import numpy as np
 from ....formats import TYPES, FormatError, SourceTensor, TensorSource
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD, Workers
-from .kernels import gemv_plan, row_parts
+from .kernels import gemv_plan, row_kernels
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Activations
 from .kernels.gemm.parts import FLOAT32
@@ -200,7 +200,7 @@ class WeightMatrix:
             return out
         if use_gemv and self.gemv_plan is not None:
             jobs = gemm.one_job(n, matrix)
-            gemv_plan.multiply(workers.ready(), row_parts.quantise.address, self.gemv_plan, jobs, activations.x, out)
+            gemv_plan.multiply(workers.ready(), row_kernels.quantise.address, self.gemv_plan, jobs, activations.x, out)
         elif self.gemm_plan is not None:
             program, plan = gemm.Program(workers.count), self.gemm_plan
             program.product(1, plan, program.blocks_of(0, plan.form, activations), out, gemm.one_job(n, matrix))
@@ -292,7 +292,7 @@ class HeadWeights:
         out = np.empty((heads * n, self.rows), np.float32)
         rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
         team = self.weights.store.workers.ready()
-        gemv_plan.multiply(team, row_parts.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
+        gemv_plan.multiply(team, row_kernels.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
         return out.reshape(heads, n, self.rows)
 
 
@@ -307,5 +307,5 @@ def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> 
     plan = gemv_plan.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
     assert plan is not None
     out = np.empty((len(x), len(rows)), np.float32)
-    gemv_plan.multiply(team, row_parts.quantise.address, plan, gemm.one_job(len(x)), x, out)
+    gemv_plan.multiply(team, row_kernels.quantise.address, plan, gemm.one_job(len(x)), x, out)
     return out

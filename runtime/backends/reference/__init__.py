@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from ....formats import MillError, PlanError, TensorSource
+from ....simd.workers import Workers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
+from .. import Executable
 from .functions import FUNCTIONS, SUPPORT
 from .step import Cache, Step
 
 
-class Executable:
+class ReferenceExecutable(Executable):
     """A graph that can be run. observer: what inputs and outputs of ops are reported to; None: nothing."""
 
     def __init__(self, graph: Graph, source: TensorSource):
@@ -25,7 +27,27 @@ class Executable:
         """An empty cache for a sequence of at most `limit` tokens."""
         return Cache(limit)
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+    @property
+    def workers(self) -> Workers:
+        """One thread."""
+        return Workers(1)
+
+    @property
+    def decode_batch(self) -> int:
+        """One: numpy's products may depend on how many rows there are."""
+        return 1
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
+        return self._weight(self.graph.embedding)[ids]
+
+    def hidden(
+        self,
+        tokens: np.ndarray,
+        caches: Sequence[tuple[Cache, int]],
+        inputs: np.ndarray | None = None,
+        use_gemv: bool = True,
+    ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
         inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
 
@@ -82,7 +104,7 @@ class Executable:
         return self._weights[weight.name]
 
 
-def compile_graph(graph: Graph, source: TensorSource) -> Executable:
+def compile_graph(graph: Graph, source: TensorSource) -> ReferenceExecutable:
     """Raises PlanError, naming it, for an op or an option that there is no function for."""
     check_support(graph, "reference", SUPPORT)
-    return Executable(graph, source)
+    return ReferenceExecutable(graph, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Value, compressed_ops
+from ...graph import Value, compressed_attention_ops, hyper_connection_ops, ops
 from .mixtures import sigmoid
 from .step import Step
 
@@ -102,11 +102,11 @@ def collapse_streams(step: Step, x: np.ndarray, factors: np.ndarray) -> np.ndarr
 
 
 COMPRESSED_FUNCTIONS = {
-    compressed_ops.Compress: compress,
-    compressed_ops.AverageRun: average_run,
-    compressed_ops.WindowAttention: window_attention,
-    compressed_ops.GroupedLinear: grouped_linear,
-    compressed_ops.RepeatStreams: repeat_streams,
-    compressed_ops.StreamWeights: stream_weights,
-    compressed_ops.CollapseStreams: collapse_streams,
+    compressed_attention_ops.Compress: compress,
+    compressed_attention_ops.AverageRun: average_run,
+    compressed_attention_ops.WindowAttention: window_attention,
+    ops.GroupedLinear: grouped_linear,
+    hyper_connection_ops.RepeatStreams: repeat_streams,
+    hyper_connection_ops.HyperConnectionWeights: stream_weights,
+    hyper_connection_ops.CollapseStreams: collapse_streams,
 }

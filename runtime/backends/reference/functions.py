@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ...graph import Value, ops, special_ops
+from ...graph import Value, activation_ops, ops
 from ...graph.signatures import functions_of, support_of
 from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes, segments
 from . import recurrent
@@ -337,9 +337,9 @@ _BY_CLASS = {
     ops.SelectKeys: select_keys,
     ops.SelectBlocks: select_blocks,
     ops.Activation: activation,
-    special_ops.Xielu: xielu,
-    special_ops.Clamp: clamp,
-    special_ops.SoftplusGate: softplus_gate,
+    activation_ops.Xielu: xielu,
+    activation_ops.Clamp: clamp,
+    activation_ops.SoftplusGate: softplus_gate,
     ops.GatedActivation: gated_activation,
     ops.Route: route,
     ops.IdentityExperts: identity_experts,

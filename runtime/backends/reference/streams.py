@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import special_ops
+from ...graph import activation_ops, hyper_connection_ops, ops
 from ...graph.values import NgramHash
 from .step import Step
 
@@ -62,12 +62,12 @@ def match_streams(step: Step, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 STREAM_FUNCTIONS = {
-    special_ops.NgramEmbedding: ngram_embedding,
-    special_ops.MatchStreams: match_streams,
-    special_ops.ExpandStreams: expand_streams,
-    special_ops.MergeStreams: merge_streams,
-    special_ops.MixStreams: mix_streams,
-    special_ops.AddToStreams: add_to_streams,
-    special_ops.ScaleChannels: scale_channels,
-    special_ops.KeepLargest: keep_largest,
+    ops.NgramEmbedding: ngram_embedding,
+    hyper_connection_ops.MatchStreams: match_streams,
+    hyper_connection_ops.ExpandStreams: expand_streams,
+    hyper_connection_ops.MergeStreams: merge_streams,
+    hyper_connection_ops.HyperConnectionMix: mix_streams,
+    hyper_connection_ops.HyperConnectionAdd: add_to_streams,
+    activation_ops.Multiply: scale_channels,
+    activation_ops.GaussianTopK: keep_largest,
 }

@@ -12,6 +12,7 @@ from ....formats import MillError
 from ...cache_layout import CachePart, LayerCache
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
+from ..reference.step import Cache as ReferenceCache
 from .decode.decoder import decoder_of
 
 _MIN_TOKENS = 64  # of a cache that holds any
@@ -41,6 +42,7 @@ class Cache:
     devices  of each of these layers
     hosts    the caches of the layers that the cpu backend runs
     states   recurrent states; None where no layer has one
+    history  what ops keep that the reference backend's functions compute
 
     As with `KVCache`, `commit` adds what a pass wrote to the past; a pass that fails leaves the cache as it was.
     """
@@ -54,7 +56,7 @@ class Cache:
         checkpoints: int,
     ):
         self.layers, self.devices, self.limit, self.hosts = layers, devices, limit, list(hosts)
-        self.length = 0
+        self.length, self.history = 0, ReferenceCache(limit)
         self.states = States(0, checkpoints) if any(layer.states for layer in layers.values()) else None
         self._stored: dict[tuple[int, str], Tensor] = {}
 
@@ -133,6 +135,7 @@ class Cache:
 
     def commit(self, n: int) -> None:
         self.length += n
+        self.history.length = self.length
         if self.states is not None:
             self.states.commit(n)
 
@@ -153,6 +156,7 @@ class Cache:
     def truncate(self, length: int) -> None:
         """Drops all tokens from position `resumable(length)` on."""
         self.length = self.resumable(length)
+        self.history.truncate(self.length)
         for each in self._stateful():
             each.truncate(self.length)
 
@@ -160,7 +164,8 @@ class Cache:
         """A copy of the first `resumable(length)` tokens (all if None): for sequences that begin with the same tokens."""
         n = self.length if length is None else self.resumable(length)
         copy = Cache(self.layers, self.devices, self.limit, [host.fork(n) for host in self.hosts], 1)
-        copy.length, copy.states = n, None if self.states is None else self.states.fork(n)
+        copy.length, copy.history = n, self.history.fork(n)
+        copy.states = None if self.states is None else self.states.fork(n)
         copy._stored = {
             (layer, name): stored[:, : self.layers[layer].rows[name].rows_of(n)].clone()
             for (layer, name), stored in self._stored.items()

@@ -14,9 +14,15 @@ from ....formats import PlanError
 from ....simd.workers import Workers
 from ...cache_layout import graph_layers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
+from ...graph.graph import unsupported
 from ...settings import Settings
+from .. import Executable, PassInputs
 from ..cpu.kernels.gemv_plan import GEMV_TOKENS
 from ..cpu.weights import WeightStore
+from ..reference.fallback import note_fallback
+from ..reference.functions import FUNCTIONS as REFERENCE_FUNCTIONS
+from ..reference.functions import SUPPORT as REFERENCE_SUPPORT
+from ..reference.step import Step as Pass
 from .cache import Cache
 from .functions import FUNCTIONS, PACKED, SUPPORT
 from .host_segment import HostSegment, state_layer
@@ -25,22 +31,21 @@ from .step import Result, Step, to_numpy
 from .weights import Weights
 
 _Unit = HostSegment | tuple[torch.device, Op]
-_Pass = tuple[np.ndarray, Sequence[tuple[Cache, int]], np.ndarray | None]  # tokens, caches, inputs of `hidden`
 
 
-def compile_graph(graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places) -> Executable:
+def compile_graph(graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places) -> TorchExecutable:
     """Compiles a graph. weights: on devices; store: the same for the cpu backend; places: what runs where.
 
     Raises PlanError for an op, an option of one, or a setting that is not known.
     """
-    return Executable(graph, weights, store, settings, places)
+    return TorchExecutable(graph, weights, store, settings, places)
 
 
-class Executable:
+class TorchExecutable(Executable):
     """A graph that can be run. observer: what inputs and outputs of ops are reported to; None: nothing."""
 
     def __init__(self, graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places):
-        check_support(graph, "torch", SUPPORT)
+        check_support(graph, "torch", REFERENCE_SUPPORT)
         if settings.expert_reduction is not None and not any(isinstance(op, ops.Route) for op in graph.ops):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
@@ -96,7 +101,7 @@ class Executable:
     def new_cache(self, limit: int) -> Cache:
         """An empty cache for a sequence of at most `limit` tokens."""
         layers = self._plain if self._observer is None else self._observed
-        own = {number: layers[number] for number in self._layer_devices}
+        own = {number: layers[number] for number in self._layer_devices if number < len(layers)}
         hosts = [host.new_cache(limit) for host in self._keeping]
         return Cache(own, self._layer_devices, limit, hosts, self.settings.checkpoints)
 
@@ -110,10 +115,13 @@ class Executable:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
         return self.hidden_passes([(tokens, caches, inputs)])[0]
 
-    def hidden_passes(self, passes: Sequence[_Pass]) -> list[np.ndarray]:
-        """Passes as `hidden` makes them, no two over the same sequence: each layer's ops for all passes before the next
-        layer's, so that weights which are copied to a device are copied once for all. What a pass keeps from layer to layer
-        waits in the machine's memory meanwhile."""
+    @property
+    def takes_layers_in_turn(self) -> bool:
+        return self.settings.device_memory is not None
+
+    def hidden_passes(self, passes: Sequence[PassInputs]) -> list[np.ndarray]:
+        """Each layer's ops for all passes before the next layer's, so that weights which are copied to a device are copied once
+        for all. What a pass keeps from layer to layer waits in the machine's memory meanwhile."""
         observer, settings = self._observer or Observer(), self.settings
         steps = []
         for tokens, caches, inputs in passes:
@@ -165,14 +173,32 @@ class Executable:
 
     def _compute(self, op: Op, step: Step, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""
-        function, names = FUNCTIONS[type(op)]
-        result = function(step, **{name: self._argument(op, name, step.device, values) for name in names})
+        known = SUPPORT.get(type(op))
+        if known is None or unsupported(op, known) is not None:
+            result = self._compute_on_host(op, step, values)
+        else:
+            function, names = FUNCTIONS[type(op)]
+            result = function(step, **{name: self._argument(op, name, step.device, values) for name in names})
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
         if step.observer.wants_output(op):
             step.observer.on_output(op, to_numpy(result[1] if isinstance(op, ops.Route) else results[0]))
 
-    def _argument(self, op: Op, name: str, device: torch.device, values: dict[int, Result]) -> Any:
+    def _compute_on_host(self, op: Op, step: Step, values: dict[int, Result]) -> Any:
+        """What the reference backend's function makes of an op that there is no function for."""
+        note_fallback("torch", type(op).__name__)
+        function, names = REFERENCE_FUNCTIONS[type(op)]
+        host = torch.device("cpu")
+        arguments = {name: self._argument(op, name, host, values, packed=False) for name in names}
+        arguments = {name: _to_host(value) for name, value in arguments.items()}
+        segments = [(cache.history, rows) for cache, rows in step.segments]
+        with np.errstate(all="ignore"):
+            result = function(Pass(step.tokens, step.positions, segments, step.observer, op, step.inputs), **arguments)
+        if isinstance(result, np.ndarray):
+            return step.on_device(result)
+        return type(result)(map(step.on_device, result))
+
+    def _argument(self, op: Op, name: str, device: torch.device, values: dict[int, Result], packed: bool = True) -> Any:
         """A field of an op: values and weights on its device, whatever else as it is."""
         field = getattr(op, name)
         if isinstance(field, Value) and name != "out":
@@ -181,8 +207,16 @@ class Executable:
             values[field.index] = moved
             return moved
         if isinstance(field, Weight):
-            return (self.weights.matrix if name in PACKED[type(op)] else self.weights.vector)(field, device)
+            is_packed = packed and name in PACKED[type(op)]
+            return (self.weights.matrix if is_packed else self.weights.vector)(field, device)
         return field
+
+
+def _to_host(value: Any) -> Any:
+    """Tensors as arrays of numpy, whatever else as it is."""
+    if isinstance(value, tuple) and value and isinstance(value[0], Tensor):
+        return tuple(map(to_numpy, value))
+    return to_numpy(value) if isinstance(value, Tensor) else value
 
 
 def _park(values: dict[int, Result], step: Step) -> None:

@@ -57,7 +57,7 @@ PARTS = textwrap.dedent("""
     from types import SimpleNamespace
     from ggufmill.simd.compile import background
     from ggufmill.simd.compile.compile_time import compiled_kernels
-    from ggufmill.runtime.backends.cpu.kernels.row_parts import chain, scale
+    from ggufmill.runtime.backends.cpu.kernels.row_kernels import chain, scale
 
     background.available_cpus = lambda: 2
     if sys.argv[1] == "ends":
@@ -84,7 +84,7 @@ def test_a_part_that_another_process_compiles(tmp_path, other):
 
 
 def test_nothing_is_started_for_parts_on_disk_or_with_one_processor(monkeypatch):
-    from ggufmill.runtime.backends.cpu.kernels.row_parts import scale
+    from ggufmill.runtime.backends.cpu.kernels.row_kernels import scale
 
     assert scale.address
     assert kernel_cache.is_stored(scale.function)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from .....simd.compile import kernel
+from .....simd.exponential import exp
 from .....simd.memory import fill, view
-from .....simd.team import part
 from .elementwise import route
 from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
-
-RUN = 16384  # numbers of one part: several microseconds
+from .task_kernel import ARRAY, CONSTANT, INT, REAL, cell, reads, task_kernel, updates, writes
 
 
 @kernel
@@ -65,41 +64,30 @@ def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places,
     return gemm_rows, total - gemm_rows
 
 
-@part
-def combine_part(argument, number):
-    """out[t] += factors[t, k] * (results[rows[t, k]] + bias of the row's matrix), one k after the other, for rows from `low` to
-    `high` - 1.
+@task_kernel(
+    results=reads(ARRAY), factors=reads(ARRAY), rows=reads(ARRAY), out=updates(ARRAY), used=INT, low=INT, high=INT,
+    starts_at_zero=INT
+)  # fmt: skip
+def combine(task, number):
+    """out[t] += factors[t, k] * results[rows[t, k]], one k after the other, for rows from `low` to `high` - 1.
 
-    Table: results (the first is row `low`), factors float32 [tokens, k], rows int64 [tokens, k], out, tokens, k, columns,
-    tokens per part, biases float32 [matrices, columns] (0: none), matrices int64 [rows], low, high, whether out is zero before.
+    results (the first is row `low`), factors float32 [tokens, used], rows int64 [tokens, used]; starts_at_zero: whether out is
+    zero before.
     """
-    table = view(argument, 13, np.int64)
-    count, columns, step, low, high = table[5], table[6], table[7], table[10], table[11]
-    for t in range(number * step, min(table[4], (number + 1) * step)):
-        factors, rows = view(table[1] + 4 * t * count, count, np.float32), view(table[2] + 8 * t * count, count, np.int64)
-        out = view(table[3] + 4 * t * columns, columns, np.float32)
-        if table[12]:
+    first, stop, _, columns = cell(task, number)
+    used, low, high = task.used, task.low, task.high
+    for t in range(first, stop):
+        factors, rows = view(task.factors + 4 * t * used, used, np.float32), view(task.rows + 8 * t * used, used, np.int64)
+        out = view(task.out + 4 * t * columns, columns, np.float32)
+        if task.starts_at_zero:
             fill(out, 0)
-        for k in range(count):
+        for k in range(used):
             row, factor = rows[k], factors[k]
             if row < low or row >= high:
                 continue
-            result = view(table[0] + 4 * (row - low) * columns, columns, np.float32)
-            if table[8]:
-                matrix = view(table[9], row + 1, np.int64)[row]
-                bias = view(table[8] + 4 * matrix * columns, columns, np.float32)
-                for i in range(columns):
-                    out[i] += factor * (result[i] + bias[i])
-            else:
-                for i in range(columns):
-                    out[i] += factor * result[i]
-
-
-ROUTE_FIELDS = (
-    *("rows", "row_step", "columns", "column_step"),  # the partition: of tokens
-    *("scores", "experts", "gating", "bias", "groups", "groups_used", "normalise", "used", "chosen", "weights", "keep"),
-    *("scale", "share"),  # float64
-)
+            result = view(task.results + 4 * (row - low) * columns, columns, np.float32)
+            for i in range(columns):
+                out[i] += factor * result[i]
 
 
 @kernel
@@ -123,43 +111,80 @@ def reduce_experts(chosen, weights, keep, share, normalise):
             weights[k] *= factor
 
 
-@part
-def route_part(argument, number):
-    """Chooses the experts of a run of tokens as `elementwise.route`; with `keep` above 0 reduced by `reduce_experts`."""
-    table, real = view(argument, 17, np.int64), view(argument, 17, np.float64)
-    first, experts, used = number * table[1], table[5], table[11]
-    n = min(table[1], table[0] - first)
-    scores = view(table[4] + 4 * first * experts, (n, experts), np.float32)
-    bias = view(table[7], experts if table[7] else 0, np.float32)
-    chosen = view(table[12] + 8 * first * used, (n, used), np.int64)
-    weights = view(table[13] + 4 * first * used, (n, used), np.float32)
-    route(scores, table[6], bias, table[8], table[9], table[10] != 0, real[15], chosen, weights)
-    if table[14]:
+_CHOICE: dict = {
+    **{"logits": updates(ARRAY), "chosen": writes(ARRAY), "weights": writes(ARRAY), "experts": INT, "used": INT},
+    **{"least": INT, "share": REAL},  # of Settings.expert_reduction; 0: all are kept
+}
+
+
+@task_kernel(**_CHOICE, gating=INT, bias=CONSTANT, groups=INT, groups_used=INT, normalise=INT, scale=REAL)
+def choose_experts(task, number):
+    """Chooses the experts of a run of tokens as `elementwise.route`; with `least` above 0 reduced by `reduce_experts`."""
+    first, stop, _, _ = cell(task, number)
+    n, experts, used = stop - first, task.experts, task.used
+    scores = view(task.logits + 4 * first * experts, (n, experts), np.float32)
+    bias = view(task.bias, experts if task.bias else 0, np.float32)
+    chosen = view(task.chosen + 8 * first * used, (n, used), np.int64)
+    weights = view(task.weights + 4 * first * used, (n, used), np.float32)
+    normalise = task.normalise != 0
+    route(scores, task.gating, bias, task.groups, task.groups_used, normalise, task.scale, chosen, weights)
+    if task.least:
         for t in range(n):
-            reduce_experts(chosen[t], weights[t], table[14], np.float32(real[16]), table[10] != 0)
+            reduce_experts(chosen[t], weights[t], task.least, np.float32(task.share), normalise)
 
 
-@part
-def arrange_part(argument, number):
+@task_kernel(**_CHOICE, jitter=REAL)
+def choose_by_sparse_mixer(task, number):
+    """Chooses the experts of a run of tokens by SparseMixer: see graph.ops.Route."""
+    first, stop, _, _ = cell(task, number)
+    experts, used, jitter = task.experts, task.used, np.float32(2 * task.jitter)
+    for t in range(first, stop):
+        logits = view(task.logits + 4 * t * experts, experts, np.float32)
+        chosen, weights = view(task.chosen + 8 * t * used, used, np.int64), view(task.weights + 4 * t * used, used, np.float32)
+        for k in range(used):
+            best = -1
+            for i in range(experts):
+                if not _contains(chosen, k, i) and (best < 0 or logits[i] > logits[best]):
+                    best = i
+            total, largest = np.float32(0), logits[best]
+            for i in range(experts):
+                if not _contains(chosen, k, i) and (largest - logits[i]) / max(abs(logits[i]), largest) <= jitter:
+                    total += exp(logits[i] - largest)
+            chosen[k], weights[k] = best, np.float32(1) / total
+        if task.least:
+            reduce_experts(chosen, weights, task.least, np.float32(task.share), False)
+
+
+@kernel
+def _contains(numbers, count, number):
+    among = False
+    for i in range(count):
+        among |= numbers[i] == number
+    return among
+
+
+@task_kernel(
+    **{"chosen": reads(ARRAY), "weights": reads(ARRAY), "tokens": INT, "used": INT, "experts": INT},
+    **dict.fromkeys(("starts", "counts", "places", "matrices", "rows", "factors", "jobs"), writes(ARRAY)),
+)
+def arrange_choices(task, number):
     """Sorts the choices of tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
 
-    Table: chosen, weights, tokens, used, experts, starts, counts, places, matrices, rows, factors, jobs int64 [2, tokens *
-    used, 4]: the first for products of the rows of tokens (one token: its own row, else rows as arranged), the second
-    for products of rows as arranged. Jobs that are not needed have no tokens.
+    jobs: int64 [2, tokens * used, 4]: the first for products of the rows of tokens (one token: its own row, else rows as
+    arranged), the second for products of rows as arranged. Jobs that are not needed have no tokens.
     """
-    table = view(argument, 12, np.int64)
-    n, used, experts = table[2], table[3], table[4]
+    n, used, experts = task.tokens, task.used, task.experts
     choices = n * used
-    chosen = view(table[0], (n, used), np.int64)
-    weights = view(table[1], (n, used), np.float32)
-    starts, counts = view(table[5], experts, np.int64), view(table[6], experts, np.int64)
-    places, matrices = view(table[7], choices, np.int64), view(table[8], choices, np.int64)
-    rows = view(table[9], (n, used), np.int64)
-    factors = view(table[10], (n, used), np.float32)
+    chosen = view(task.chosen, (n, used), np.int64)
+    weights = view(task.weights, (n, used), np.float32)
+    starts, counts = view(task.starts, experts, np.int64), view(task.counts, experts, np.int64)
+    places, matrices = view(task.places, choices, np.int64), view(task.matrices, choices, np.int64)
+    rows = view(task.rows, (n, used), np.int64)
+    factors = view(task.factors, (n, used), np.float32)
     fill(places, -1)  # of rows without a choice
     fill(matrices, 0)
     arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
-    jobs = view(table[11], (2, choices, 4), np.int64)
+    jobs = view(task.jobs, (2, choices, 4), np.int64)
     for job in range(choices):
         jobs[0, job, TOKENS] = jobs[1, job, TOKENS] = 0
     job = 0

@@ -8,12 +8,14 @@ from .....formats import TensorType
 from .....simd import team as team_words
 from .....simd.compile import kernel
 from .....simd.team import run
+from . import row_kernels
 from .gemv import gemv as g
 
 FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, EQUAL_SLICES = range(9)
 GEMV_TOKENS = 8  # up to which products are made this way
 
 _SLICE_BYTES = 32 << 10  # of weights, in the last slices: at the end of a stage threads wait for half of one, a microsecond
+_QUANTISE = row_kernels.quantise.dtype
 _CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
 
@@ -48,19 +50,20 @@ def plan(
 def multiply(team, quantise, plan, jobs, x, out):
     """The products of x float32 [n, columns] with the matrices of a plan, as the jobs int64 [jobs, 4] say (see `gemv`).
 
-    out: float32 [rows of all jobs, rows of a matrix]. quantise: address of row_parts.quantise.
+    out: float32 [rows of all jobs, rows of a matrix]. quantise: address of row_kernels.quantise.
     """
     n, columns = x.shape
-    program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(10, np.int64)
+    program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(1, _QUANTISE)
     block = plan[BLOCK]
     # Per activation: a code of 1 byte, and at most 1/4 byte of a scale and a sum; 64: to the next cache line.
     memory = np.empty(n * (columns * 2 + 64) if block else 64, np.uint8)
-    inputs[0], inputs[1], inputs[2], inputs[3] = n, 1, columns, _CHUNK
-    inputs[4], inputs[5] = x.ctypes.data, 4 * columns
-    inputs[6] = (memory.ctypes.data + 63) // 64 * 64
-    inputs[7] = inputs[6] + n * columns
-    inputs[8] = inputs[7] + (4 * n * (columns // block) if block else 0)
-    inputs[9] = block
+    record = inputs[0]
+    cells = record.partition
+    cells.rows, cells.row_step, cells.columns, cells.column_step = n, 1, columns, _CHUNK
+    record.x.address, record.x.row_bytes, record.block = x.ctypes.data, 4 * columns, block
+    record.codes = (memory.ctypes.data + 63) // 64 * 64
+    record.scales = record.codes + n * columns
+    record.sums = record.scales + (4 * n * (columns // block) if block else 0)
     program[0, team_words.STAGE], program[0, team_words.FUNCTION], program[0, team_words.ARGUMENT] = (
         0,
         quantise,
@@ -69,8 +72,8 @@ def multiply(team, quantise, plan, jobs, x, out):
     program[0, team_words.PARTS] = n * ((columns + _CHUNK - 1) // _CHUNK) if block else 0
     table[g.WEIGHTS], table[g.MATRIX_BYTES], table[g.ROW_BYTES] = plan[WEIGHTS], plan[MATRIX_BYTES], plan[ROW_BYTES]
     table[g.ROWS], table[g.COLUMNS], table[g.SLICES] = plan[ROWS], plan[COLUMNS], plan[SLICES]
-    table[g.CODES] = inputs[6] if block else x.ctypes.data
-    table[g.SCALES], table[g.SUMS] = inputs[7], inputs[8]
+    table[g.CODES] = record.codes if block else x.ctypes.data
+    table[g.SCALES], table[g.SUMS] = record.scales, record.sums
     table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS] = out.ctypes.data, plan[ROWS], jobs.ctypes.data
     table[g.EQUAL_SLICES] = plan[EQUAL_SLICES]
     program[1, team_words.STAGE], program[1, team_words.FUNCTION], program[1, team_words.ARGUMENT] = (

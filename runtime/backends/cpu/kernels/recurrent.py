@@ -3,8 +3,9 @@
 Every part takes the tokens of one sequence one after the other, and some channels or columns of the state that do not depend on
 the others. So results do not depend on how tokens come in passes, nor on threads.
 
-Each sequence has two int64 as its states: the addresses of the state that is read, and of the one that is written; the op's
-state lies at `offset` in both. Another two say which rows are the sequence's: the first one, and how many.
+Operands of all are SEQUENCES. Each sequence has two int64 in `states`: the addresses of the state that is read, and of the one
+that is written; the op's state lies at `offset` in both. Two in `ranges` say which rows are the sequence's: the first one, and
+how many.
 """
 
 from __future__ import annotations
@@ -15,48 +16,53 @@ from .....simd.compile import kernel
 from .....simd.exponential import exp
 from .....simd.lanes import LANES, fma_lanes, load, splat, store
 from .....simd.memory import view
-from .....simd.team import part
 from .elementwise import SILU, gate_run, product
 from .softplus import softplus
+from .task_kernel import CONSTANT, HEADS, INT, REAL, ROWS, head_of, reads, row_of, task_kernel, writes
 
 CHANNELS = 256  # of a part of the convolution
+SEQUENCES = {"ranges": CONSTANT, "states": CONSTANT, "offset": INT}
 COLUMNS = 4 * LANES  # of a part of the delta rule: as many sums as fill the processor's pipelines
 
 
-@part
-def short_convolution(argument, number):
+@task_kernel(
+    **{"x": reads(ROWS), "out": writes(ROWS), "weight": CONSTANT, "bias": CONSTANT, **SEQUENCES},
+    **dict.fromkeys(("channels", "kernel_size", "dilation", "stride", "silu"), INT),
+)
+def short_convolution(task, number):
     """The causal convolution of each channel, or silu of it. State: the last inputs, float32
-    [(kernel - 1) * dilation, stride].
+    [(kernel_size - 1) * dilation, stride].
 
-    Table: x, out (each with its row bytes), weights float32 [kernel, channels], channels, kernel, stride, rows of the
-    sequences, their states, offset, biases float32 [channels], whether silu follows, dilation.
+    weight: float32 [kernel_size, channels]; bias: float32 [channels]; silu: whether it follows.
     """
-    table = view(argument, 14, np.int64)
-    channels, kernel_size, stride = table[5], table[6], table[7]
+    channels, kernel_size, stride, dilation = task.channels, task.kernel_size, task.stride, task.dilation
     parts = (channels + CHANNELS - 1) // CHANNELS
     sequence, column = number // parts, number % parts * CHANNELS
     width = min(CHANNELS, channels - column)
-    rows, states = view(table[8] + 16 * sequence, 2, np.int64), view(table[9] + 16 * sequence, 2, np.int64)
-    dilation = table[13]
+    rows, states = view(task.ranges + 16 * sequence, 2, np.int64), view(task.states + 16 * sequence, 2, np.int64)
     first, n, past = rows[0], rows[1], (kernel_size - 1) * dilation
-    before, after = states[0] + table[10] + 4 * column, states[1] + table[10] + 4 * column
-    ones, bias = np.ones(width, np.float32), view(table[11] + 4 * column, width, np.float32)
+    before, after = states[0] + task.offset + 4 * column, states[1] + task.offset + 4 * column
+    ones, bias = np.ones(width, np.float32), view(task.bias + 4 * column, width, np.float32)
     for t in range(n):
-        out = view(table[2] + (first + t) * table[3] + 4 * column, width, np.float32)
+        out = row_of(task.out, first + t, column, width)
         for j in range(width):
             out[j] = bias[j]
         for i in range(kernel_size):
             at = t + i * dilation - past  # of the token, counted from the first new one
-            source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
+            source = before + 4 * stride * (past + at)
+            if at >= 0:
+                source = task.x.address + (first + at) * task.x.row_bytes + 4 * column
             x = view(source, width, np.float32)
-            weight = view(table[4] + 4 * (channels * i + column), width, np.float32)
+            weight = view(task.weight + 4 * (channels * i + column), width, np.float32)
             for j in range(width):
                 out[j] += weight[j] * x[j]
-        if table[12]:
+        if task.silu:
             gate_run(SILU, out, ones, out, np.float32(0))
     for i in range(past):
         at = n + i - past
-        source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
+        source = before + 4 * stride * (past + at)
+        if at >= 0:
+            source = task.x.address + (first + at) * task.x.row_bytes + 4 * column
         x, kept = view(source, width, np.float32), view(after + 4 * stride * i, width, np.float32)
         for j in range(width):
             kept[j] = x[j]
@@ -180,42 +186,49 @@ def _row_step_1(before, after, stride, column, q, k, decayed, v, shrink, strengt
     store(out, 0, total)
 
 
-@part
-def delta_rule(argument, number):
+@task_kernel(
+    **{
+        "q": reads(HEADS),
+        "k": reads(HEADS),
+        "v": reads(HEADS),
+        "out": writes(HEADS),
+        "alpha": reads(ROWS),
+        "beta": reads(ROWS),
+    },
+    **{"decay": CONSTANT, "bias": CONSTANT, "decays": INT, "tiled": INT, "epsilon": REAL, "scale": REAL, **SEQUENCES},
+)
+def delta_rule(task, number):
     """The gated delta rule for one sequence, one value head and up to COLUMNS columns of its matrix.
 
     The state: a matrix float32 [k_width, stride] per head, stride the columns filled up to a multiple of LANES.
 
-    Table: q, k, v, out (each with bytes from row to row and from head to head), alpha, beta (each with its row bytes), decay
-    float32 [heads], bias of alpha float32 [heads * decays], heads, key heads, k_width, v_width, whether heads are tiled, rows
-    of the sequences, their states, offset, epsilon and the queries' scale (float64), decays of a head: 1, or k_width.
+    decay: float32 [heads]; bias: of alpha, float32 [heads * decays]; decays: of a head, 1 or k_width; tiled: whether heads are;
+    scale: of the queries.
     """
-    table, reals = view(argument, 29, np.int64), view(argument, 29, np.float64)
-    decays = table[28]
-    heads, key_heads, k_width, v_width = table[18], table[19], table[20], table[21]
-    epsilon, scale = np.float32(reals[26]), np.float32(reals[27])
+    decays, epsilon, scale = task.decays, np.float32(task.epsilon), np.float32(task.scale)
+    heads, key_heads, k_width, v_width = task.v.heads, task.k.heads, task.k.width, task.v.width
     stride = (v_width + LANES - 1) // LANES * LANES
     across = (stride + COLUMNS - 1) // COLUMNS
     sequence, head, column = number // (heads * across), number // across % heads, number % across * COLUMNS
-    key_head = head % key_heads if table[22] else head // (heads // key_heads)
-    rows, states = view(table[23] + 16 * sequence, 2, np.int64), view(table[24] + 16 * sequence, 2, np.int64)
-    place = table[25] + 4 * head * k_width * stride
+    key_head = head % key_heads if task.tiled else head // (heads // key_heads)
+    rows, states = view(task.ranges + 16 * sequence, 2, np.int64), view(task.states + 16 * sequence, 2, np.int64)
+    place = task.offset + 4 * head * k_width * stride
     before = view(states[0] + place, k_width * stride, np.float32)
     after = view(states[1] + place, k_width * stride, np.float32)
-    decay, bias = view(table[16], heads, np.float32)[head], view(table[17] + 4 * head * decays, decays, np.float32)
+    decay, bias = view(task.decay, heads, np.float32)[head], view(task.bias + 4 * head * decays, decays, np.float32)
     columns = min(COLUMNS, stride - column)
     used = min(COLUMNS, v_width - column)
     q, k = np.empty(k_width, np.float32), np.empty(k_width, np.float32)
     shrink, decayed = np.empty(decays, np.float32), np.empty(k_width, np.float32)
     v, out = np.zeros(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     for t in range(rows[0], rows[0] + rows[1]):
-        _unit(view(table[0] + t * table[1] + key_head * table[2], k_width, np.float32), scale, epsilon, q)
-        _unit(view(table[3] + t * table[4] + key_head * table[5], k_width, np.float32), np.float32(1), epsilon, k)
-        values = view(table[6] + t * table[7] + head * table[8] + 4 * column, used, np.float32)
+        _unit(head_of(task.q, t, key_head, 0, k_width), scale, epsilon, q)
+        _unit(head_of(task.k, t, key_head, 0, k_width), np.float32(1), epsilon, k)
+        values = head_of(task.v, t, head, column, used)
         for j in range(used):
             v[j] = values[j]
-        alpha = view(table[12] + t * table[13] + 4 * head * decays, decays, np.float32)
-        beta = view(table[14] + t * table[15], heads, np.float32)[head]
+        alpha = row_of(task.alpha, t, head * decays, decays)
+        beta = row_of(task.beta, t, head, 1)[0]
         for i in range(decays):
             shrink[i] = exp(decay * softplus(alpha[i] + bias[i]))
         strength = np.float32(1) / (np.float32(1) + exp(-beta))
@@ -232,6 +245,6 @@ def delta_rule(argument, number):
             else:
                 _row_step_1(before, after, stride, column + first, q, k, decayed, v[first:], shrink, strength, out[first:])
         before = after
-        result = view(table[9] + t * table[10] + head * table[11] + 4 * column, used, np.float32)
+        result = head_of(task.out, t, head, column, used)
         for j in range(used):
             result[j] = out[j]

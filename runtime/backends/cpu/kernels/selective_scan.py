@@ -13,8 +13,9 @@ from .....simd.compile import kernel
 from .....simd.exponential import exp, exp_lanes
 from .....simd.lanes import LANES, fma_lanes, load, splat, store
 from .....simd.memory import view
-from .....simd.team import part
+from .recurrent import SEQUENCES
 from .softplus import softplus, softplus_lanes
+from .task_kernel import CONSTANT, HEADS, ROWS, head_of, reads, row_of, task_kernel, writes
 
 COLUMNS = 4 * LANES  # of a part
 _RUN = 32  # tokens: their factors and results stay in the first cache
@@ -95,27 +96,28 @@ def _scan_elements(n, before, after, stride, at, b, c, size, decay, steps, value
         i += 1
 
 
-@part
-def selective_scan(argument, number):
+@task_kernel(
+    **{"x": reads(HEADS), "out": writes(HEADS), "b": reads(HEADS), "c": reads(HEADS), "dt": reads(ROWS), "dt_bias": CONSTANT},
+    **{"decay": CONSTANT, "skip": CONSTANT, **SEQUENCES},
+)
+def selective_scan(task, number):
     """The scan for one sequence, one head and up to COLUMNS columns of its matrix, float32 [size, stride], stride the columns
     filled up to a multiple of LANES.
 
-    Table: x, out, b, c (each with bytes from row to row and from head to head), dt and its row bytes, bias of dt float32
-    [heads] (0: dt has one number for each column), decay float32 [heads] or [size, stride], skip float32 [heads] or [width],
-    heads, groups, size, width, rows of the sequences, their states, offset.
+    dt_bias: float32 [heads] (0: dt has one number for each column); decay: float32 [heads] or [size, stride]; skip: float32
+    [heads] or [width].
     """
-    table = view(argument, 24, np.int64)
-    heads, groups, size, width = table[17], table[18], table[19], table[20]
+    heads, width, groups, size = task.x.heads, task.x.width, task.b.heads, task.b.width
     stride = (width + LANES - 1) // LANES * LANES
     across = (stride + COLUMNS - 1) // COLUMNS
     sequence, head, column = number // (heads * across), number // across % heads, number % across * COLUMNS
     group = head // (heads // groups)
-    rows, states = view(table[21] + 16 * sequence, 2, np.int64), view(table[22] + 16 * sequence, 2, np.int64)
-    place = table[23] + 4 * head * size * stride
+    rows, states = view(task.ranges + 16 * sequence, 2, np.int64), view(task.states + 16 * sequence, 2, np.int64)
+    place = task.offset + 4 * head * size * stride
     before = view(states[0] + place, size * stride, np.float32)
     after = view(states[1] + place, size * stride, np.float32)
     columns, used = min(COLUMNS, stride - column), min(COLUMNS, width - column)
-    per_head = table[14] != 0
+    per_head = task.dt_bias != 0
     values, steps = np.zeros(_RUN * COLUMNS, np.float32), np.zeros(_RUN * COLUMNS, np.float32)
     sums, shrink = np.empty(_RUN * COLUMNS, np.float32), np.empty(_RUN, np.float32)
     b, c = np.empty((_RUN, size), np.float32), np.empty((_RUN, size), np.float32)
@@ -123,20 +125,18 @@ def selective_scan(argument, number):
         n = min(_RUN, rows[0] + rows[1] - first)
         for t in range(n):
             at = first + t
-            b_row = view(table[6] + at * table[7] + group * table[8], size, np.float32)
-            c_row = view(table[9] + at * table[10] + group * table[11], size, np.float32)
+            b_row = head_of(task.b, at, group, 0, size)
+            c_row = head_of(task.c, at, group, 0, size)
             for i in range(size):
                 b[t, i], c[t, i] = b_row[i], c_row[i]
-            x = view(table[0] + at * table[1] + head * table[2] + 4 * column, used, np.float32)
+            x = head_of(task.x, at, head, column, used)
             if per_head:
-                step = softplus(
-                    view(table[12] + at * table[13], heads, np.float32)[head] + view(table[14], heads, np.float32)[head]
-                )
-                shrink[t] = exp(step * view(table[15], heads, np.float32)[head])
+                step = softplus(row_of(task.dt, at, head, 1)[0] + view(task.dt_bias, heads, np.float32)[head])
+                shrink[t] = exp(step * view(task.decay, heads, np.float32)[head])
                 for j in range(used):
                     values[t * COLUMNS + j] = step * x[j]
             else:
-                dt = view(table[12] + at * table[13] + 4 * column, used, np.float32)
+                dt = row_of(task.dt, at, column, used)
                 for j in range(used):
                     steps[t * COLUMNS + j] = dt[j]
                 for j in range(0, columns, LANES):
@@ -149,17 +149,17 @@ def selective_scan(argument, number):
             if per_head:
                 _scan_head(n, before, after, stride, column + j, b, c, size, shrink, values, sums, j)
             else:
-                decay = view(table[15], size * stride, np.float32)
+                decay = view(task.decay, size * stride, np.float32)
                 _scan_elements(n, before, after, stride, column + j, b, c, size, decay, steps, values, sums, j)
         before = after
         for t in range(n):
-            x = view(table[0] + (first + t) * table[1] + head * table[2] + 4 * column, used, np.float32)
-            out = view(table[3] + (first + t) * table[4] + head * table[5] + 4 * column, used, np.float32)
+            x = head_of(task.x, first + t, head, column, used)
+            out = head_of(task.out, first + t, head, column, used)
             if per_head:
-                skip = view(table[16], heads, np.float32)[head]
+                skip = view(task.skip, heads, np.float32)[head]
                 for j in range(used):
                     out[j] = sums[t * COLUMNS + j] + skip * x[j]
             else:
-                skips = view(table[16] + 4 * column, used, np.float32)
+                skips = view(task.skip + 4 * column, used, np.float32)
                 for j in range(used):
                     out[j] = sums[t * COLUMNS + j] + skips[j] * x[j]

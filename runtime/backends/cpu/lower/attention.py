@@ -13,41 +13,42 @@ from ....settings import PLAIN_TYPES
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
 from ..memory import with_heads
-from ..passes import Pass, Step
+from ..pass_program import PassProgram
 from .sparse_attention import attend_blocks
+from .step import Step, lowers
 
 
+@lowers(Attention)
 class AttentionStep(Step):
-    def __init__(self, executable, op: Attention):
-        super().__init__(executable, op)
-        self.op = op
+    def __init__(self, compiled, op: Attention):
+        super().__init__(compiled, op)
         window = -op.window if op.chunked else op.window
         slopes = alibi_slopes(op.q.shape[0], op.alibi) if op.alibi else None
-        self.params = AttentionParams(op.scale, window, op.softcap, self.vector(op.sinks), slopes, op.causal)
-        if not self.params.has_flash and executable.settings.cache_types[1].lower() not in PLAIN_TYPES:
+        self.params = AttentionParams(op.scale, window, op.softcap, compiled.optional_vector(op.sinks), slopes, op.causal)
+        if not self.params.has_flash and compiled.settings.cache_types[1].lower() not in PLAIN_TYPES:
             raise PlanError(
-                f"{executable.store.source.path}: values in the cache cannot be quantised (-ctv) where attention has linear "
+                f"{compiled.store.source.path}: values in the cache cannot be quantised (-ctv) where attention has linear "
                 f"biases or sees later tokens; {', '.join(PLAIN_TYPES[:-1])} and {PLAIN_TYPES[-1]} work"
             )
 
-    def emit(self, out: Pass) -> None:
+    def emit(self, out: PassProgram) -> None:
         op = self.op
         for name, value in (("k", op.k), ("v", op.v)):
             if value is not None:
                 out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
-        q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.executable.part(op.layer, "k").heads
+        q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.compiled.part(op.layer, "k").heads
         result = out.new(op.out)
         attend(out, CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params))
         if op.selection is not None:
             attend_blocks(op, out, q, with_heads(result, *op.out.shape), out.view(op.selection))
 
 
-def attend(out: Pass, attention: CachedAttention) -> None:
+def attend(out: PassProgram, attention: CachedAttention) -> None:
     """Adds the attention to the pass, as the settings ask: flash attention, or with stored scores."""
     if out.settings.flash and attention.params.has_flash:
         out.attention.add(attention)
         return
-    queries, result, state = attention.q.array, attention.result.array, out.run_state
+    queries, result, state = attention.q.array, attention.result.array, out.run_inputs
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
 
     def with_scores() -> None:

@@ -10,7 +10,6 @@ latent_batch.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,35 +17,34 @@ from .....formats import PlanError
 from ....graph.ops import LatentAttention
 from ..attention import AttentionParams
 from ..attention_jobs import CachedAttention
-from ..latent_matrices import HeadMatrices, LatentShape
+from ..latent_matrices import HeadMatrices, LatentLayer, LatentShape
 from ..memory import View, with_heads
-from ..passes import Pass, Step
+from ..pass_program import PassProgram
 from .attention import attend
 from .elementwise import heads_partition
 from .latent_batch import LatentBatch
 from .linear import multiply
 from .products import gemv_inputs, gemv_task
 from .sparse_attention import attend_selected
-
-if TYPE_CHECKING:
-    from ..executable import Executable
+from .step import Step, lowers
 
 
+@lowers(LatentAttention)
 class LatentAttentionStep(Step):
-    def __init__(self, executable: Executable, op: LatentAttention):
-        super().__init__(executable, op)
-        self.op, self.shape = op, LatentShape(op)
-        self.matrices = HeadMatrices(executable.store, op, self.shape)
-        self.params, self.mode = AttentionParams(op.scale), executable.settings.mla
-        self.kv_b = None if op.kv_b is None else executable.matrix(op.kv_b)
+    def __init__(self, compiled, op: LatentAttention):
+        super().__init__(compiled, op)
+        self.shape = shape = LatentShape(op)
+        self.matrices, self.mode = HeadMatrices(compiled.store, op, shape), compiled.settings.mla
+        self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode)
+        self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
 
-    def emit(self, out: Pass) -> None:
+    def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape
         q = with_heads(out.dense(op.q), s.heads, s.nope + s.rope)
         row = self._row(out)
         result = out.new(op.out)
         is_observed = out.observer is not None and out.observer.wants_input(op)
-        batch = LatentBatch(self, out, q, row, result, is_observed)
+        batch = LatentBatch(self.layer, out, q, row, result, is_observed)
         if self.mode == 0:
             self._over_heads(out, q, row, result)
             if is_observed:
@@ -59,9 +57,9 @@ class LatentAttentionStep(Step):
         else:
             self._over_latents(out, q, row, result, batch, is_observed)
         if op.selection is not None:
-            attend_selected(self, out, q, result, out.view(op.selection))
+            attend_selected(self.layer, out, q, result, out.view(op.selection))
 
-    def _over_latents(self, out: Pass, q: View, row: View, result: View, batch: LatentBatch, is_observed: bool) -> None:
+    def _over_latents(self, out: PassProgram, q: View, row: View, result: View, batch: LatentBatch, is_observed: bool) -> None:
         out.write_cache(self.op.layer, "kv", row)
         if self.mode == 1:
             out.write_cache(self.op.layer, "v", row.columns(0, self.shape.rank))
@@ -70,13 +68,13 @@ class LatentAttentionStep(Step):
         else:
             out.call(batch.run)
 
-    def _is_static(self, out: Pass, is_observed: bool) -> bool:
+    def _is_static(self, out: PassProgram, is_observed: bool) -> bool:
         """Whether all sequences absorb, whatever their lengths are, with GEMV products."""
         absorbs = self.mode == 1 or (self.mode == 3 and max(out.counts) == 1)
         plans = self.matrices.query_plan is not None and self.matrices.output_plan is not None
         return absorbs and plans and out.gemv and out.settings.flash and not is_observed
 
-    def _row(self, out: Pass) -> View:
+    def _row(self, out: PassProgram) -> View:
         """Latents followed by their rotated keys: as they are in memory, or copied to be so."""
         s, latent, k_pe = self.shape, out.view(self.op.latent), out.view(self.op.k_pe)
         if latent.block is k_pe.block and k_pe.offset == latent.offset + 4 * s.rank and latent.row_bytes == k_pe.row_bytes:
@@ -86,7 +84,7 @@ class LatentAttentionStep(Step):
         out.copy(k_pe, row.columns(s.rank, s.rope))
         return row
 
-    def _over_heads(self, out: Pass, q: View, row: View, result: View) -> None:
+    def _over_heads(self, out: PassProgram, q: View, row: View, result: View) -> None:
         op, s, n = self.op, self.shape, out.n
         k, v = out.temporary(n, s.heads, s.nope + s.rope), out.temporary(n, s.heads, s.v)
         if self.kv_b is not None:
@@ -100,9 +98,9 @@ class LatentAttentionStep(Step):
         out.copy(replace(row.columns(s.rank, s.rope), heads=s.heads, head_bytes=0), k.columns(s.nope, s.rope))
         out.write_cache(op.layer, "k", k)
         out.write_cache(op.layer, "v", v)
-        attend(out, CachedAttention(op.layer, q, result, "k", "v", s.heads, self.params))
+        attend(out, CachedAttention(op.layer, q, result, "k", "v", s.heads, self.layer.params))
 
-    def _absorb(self, out: Pass, q: View, result: View) -> None:
+    def _absorb(self, out: PassProgram, q: View, result: View) -> None:
         s, n = self.shape, out.n
         rows = n * s.heads
         partition = heads_partition(out, q)
@@ -113,7 +111,7 @@ class LatentAttentionStep(Step):
         out.copy(by_head.columns(0, s.nope), nope, replace(partition, columns=s.nope, column_step=s.nope))
         out.copy(by_head.columns(s.nope, s.rope), wide.columns(s.rank, s.rope), partition)
         temporary = out.take_temporary
-        jobs = out.schedule.table(
+        jobs = out.schedule.numbers(
             word for head in range(s.heads) for t in range(n) for word in (head, t * s.heads + head, 1, t * s.heads + head)
         )
         plan, block = self.matrices.query_plan, self.matrices.query_block
@@ -123,7 +121,7 @@ class LatentAttentionStep(Step):
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
         values = "v" if self.mode == 1 else "kv"
-        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.params))
+        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params))
         plan, block = self.matrices.output_plan, self.matrices.output_block
         assert plan is not None
         by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from .....simd.workers import Workers
@@ -12,12 +10,11 @@ from ..flash import Segment, attend
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
 from ..kv_cache import CacheRows, KVCache
+from ..latent_matrices import LatentLayer
 from ..memory import View
-from ..passes import Batch, Pass
+from ..pass_program import PassProgram
+from ..pass_tasks import Batch
 from .attention import stored_scores_attention
-
-if TYPE_CHECKING:
-    from .latent_attention import LatentAttentionStep
 
 _ONE_THREAD = Workers(1)
 _PIECE = 4096  # tokens whose latents are decoded at a time
@@ -26,16 +23,16 @@ _PIECE = 4096  # tokens whose latents are decoded at a time
 class LatentBatch:
     """One layer and pass: q [n, heads, nope + rope], row [n, rank + rope] as they are cached, result [n, heads, v]."""
 
-    def __init__(self, step: LatentAttentionStep, out: Pass, q: View, row: View, result: View, is_observed: bool):
-        self._op, self._shape, self._mode, self._matrices = step.op, step.shape, step.mode, step.matrices
+    def __init__(self, layer: LatentLayer, out: PassProgram, q: View, row: View, result: View, is_observed: bool):
+        self._op, self._shape, self._mode, self._matrices = layer.op, layer.shape, layer.mode, layer.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
-        self._params, self._flash = step.params, out.settings.flash
+        self._params, self._flash = layer.params, out.settings.flash
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
 
     def run(self) -> None:
         """Attention over cached latents."""
-        s, batch, n = self._shape, self._pass.run_state.batch, len(self._q)
+        s, batch, n = self._shape, self._pass.run_inputs.batch, len(self._q)
         absorbing, expanding = [], []
         for cache, at in batch:
             (absorbing if self._absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
@@ -65,7 +62,7 @@ class LatentBatch:
 
     def observe(self) -> None:
         """With -mla 0: reports the weighted latents, which are cached for the observer alone."""
-        batch, s = self._pass.run_state.batch, self._shape
+        batch, s = self._pass.run_inputs.batch, self._shape
         weighted = np.empty((len(self._q), s.heads, s.rank), np.float32)
         self._attend_latents(weighted, "kv", batch)
         self._report(weighted, {})
@@ -82,7 +79,7 @@ class LatentBatch:
             assert weighted is not None
             observer.on_head_inputs(op, v_b, weighted)
             return
-        for _, at in self._pass.run_state.batch:  # each for itself: sums do not depend on what runs beside a sequence
+        for _, at in self._pass.run_inputs.batch:  # each for itself: sums do not depend on what runs beside a sequence
             if at.start in squares:
                 observer.on_head_squares(op, v_b, squares[at.start], at.stop - at.start)
             else:

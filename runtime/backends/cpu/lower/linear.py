@@ -6,33 +6,27 @@ from ....graph.ops import Linear
 from ....graph.values import Value
 from ..kernels.gemm import gemm
 from ..memory import View
-from ..passes import Pass, Step
+from ..pass_program import PassProgram
 from ..weights import WeightMatrix
-from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
+from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition, scale_and_add_bias
+from .step import Step, lowers
 
 
+@lowers(Linear)
 class LinearStep(Step):
-    def __init__(self, executable, op: Linear):
-        super().__init__(executable, op)
-        self.op = op
-        self.matrix = executable.matrix(op.weight)
-        self.bias = self.vector(op.bias)
+    def __init__(self, compiled, op: Linear):
+        super().__init__(compiled, op)
+        self.matrix, self.bias = compiled.matrix(op.weight), compiled.optional_vector(op.bias)
 
-    def emit(self, out: Pass) -> None:
+    def emit(self, out: PassProgram) -> None:
         out.observe_inputs(self.op.x)
         view = out.new(self.op.out)
         multiply(out, self.op.x, self.matrix, view)
-        if self.matrix.factors is not None:
-            partition = out.by_rows(view)
-            out.scale_rows(view, self.matrix.factors, partition)
-            out.values[self.op.out.index].partition = partition
-        if self.bias is not None:
-            partition = out.by_rows(view)
-            out.add_bias(view, self.bias, partition)
-            out.values[self.op.out.index].partition = partition
+        if scale_and_add_bias(out, view, out.by_rows(view), self.matrix.factors, self.bias):
+            out.values[self.op.out.index].partition = out.by_rows(view)
 
 
-def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
+def multiply(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) -> None:
     """to = x times the matrix."""
     stored = out.values[x.index]
     view = stored.view if stored.view.is_row else out.dense(x)
@@ -45,7 +39,7 @@ def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
         block = matrix.gemv_block
         if block not in stored.inputs:
             stored.inputs[block] = gemv_inputs(out, view, block, input_partition(out, stored), take)
-        jobs = out.schedule.table([0, 0, out.n, 0])
+        jobs = out.schedule.numbers([0, 0, out.n, 0])
         gemv_task(out, plan, stored.inputs[block], to, jobs, 1)
     elif matrix.gemm_plan is not None:
         form = matrix.gemm_plan.form

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import gemv_plan, row_parts
+from ..kernels import gemv_plan, row_kernels
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm
 from ..kernels.gemm import parts as gemm_parts
 from ..memory import Partition, View
-from ..passes import Pass, PassValue
+from ..pass_memory import PassValue
+from ..pass_program import PassProgram
 
 _LINE = 64
 # Bytes between codes, scales and sums: without them, with 4096 codes, all three begin at the same offset of a page, and
@@ -37,7 +38,7 @@ class Panels:
     view: View
 
 
-def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Callable[[View], View]) -> Codes:
+def gemv_inputs(out: PassProgram, x: View, block: int, partition: Partition, take: Callable[[View], View]) -> Codes:
     """x as the input of a GEMV. block: numbers that share a scale, 0: float32. take: makes memory live as long as x."""
     if not block:
         view = x
@@ -51,13 +52,19 @@ def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Call
     ]
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     words = memory.address, memory.address + sizes[0], memory.address + sizes[0] + sizes[1]
-    table = (*partition.words(), x.address, x.row_bytes, *words, block)
-    out.schedule.task(row_parts.quantise.address, table, partition, (x,), (memory,))
+    out.task(row_kernels.quantise, partition, x=x, codes=memory, scales=words[1], sums=words[2], block=block)
     return Codes(words, (memory,))
 
 
 def gemv_task(
-    out: Pass, plan: np.ndarray, codes: Codes, to: View, jobs: int, n_jobs: int, reads: tuple[View, ...] = (), stride: int = 0
+    out: PassProgram,
+    plan: np.ndarray,
+    codes: Codes,
+    to: View,
+    jobs: int,
+    n_jobs: int,
+    reads: tuple[View, ...] = (),
+    stride: int = 0,
 ) -> None:
     """Multiplies with the weights of a plan (see kernels.gemv_plan).
 
@@ -67,10 +74,13 @@ def gemv_task(
     sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
     weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]
     table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[gemv_plan.EQUAL_SLICES])
-    out.schedule.task(p[gemv_plan.FUNCTION], table, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
+    argument = out.schedule.numbers(table)
+    out.schedule.place(p[gemv_plan.FUNCTION], argument, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
 
 
-def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None) -> Panels:
+def gemm_inputs(
+    out: PassProgram, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None
+) -> Panels:
     """x [rows, columns], or its rows by number (places: int64, -1: zeros), in the form that a product reads."""
     tokens, columns = form.block_tokens, x.size
     count = x.rows if places is None else places.width
@@ -79,20 +89,37 @@ def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View],
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
     at_places = 0 if places is None else places.address
-    table = out.schedule.table([x.address, at_places, x.rows, columns, *starts, *form.parameters])
+    table = out.schedule.numbers([x.address, at_places, x.rows, columns, *starts, *form.parameters])
     partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_parts.SPAN)
     reads = (x,) if places is None else (x, places)
     out.schedule.place(gemm_parts.PREPARE_PARTS[form.kind].address, table, partition, reads, (memory,))
     return Panels(table, memory)
 
 
-def gemm_task(out: Pass, plan: gemm.Plan, panels: Panels, to: View, jobs: np.ndarray) -> None:
+def gemm_task(out: PassProgram, plan: gemm.Plan, panels: Panels, to: View, jobs: np.ndarray) -> None:
     """Multiplies with the weights of a plan, into `to`. jobs: int64 [jobs, 4] (see gemm.parts)."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
     out.schedule.keep(plan, jobs)
-    out.schedule.task(plan.function, words, parts, (panels.view,), (to,))
+    out.schedule.place(plan.function, out.schedule.numbers(words), parts, (panels.view,), (to,))
 
 
-def input_partition(out: Pass, stored: PassValue) -> Partition:
+def input_partition(out: PassProgram, stored: PassValue) -> Partition:
     """The partition for quantising a value: that of the task which writes it, if it has one."""
     return stored.partition or out.by_cells(stored.view)
+
+
+def scale_and_add_bias(
+    out: PassProgram,
+    x: View,
+    partition: Partition,
+    factors: np.ndarray | None,
+    bias: np.ndarray | None,
+    matrices: View | None = None,
+) -> bool:
+    """What follows a product x: it is multiplied with factors float32 [matrices], and bias float32 [matrices, columns] is
+    added, where there are any; those of each row's matrix (None: the first). Returns whether there were."""
+    if factors is not None:
+        out.task(row_kernels.scale_rows, partition, x=x, factors=factors, matrices=matrices)
+    if bias is not None:
+        out.task(row_kernels.add_bias, partition, x=x, bias=bias, matrices=matrices)
+    return factors is not None or bias is not None

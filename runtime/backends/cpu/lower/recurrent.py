@@ -3,99 +3,91 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from ....graph import Value
 from ....graph.ops import GatedDeltaRule, SelectiveScan, ShortConvolution
-from ....graph.values import Value
 from ..kernels import recurrent, selective_scan
 from ..memory import View, with_heads
-from ..passes import Pass, Step
-from ..schedule import real
+from ..pass_program import PassProgram
+from .step import Step, lowers
 
 
-def _sequences(out: Pass, layer: int, name: str) -> tuple[int, int, int]:
-    """The words of tables that say which rows each sequence has, and where its state of a name lies."""
+def _sequences(out: PassProgram, layer: int, name: str) -> dict[str, Any]:
+    """The operands that say which rows each sequence has, and where its state of a name lies."""
     counts = np.array(out.counts, np.int64)
-    rows = np.stack([np.cumsum(counts) - counts, counts], axis=1)
-    return out.constant(rows), out.state_addresses.ctypes.data, out.executable.state_offsets[layer, name]
+    ranges = np.stack([np.cumsum(counts) - counts, counts], axis=1)
+    return {"ranges": ranges, "states": out.state_addresses, "offset": out.compiled.state_offsets[layer, name]}
 
 
+def _stride(out: PassProgram, layer: int, name: str) -> int:
+    """Numbers of a row of a state."""
+    return out.compiled.layers[layer].states[name].padded_shape[-1]
+
+
+def _heads(out: PassProgram, value: Value) -> View:
+    """A value's rows of heads."""
+    return with_heads(out.view(value), *value.shape)
+
+
+@lowers(ShortConvolution)
 class ShortConvolutionStep(Step):
-    def __init__(self, executable, op: ShortConvolution):
-        super().__init__(executable, op)
-        weight = self.vector(op.weight)
-        assert weight is not None
-        self.op, self.weight = op, np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
-        bias = self.vector(op.bias)
-        self.bias = np.zeros(self.weight.shape[1], np.float32) if bias is None else bias
+    def __init__(self, compiled, op: ShortConvolution):
+        super().__init__(compiled, op)
+        weight = compiled.vector(op.weight)
+        self.weight = np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
+        self.bias = np.zeros(self.weight.shape[1], np.float32) if op.bias is None else compiled.vector(op.bias)
 
-    def emit(self, out: Pass) -> None:
-        op, x = self.op, out.view(self.op.x)
-        x, to = x if x.is_row else out.copied(x), out.new(self.op.out)
+    def emit(self, out: PassProgram) -> None:
+        op, x, to = self.op, out.contiguous(self.op.x), out.new(self.op.out)
         kernel, channels = self.weight.shape
-        stride = out.executable.layers[op.layer].states[op.state].padded_shape[-1]
-        words = (x.address, x.row_bytes, to.address, to.row_bytes, out.constant(self.weight), channels, kernel, stride)
         parts = len(out.counts) * -(-channels // recurrent.CHANNELS)
-        table = (
-            *words,
-            *_sequences(out, op.layer, op.state),
-            out.constant(self.bias),
-            int(op.activation == "silu"),
-            op.dilation,
-        )
-        out.schedule.task(recurrent.short_convolution.address, table, parts, (x,), (to,))
+        sizes = {"channels": channels, "kernel_size": kernel, "stride": _stride(out, op.layer, op.state)}
+        options = {"silu": op.activation == "silu", "dilation": op.dilation, **_sequences(out, op.layer, op.state)}
+        out.task(recurrent.short_convolution, parts, x=x, out=to, weight=self.weight, bias=self.bias, **sizes, **options)
 
 
-class GatedDeltaRuleStep(Step):
-    def __init__(self, executable, op: GatedDeltaRule):
-        super().__init__(executable, op)
-        self.op = op
-        self.decay, self.bias = self.vector(op.decay), self.vector(op.alpha_bias)
-
-    def emit(self, out: Pass) -> None:
-        op = self.op
-        assert self.decay is not None
-        assert self.bias is not None
-        q, k, v, to = (self._heads(out, value) for value in (op.q, op.k, op.v, op.out))
-        alpha, beta = (view if view.is_row else out.copied(view) for view in (out.view(op.alpha), out.view(op.beta)))
-        words = [word for view in (q, k, v, to) for word in (view.address, view.row_bytes, view.head_bytes)]
-        words += [word for view in (alpha, beta) for word in (view.address, view.row_bytes)]
-        (heads, v_width), (key_heads, k_width) = op.v.shape, op.k.shape
-        words += [out.constant(self.decay), out.constant(self.bias), heads, key_heads, k_width, v_width, int(op.tiled)]
-        words += [*_sequences(out, op.layer, "delta"), real(op.epsilon), real(k_width**-0.5), prod(op.alpha.shape) // heads]
-        stride = out.executable.layers[op.layer].states["delta"].padded_shape[-1]
-        parts = len(out.counts) * heads * -(-stride // recurrent.COLUMNS)
-        out.schedule.task(recurrent.delta_rule.address, words, parts, (q, k, v, alpha, beta), (to,))
-
-    def _heads(self, out: Pass, value: Value) -> View:
-        """A value's rows of heads; new memory for the result."""
-        return with_heads(out.new(value) if value is self.op.out else out.view(value), *value.shape)
+@lowers(GatedDeltaRule)
+def gated_delta_rule(
+    program: PassProgram,
+    q: Value,
+    k: Value,
+    v: Value,
+    alpha: Value,
+    beta: Value,
+    decay: np.ndarray,
+    alpha_bias: np.ndarray,
+    layer: int,
+    tiled: bool,
+    epsilon: float,
+    out: Value,
+) -> None:
+    heads, k_width = v.shape[0], k.shape[1]
+    operands: dict[str, Any] = {name: _heads(program, value) for name, value in (("q", q), ("k", k), ("v", v))}
+    operands |= {"out": with_heads(program.new(out), *out.shape)}
+    operands |= {"alpha": program.contiguous(alpha), "beta": program.contiguous(beta), "decay": decay, "bias": alpha_bias}
+    operands |= {"decays": prod(alpha.shape) // heads, "tiled": tiled, "epsilon": epsilon, "scale": k_width**-0.5}
+    parts = len(program.counts) * heads * -(-_stride(program, layer, "delta") // recurrent.COLUMNS)
+    program.task(recurrent.delta_rule, parts, **operands, **_sequences(program, layer, "delta"))
 
 
+@lowers(SelectiveScan)
 class SelectiveScanStep(Step):
-    def __init__(self, executable, op: SelectiveScan):
-        super().__init__(executable, op)
-        self.op, self.bias = op, self.vector(op.dt_bias)
-        decay, skip = self.vector(op.decay), self.vector(op.skip)
-        assert decay is not None
-        assert skip is not None
-        self.decay, self.skip = decay, skip.reshape(-1)
+    def __init__(self, compiled, op: SelectiveScan):
+        super().__init__(compiled, op)
+        self.bias, self.skip = compiled.optional_vector(op.dt_bias), compiled.vector(op.skip).reshape(-1)
+        self.decay = decay = compiled.vector(op.decay)
         if op.dt_bias is None:  # rows of the matrix, as long as those of the state
-            stride = executable.layers[op.layer].states["scan"].padded_shape[-1]
+            stride = compiled.layers[op.layer].states["scan"].padded_shape[-1]
             self.decay = np.zeros((decay.shape[1], stride), np.float32)
             self.decay[:, : len(decay)] = decay.T
 
-    def emit(self, out: Pass) -> None:
-        op, (heads, width), (groups, size) = self.op, self.op.x.shape, self.op.b.shape
-        x, b, c = (with_heads(out.view(value), *value.shape) for value in (op.x, op.b, op.c))
-        dt = out.view(op.dt)
-        dt = dt if dt.is_row else out.copied(dt)
-        to = with_heads(out.new(op.out), heads, width)
-        words = [word for view in (x, to, b, c) for word in (view.address, view.row_bytes, view.head_bytes)]
-        words += [dt.address, dt.row_bytes, 0 if self.bias is None else out.constant(self.bias)]
-        words += [out.constant(self.decay), out.constant(self.skip), heads, groups, size, width]
-        words += _sequences(out, op.layer, "scan")
-        stride = out.executable.layers[op.layer].states["scan"].padded_shape[-1]
-        parts = len(out.counts) * heads * -(-stride // selective_scan.COLUMNS)
-        out.schedule.task(selective_scan.selective_scan.address, words, parts, (x, b, c, dt), (to,))
+    def emit(self, out: PassProgram) -> None:
+        op = self.op
+        operands: dict[str, Any] = {name: _heads(out, getattr(op, name)) for name in ("x", "b", "c")}
+        operands |= {"dt": out.contiguous(op.dt), "out": with_heads(out.new(op.out), *op.x.shape)}
+        operands |= {"dt_bias": self.bias, "decay": self.decay, "skip": self.skip, **_sequences(out, op.layer, "scan")}
+        parts = len(out.counts) * op.x.shape[0] * -(-_stride(out, op.layer, "scan") // selective_scan.COLUMNS)
+        out.task(selective_scan.selective_scan, parts, **operands)

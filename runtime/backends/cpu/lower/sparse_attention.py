@@ -7,20 +7,19 @@ by numpy, in the place of the dense ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
+from ..latent_matrices import LatentLayer
 from ..memory import View, with_heads
-from ..passes import Pass, Run, Step
-
-if TYPE_CHECKING:
-    from ..executable import Executable
-    from .latent_attention import LatentAttentionStep
+from ..pass_program import PassProgram
+from ..pass_tasks import RunInputs
+from .step import lowers
 
 
-def _rows_that_select(state: Run, layer: int, most: int, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+def _rows_that_select(state: RunInputs, layer: int, most: int, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
     """(row of the pass, the indexer's keys that it sees) of every token that sees more than `most` keys. every: tokens that
     share a key."""
     for cache, at in state.batch:
@@ -32,60 +31,60 @@ def _rows_that_select(state: Run, layer: int, most: int, every: int = 1) -> Iter
             yield row, keys[: (cache.length + row - at.start + 1) // every]
 
 
-class SelectKeysStep(Step):
-    def __init__(self, executable: Executable, op: SelectKeys):
-        super().__init__(executable, op)
-        self.op = op
+@lowers(SelectKeys)
+def select_keys(
+    program: PassProgram,
+    q: Value,
+    k: Value,
+    factors: Value | None,
+    layer: int,
+    top_k: int,
+    every: int,
+    open_run: bool,
+    out: Value,
+) -> None:
+    heads, width = q.shape
+    program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
+    queries, state = with_heads(program.dense(q), heads, width).array, program.run_inputs
+    shares = None if factors is None else program.dense(factors).matrix
+    to = program.new(out).matrix
 
-    def emit(self, out: Pass) -> None:
-        op, state = self.op, out.run_state
-        heads, width = op.q.shape
-        out.write_cache(op.layer, "index_k", with_heads(out.view(op.k), 1, width))
-        queries = with_heads(out.dense(op.q), heads, width).array
-        factors = None if op.factors is None else out.dense(op.factors).matrix
-        to = out.new(op.out).matrix
+    def select() -> None:
+        to[:, 0] = -1
+        for row, past in _rows_that_select(state, layer, top_k, every):
+            products = np.maximum(queries[row] @ past.T, 0)
+            scores = products.sum(axis=0) if shares is None else shares[row] @ products
+            to[row, :top_k] = np.argpartition(-scores, top_k)[:top_k]
+            to[row, top_k:] = len(past)  # of open_run
 
-        def select() -> None:
-            to[:, 0] = -1
-            for row, past in _rows_that_select(state, op.layer, op.top_k, op.every):
-                products = np.maximum(queries[row] @ past.T, 0)
-                scores = products.sum(axis=0) if factors is None else factors[row] @ products
-                to[row, : op.top_k] = np.argpartition(-scores, op.top_k)[: op.top_k]
-                to[row, op.top_k :] = len(past)  # of op.open_run
-
-        out.call(select)
-
-
-class SelectBlocksStep(Step):
-    def __init__(self, executable: Executable, op: SelectBlocks):
-        super().__init__(executable, op)
-        self.op = op
-
-    def emit(self, out: Pass) -> None:
-        op, state = self.op, out.run_state
-        heads, width = op.q.shape
-        out.write_cache(op.layer, "index_k", with_heads(out.view(op.k), 1, width))
-        queries = with_heads(out.dense(op.q), heads, width).array
-        to = with_heads(out.new(op.out), heads, op.top_k).array
-
-        def select() -> None:
-            to[:] = -1
-            for row, past in _rows_that_select(state, op.layer, op.top_k * op.block):
-                scores = queries[row] @ past.T
-                best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], op.block), axis=1)
-                best[:, max(0, best.shape[1] - op.local) :] = np.inf
-                to[row] = np.argpartition(-best, op.top_k - 1, axis=1)[:, : op.top_k]
-
-        out.call(select)
+    program.call(select)
 
 
-def attend_blocks(op: Attention, out: Pass, q: View, result: View, selection: View) -> None:
+@lowers(SelectBlocks)
+def select_blocks(program: PassProgram, q: Value, k: Value, layer: int, block: int, top_k: int, local: int, out: Value) -> None:
+    heads, width = q.shape
+    program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
+    queries, state = with_heads(program.dense(q), heads, width).array, program.run_inputs
+    to = with_heads(program.new(out), heads, top_k).array
+
+    def select() -> None:
+        to[:] = -1
+        for row, past in _rows_that_select(state, layer, top_k * block):
+            scores = queries[row] @ past.T
+            best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], block), axis=1)
+            best[:, max(0, best.shape[1] - local) :] = np.inf
+            to[row] = np.argpartition(-best, top_k - 1, axis=1)[:, :top_k]
+
+    program.call(select)
+
+
+def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, selection: View) -> None:
     """Adds to the pass that the results of tokens with a selection are those of attention over the selected blocks.
 
     q and result: [n, heads, width]; selection: [n, index heads, top_k], as SelectBlocks gives it.
     """
     assert op.selection is not None
-    state, (index_heads, top_k) = out.run_state, op.selection.shape
+    state, (index_heads, top_k) = out.run_inputs, op.selection.shape
     queries, results, chosen = q.array, result.array, with_heads(selection, index_heads, top_k).array
 
     def attend() -> None:
@@ -111,12 +110,12 @@ def attend_blocks(op: Attention, out: Pass, q: View, result: View, selection: Vi
     out.call(attend)
 
 
-def attend_selected(step: LatentAttentionStep, out: Pass, q: View, result: View, selection: View) -> None:
+def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View) -> None:
     """Adds to the pass that the results of tokens with a selection are those of attention over the selected keys.
 
     q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it.
     """
-    s, state, layer, scale = step.shape, out.run_state, step.op.layer, np.float32(step.op.scale)
+    s, state, layer, scale = latent.shape, out.run_inputs, latent.op.layer, np.float32(latent.op.scale)
     queries, results, chosen = q.array, result.array, selection.matrix
 
     def weigh(scores: np.ndarray) -> np.ndarray:
@@ -131,12 +130,12 @@ def attend_selected(step: LatentAttentionStep, out: Pass, q: View, result: View,
     def over_latents(rows: np.ndarray, latents: np.ndarray) -> None:
         wide = np.empty((len(rows), s.heads, s.rank + s.rope), np.float32)
         wide[..., s.rank :] = queries[rows, :, s.nope :]
-        wide[..., : s.rank] = step.matrices.absorb(queries[rows, :, : s.nope].transpose(1, 0, 2)).transpose(1, 0, 2)
+        wide[..., : s.rank] = latent.matrices.absorb(queries[rows, :, : s.nope].transpose(1, 0, 2)).transpose(1, 0, 2)
         weighted = np.empty((len(rows), s.heads, s.rank), np.float32)
         for number, row in enumerate(rows):
             selected = latents[chosen[row].astype(np.int64)]
             weighted[number] = weigh(wide[number] @ selected.T) @ selected[:, : s.rank]
-        results[rows] = step.matrices.finish(weighted.transpose(1, 0, 2)).transpose(1, 0, 2)
+        results[rows] = latent.matrices.finish(weighted.transpose(1, 0, 2)).transpose(1, 0, 2)
 
     def attend() -> None:
         for cache, at in state.batch:
@@ -144,7 +143,7 @@ def attend_selected(step: LatentAttentionStep, out: Pass, q: View, result: View,
             if not rows.size:
                 continue
             new = at.stop - at.start
-            if step.mode:
+            if latent.mode:
                 over_latents(rows, cache.read(layer, "kv", new)[0])
                 continue
             keys, values = cache.read(layer, "k", new), cache.read(layer, "v", new)

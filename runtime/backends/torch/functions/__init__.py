@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from ....graph import ops, special_ops
+from ....graph import activation_ops, hyper_connection_ops, ops
 from ....graph.signatures import functions_of, support_of
 from ..weights import Matrix
 from . import attention, elementwise, mixtures, recurrent
@@ -43,15 +43,15 @@ _BY_CLASS = {
     ops.Scale: elementwise.scale,
     ops.ScaleByPosition: elementwise.scale_by_position,
     ops.SoftCap: elementwise.softcap,
-    special_ops.Xielu: elementwise.xielu,
-    special_ops.Clamp: elementwise.clamp,
-    special_ops.SoftplusGate: elementwise.softplus_gate,
-    special_ops.ExpandStreams: elementwise.expand_streams,
-    special_ops.MergeStreams: elementwise.merge_streams,
-    special_ops.MixStreams: elementwise.mix_streams,
-    special_ops.AddToStreams: elementwise.add_to_streams,
-    special_ops.ScaleChannels: elementwise.scale_channels,
-    special_ops.KeepLargest: elementwise.keep_largest,
+    activation_ops.Xielu: elementwise.xielu,
+    activation_ops.Clamp: elementwise.clamp,
+    activation_ops.SoftplusGate: elementwise.softplus_gate,
+    hyper_connection_ops.ExpandStreams: elementwise.expand_streams,
+    hyper_connection_ops.MergeStreams: elementwise.merge_streams,
+    hyper_connection_ops.HyperConnectionMix: elementwise.mix_streams,
+    hyper_connection_ops.HyperConnectionAdd: elementwise.add_to_streams,
+    activation_ops.Multiply: elementwise.scale_channels,
+    activation_ops.GaussianTopK: elementwise.keep_largest,
     **COMPRESSED_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....graph import Value, compressed_ops, special_ops
+from ....graph import Value, compressed_attention_ops, hyper_connection_ops, ops
 from ....graph.values import NgramHash
 from ..step import Step, to_numpy
 from ..weights import Matrix
@@ -133,13 +133,13 @@ def collapse_streams(step: Step, x: Tensor, factors: Tensor) -> Tensor:
 
 
 COMPRESSED_FUNCTIONS = {
-    compressed_ops.Compress: compress,
-    compressed_ops.AverageRun: average_run,
-    special_ops.NgramEmbedding: ngram_embedding,
-    special_ops.MatchStreams: match_streams,
-    compressed_ops.WindowAttention: window_attention,
-    compressed_ops.GroupedLinear: grouped_linear,
-    compressed_ops.RepeatStreams: repeat_streams,
-    compressed_ops.StreamWeights: stream_weights,
-    compressed_ops.CollapseStreams: collapse_streams,
+    compressed_attention_ops.Compress: compress,
+    compressed_attention_ops.AverageRun: average_run,
+    ops.NgramEmbedding: ngram_embedding,
+    hyper_connection_ops.MatchStreams: match_streams,
+    compressed_attention_ops.WindowAttention: window_attention,
+    ops.GroupedLinear: grouped_linear,
+    hyper_connection_ops.RepeatStreams: repeat_streams,
+    hyper_connection_ops.HyperConnectionWeights: stream_weights,
+    hyper_connection_ops.CollapseStreams: collapse_streams,
 }

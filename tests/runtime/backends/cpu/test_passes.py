@@ -9,7 +9,7 @@ import pytest
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.backends.cpu.lower import expert_rows
+from ggufmill.runtime.backends.cpu.lower import expert_batches
 
 N_EMBD, N_FF, HEADS, KV_HEADS, VOCABULARY, EXPERTS = 256, 256, 4, 2, 40, 6
 WIDTH = N_EMBD // HEADS
@@ -259,7 +259,7 @@ def test_settings_that_take_other_steps(settings):
 def test_memory_for_experts_changes_nothing(case, monkeypatch):
     model = load_model(source(case), threads=2)
     expected = model.logits(BEGINNING)
-    monkeypatch.setattr(expert_rows, "CHUNK_BYTES", 1)  # an expert at a time
+    monkeypatch.setattr(expert_batches, "CHUNK_BYTES", 1)  # an expert at a time
     assert np.array_equal(model.logits(BEGINNING), expected)
 
 
@@ -267,7 +267,7 @@ def test_memory_for_experts_changes_nothing(case, monkeypatch):
 def test_experts_of_few_tokens_among_many(most, monkeypatch):
     model = load_model(source("gpt-oss", layers=1), threads=2)
     usual = model.logits(BEGINNING)
-    monkeypatch.setattr(expert_rows, "MAX_GEMV_TOKENS", most)
+    monkeypatch.setattr(expert_batches, "MAX_GEMV_TOKENS", most)
     difference = model.logits(BEGINNING) - usual  # GEMV and GEMM round activations by other scales
     assert np.sqrt(np.mean(difference**2)) < 0.02 * np.sqrt(np.mean(usual**2))
 

@@ -4,17 +4,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggufmill.runtime.backends.cpu.kernels import row_parts
+from ggufmill.runtime.backends.cpu.kernels import row_kernels
 from ggufmill.runtime.backends.cpu.memory import Partition, Pool, dense
-from ggufmill.runtime.backends.cpu.schedule import Schedule, real, run
+from ggufmill.runtime.backends.cpu.schedule import Schedule, run
 from ggufmill.simd.workers import Workers
 
 ROWS, WIDTH = 24, 16
 
 
 def add(schedule, partition, a, b, out):
-    operands = [word for view in (a, b, out) for word in (view.address, view.row_bytes)]
-    return schedule.task(row_parts.add.address, (*partition.words(), *operands, real(0.5)), partition, (a, b), (out,))
+
+    return schedule.task(row_kernels.add, partition, a=a, b=b, out=out, factor=0.5)
 
 
 @settings(max_examples=60, deadline=None)

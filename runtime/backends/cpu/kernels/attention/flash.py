@@ -18,7 +18,7 @@ from ......simd.compile import kernel
 from ......simd.exponential import exp, exp_lanes
 from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
 from ......simd.memory import address, fill, keep_alive, view
-from ......simd.team import call_part, part
+from ......simd.team import TaskKernel, call_part
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
 from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
 from .tiles import PANEL, multiply_panels, soft_cap
@@ -257,7 +257,7 @@ def set_addresses(job, tasks, q, out, split_values, rows):
     return job.ctypes.data
 
 
-@part
+@TaskKernel
 def attend(argument, number):
     """A task of a job: argument the job's address, number the task's."""
     job = view(argument, _JOB_SIZE, np.int64)
@@ -355,7 +355,7 @@ def attend(argument, number):
     keep_alive(stack)
 
 
-@part
+@TaskKernel
 def merge(argument, number):
     """Adds the splits of a job for `merge_heads` heads of one token, part after part along the heads, and divides the sums."""
     job = view(argument, _JOB_SIZE, np.int64)

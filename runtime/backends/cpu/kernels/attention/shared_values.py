@@ -16,7 +16,7 @@ from ......simd.lanes import LANES, splat
 from ......simd.lanes import load as load_lanes
 from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store
 from ......simd.memory import aligned_empty, view
-from ......simd.team import part
+from ......simd.team import TaskKernel
 from ..gemm.float_panels import canonical_nan
 from .tiles import PANEL, multiply_panels, store_bfloat16
 
@@ -149,7 +149,7 @@ def _steps(job, block):
     return (min(job[_COUNT], last + 1 - job[_KEY]) + _STEP - 1) // _STEP
 
 
-@part
+@TaskKernel
 def add_weighted_bf16(argument, number):
     """Adds weights times values to the sums of a block's rows, filled up to a multiple of ROWS: as bf16 on the tile unit."""
     job = view(argument, len(FIELDS), np.int64)
@@ -201,7 +201,7 @@ def sum_squares(address, step, rows, factors, sums):
             sums[j] += np.float64(v * v)
 
 
-@part
+@TaskKernel
 def add_weighted_float32(argument, number):
     """As add_weighted_bf16, in float32."""
     job = view(argument, len(FIELDS), np.int64)

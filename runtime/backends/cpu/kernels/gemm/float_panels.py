@@ -23,7 +23,7 @@ from ......simd.instructions.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, fill, keep_alive, scratch, view
 from ......simd.target import target
-from ......simd.team import part
+from ......simd.team import TaskKernel
 from .byte_tiles import PANEL
 
 STEP, AMX_TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
@@ -294,7 +294,7 @@ def _copy_columns(typingctx, source, column_bytes, count, out):
     return types.void(i, i, i, i), generate
 
 
-@part
+@TaskKernel
 def columns_part(argument, number):
     """As a `panel_part`, from a matrix of float32 whose columns lie together (see COLUMN_BYTES): its rows are 4 bytes apart."""
     table = view(argument, UNPACK_FIELDS, np.int64)

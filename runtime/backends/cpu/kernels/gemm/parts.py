@@ -13,7 +13,7 @@ import numpy as np
 
 from ......simd.compile import kernel
 from ......simd.memory import address, fill, keep_alive, view
-from ......simd.team import Part, call_part, part
+from ......simd.team import TaskKernel, call_part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
 from .byte_products import multiply_bytes, word_bytes
@@ -104,17 +104,17 @@ def _quantise_block(table, block, first, stop):
             totals[g] = np.float32(total) * scales[g * group // BLOCK]
 
 
-def _prepare(bf16: bool | None) -> Part:
+def _prepare(bf16: bool | None) -> TaskKernel:
     def prepare_floats(argument, number):
         table = view(argument, INPUTS, np.int64)
         spans = -(-table[X_COLUMNS] // SPAN)
         first = number % spans * SPAN
         _fill_block(table, bf16, number // spans, first, min(first + SPAN, table[X_COLUMNS]))
 
-    return part(prepare_floats)
+    return TaskKernel(prepare_floats)
 
 
-@part
+@TaskKernel
 def _prepare_bytes(argument, number):
     table = view(argument, INPUTS, np.int64)
     spans = -(-table[X_COLUMNS] // SPAN)
@@ -196,7 +196,7 @@ def _blocks(table, job, parts):
     return view(inputs[BLOCKS] + job[1] // AMX_TOKENS * size * 2, (count, parts, steps, AMX_TOKENS, STEP), np.uint16)
 
 
-@part
+@TaskKernel
 def expanded_part(argument, number):
     """Packed weights, expanded to bf16 on the way, on the tile unit."""
     table = view(argument, FIELDS, np.int64)
@@ -226,7 +226,7 @@ def _fill(table, job, start, rows, panels, at):
     return at
 
 
-@part
+@TaskKernel
 def tiles_part(argument, number):
     """Panels of bf16 times bf16 (ZERO: how many are added up), on the tile unit."""
     table = view(argument, FIELDS, np.int64)
@@ -241,7 +241,7 @@ def tiles_part(argument, number):
     keep_alive(memory)
 
 
-@part
+@TaskKernel
 def dots_part(argument, number):
     """Panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512."""
     table = view(argument, FIELDS, np.int64)
@@ -260,7 +260,7 @@ def dots_part(argument, number):
     keep_alive(memory)
 
 
-@part
+@TaskKernel
 def floats_part(argument, number):
     """Panels of float32 times float32."""
     table = view(argument, FIELDS, np.int64)
@@ -308,6 +308,6 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
 
 
 @cache
-def bytes_part(group: int, pairs: tuple[bool, ...] | None) -> Part:
+def bytes_part(group: int, pairs: tuple[bool, ...] | None) -> TaskKernel:
     """Panels of bytes times bytes: group: columns that share a scale, 32 or 16; pairs: see byte_products.pair_sums."""
-    return Part(_bytes_part(True if group == RUN else None, pairs))
+    return TaskKernel(_bytes_part(True if group == RUN else None, pairs))

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....graph.compressed_ops import AverageRun, Compress, GroupedLinear, WindowAttention
-from ....graph.special_ops import MatchStreams, NgramEmbedding
+from ....graph.compressed_attention_ops import AverageRun, Compress, WindowAttention
+from ....graph.hyper_connection_ops import MatchStreams
+from ....graph.ops import GroupedLinear, NgramEmbedding
 from ..attention import softmax_numerator
+from ..compiled_graph import CompiledGraph
 from ..kernels.gemm import gemm
 from ..kv_cache import KVCache
 from ..memory import with_heads
-from ..passes import Pass, Step
+from ..pass_program import PassProgram
 from ..weights import WeightMatrix
 from .products import gemv_inputs, gemv_task
-
-if TYPE_CHECKING:
-    from ..executable import Executable
+from .step import Step, lowers
 
 QUERY_BLOCK = 32  # whose entries, all that one of them selects, are read together
 
 
-def _ring(executable: Executable, cache: KVCache, layer: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _ring(compiled: CompiledGraph, cache: KVCache, layer: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows [length, width] of a state, as they are and as the pass writes them, which begin as copies."""
-    part = executable.layers[layer].states[name]
+    part = compiled.layers[layer].states[name]
     assert cache.state is not None
-    read, written = cache.state.arrays(executable.state_offsets[layer, name], part.padded_shape)
+    read, written = cache.state.arrays(compiled.state_offsets[layer, name], part.padded_shape)
     written[:] = read
     return read[:, : part.shape[1]], written[:, : part.shape[1]]
 
@@ -49,15 +48,14 @@ def _before(ring: np.ndarray, first: int, past: int) -> np.ndarray:
     return ring[np.arange(first, past) % len(ring)]
 
 
+@lowers(Compress)
 class CompressStep(Step):
-    def __init__(self, executable: Executable, op: Compress):
-        super().__init__(executable, op)
-        bias = self.vector(op.bias)
-        assert bias is not None
-        self.op, self.bias = op, bias
+    def __init__(self, compiled: CompiledGraph, op: Compress):
+        super().__init__(compiled, op)
+        self.bias = compiled.vector(op.bias)
 
-    def emit(self, out: Pass) -> None:
-        op, state = self.op, out.run_state
+    def emit(self, out: PassProgram) -> None:
+        op, state = self.op, out.run_inputs
         numbers, gates, to = out.dense(op.x).matrix, out.dense(op.gate).matrix, out.new(op.out).matrix
 
         def compress() -> None:
@@ -65,7 +63,7 @@ class CompressStep(Step):
             biased = gates + self.bias[state.positions % op.every]
             rows = np.concatenate([numbers, biased], axis=1)
             for cache, at in state.batch:
-                read, written = _ring(self.executable, cache, op.layer, op.state)
+                read, written = _ring(self.compiled, cache, op.layer, op.state)
                 past, total = cache.length, cache.length + at.stop - at.start
                 _append(written, past, rows[at])
                 run, end = past // op.every, total // op.every
@@ -93,19 +91,19 @@ class CompressStep(Step):
         return np.concatenate([np.concatenate([first, following[:-1]]), own], axis=1)
 
 
+@lowers(AverageRun)
 class AverageRunStep(Step):
-    def __init__(self, executable: Executable, op: AverageRun):
-        super().__init__(executable, op)
-        self.op = op
+    def __init__(self, compiled: CompiledGraph, op: AverageRun):
+        super().__init__(compiled, op)
 
-    def emit(self, out: Pass) -> None:
-        op, state = self.op, out.run_state
+    def emit(self, out: PassProgram) -> None:
+        op, state = self.op, out.run_inputs
         x, to, every = out.dense(op.x).matrix, out.new(op.out).matrix, op.every
 
         def average() -> None:
             to[:] = 0
             for cache, at in state.batch:
-                read, written = _ring(self.executable, cache, op.layer, op.state)
+                read, written = _ring(self.compiled, cache, op.layer, op.state)
                 past, total = cache.length, cache.length + at.stop - at.start
                 _append(written, past, x[at])
                 run, end = past // every, total // every
@@ -117,18 +115,19 @@ class AverageRunStep(Step):
         out.call(average)
 
 
+@lowers(NgramEmbedding)
 class NgramEmbeddingStep(Step):
-    def __init__(self, executable: Executable, op: NgramEmbedding):
-        super().__init__(executable, op)
-        self.op, self.table = op, executable.matrix(op.table)
+    def __init__(self, compiled: CompiledGraph, op: NgramEmbedding):
+        super().__init__(compiled, op)
+        self.table = compiled.matrix(op.table)
 
-    def emit(self, out: Pass) -> None:
-        op, state, to = self.op, out.run_state, out.new(self.op.out).matrix
+    def emit(self, out: PassProgram) -> None:
+        op, state, to = self.op, out.run_inputs, out.new(self.op.out).matrix
         n_past = op.ngrams.n_past
 
         def look_up() -> None:
             for cache, at in state.batch:
-                read, written = _ring(self.executable, cache, op.layer, "tokens")
+                read, written = _ring(self.compiled, cache, op.layer, "tokens")
                 past, tokens = cache.length, state.tokens[at]
                 _append(written, past, (tokens[:, None] + 1).astype(np.float32))
                 rows = op.ngrams.rows(_before(read, past - n_past, past), tokens)
@@ -137,12 +136,12 @@ class NgramEmbeddingStep(Step):
         out.call(look_up)
 
 
+@lowers(MatchStreams)
 class MatchStreamsStep(Step):
-    def __init__(self, executable: Executable, op: MatchStreams):
-        super().__init__(executable, op)
-        self.op = op
+    def __init__(self, compiled: CompiledGraph, op: MatchStreams):
+        super().__init__(compiled, op)
 
-    def emit(self, out: Pass) -> None:
+    def emit(self, out: PassProgram) -> None:
         op = self.op
         x, y = (with_heads(out.dense(value), *value.shape).array for value in (op.x, op.y))
         to = out.new(op.out).matrix
@@ -154,15 +153,14 @@ class MatchStreamsStep(Step):
         out.call(match)
 
 
+@lowers(WindowAttention)
 class WindowAttentionStep(Step):
-    def __init__(self, executable: Executable, op: WindowAttention):
-        super().__init__(executable, op)
-        sinks = self.vector(op.sinks)
-        assert sinks is not None
-        self.op, self.sinks = op, sinks
+    def __init__(self, compiled: CompiledGraph, op: WindowAttention):
+        super().__init__(compiled, op)
+        self.sinks = compiled.vector(op.sinks)
 
-    def emit(self, out: Pass) -> None:
-        op, state, (heads, width) = self.op, out.run_state, self.op.q.shape
+    def emit(self, out: PassProgram) -> None:
+        op, state, (heads, width) = self.op, out.run_inputs, self.op.q.shape
         queries, kv = with_heads(out.dense(op.q), heads, width).array, out.dense(op.kv).matrix
         if op.entries is not None:
             out.write_cache(op.layer, "entries", with_heads(out.view(op.entries), 1, width))
@@ -173,7 +171,7 @@ class WindowAttentionStep(Step):
 
         def attend() -> None:
             for cache, at in state.batch:
-                read, written = _ring(self.executable, cache, op.layer, "window")
+                read, written = _ring(self.compiled, cache, op.layer, "window")
                 past, n = cache.length, at.stop - at.start
                 first = max(0, past - op.window + 1)
                 keys = np.concatenate([_before(read, first, past), kv[at]])
@@ -230,14 +228,15 @@ class WindowAttentionStep(Step):
         out[start:stop, heads] = (gemm.matmul(scores, seen_keys) / total).reshape(n, count, width)
 
 
+@lowers(GroupedLinear)
 class GroupedLinearStep(Step):
-    def __init__(self, executable: Executable, op: GroupedLinear):
-        super().__init__(executable, op)
-        tensor, groups = executable.store.tensor(op.weight.name, op.weight.shape), op.x.shape[0]
+    def __init__(self, compiled: CompiledGraph, op: GroupedLinear):
+        super().__init__(compiled, op)
+        tensor, groups = compiled.store.tensor(op.weight.name, op.weight.shape), op.x.shape[0]
         shape = (op.weight.shape[0], op.weight.shape[1] // groups, groups)
-        self.op, self.matrix = op, WeightMatrix(executable.store, replace(tensor, shape=shape))
+        self.matrix = WeightMatrix(compiled.store, replace(tensor, shape=shape))
 
-    def emit(self, out: Pass) -> None:
+    def emit(self, out: PassProgram) -> None:
         op, matrix, (groups, columns) = self.op, self.matrix, self.op.x.shape
         x, to, n = with_heads(out.dense(op.x), groups, columns), out.new(op.out), out.n
         observer = out.observer
@@ -247,7 +246,7 @@ class GroupedLinearStep(Step):
         if out.gemv and matrix.gemv_plan is not None:
             flat = replace(x, rows=n * groups, row_bytes=4 * columns, heads=1, head_bytes=0, axis="groups")
             codes = gemv_inputs(out, flat, matrix.gemv_block, out.by_rows(flat), out.take_temporary)
-            jobs = out.schedule.table(
+            jobs = out.schedule.numbers(
                 word for group in range(groups) for t in range(n) for word in (group, t * groups + group, 1, t * groups + group)
             )
             by_group = replace(to, rows=n * groups, row_bytes=4 * matrix.rows, heads=1, head_bytes=0, width=matrix.rows)
@@ -260,21 +259,3 @@ class GroupedLinearStep(Step):
                 target[:, group] = matrix.multiply(np.ascontiguousarray(source[:, group]), group, use_gemv=out.gemv)
 
         out.call(multiply)
-
-
-COMPRESSED_STEPS = {
-    AverageRun: AverageRunStep,
-    Compress: CompressStep,
-    GroupedLinear: GroupedLinearStep,
-    MatchStreams: MatchStreamsStep,
-    NgramEmbedding: NgramEmbeddingStep,
-    WindowAttention: WindowAttentionStep,
-}
-COMPRESSED_SUPPORT = {
-    AverageRun: dict.fromkeys(("x", "layer", "state", "every")),
-    Compress: dict.fromkeys(("x", "gate", "bias", "layer", "state", "every")),
-    GroupedLinear: dict.fromkeys(("x", "weight")),
-    MatchStreams: dict.fromkeys(("x", "y")),
-    NgramEmbedding: dict.fromkeys(("table", "layer", "ngrams")),
-    WindowAttention: dict.fromkeys(("q", "kv", "layer", "scale", "window", "sinks", "entries", "every", "selection")),
-}

@@ -1,5 +1,4 @@
-"""Ops of DeepSeek-V4: attention to compressed entries, matrices of groups of heads, and residual streams whose mixing depends
-on the token (manifold-constrained hyper-connections, arXiv:2512.24880)."""
+"""Attention to compressed entries, and what makes these: entries of runs of tokens (DeepSeek-V4), means of runs."""
 
 from __future__ import annotations
 
@@ -67,49 +66,3 @@ class WindowAttention(Op):
     entries: Value | None = None
     every: int = 0
     selection: Value | None = None
-
-
-@dataclass(frozen=True)
-class GroupedLinear(Op):
-    """Each group's product with its own matrix: x (groups, columns) -> (groups * rows,).
-
-    weight (columns, groups * rows): the groups' matrices, one after the other
-    """
-
-    x: Value
-    weight: Weight
-
-
-@dataclass(frozen=True)
-class RepeatStreams(Op):
-    """x (width,) -> (streams, width): every stream is x."""
-
-    x: Value
-
-
-@dataclass(frozen=True)
-class StreamWeights(Op):
-    """From the numbers of a token, in runs of s, s and s * s (or the first run alone), each times its scale plus its base: the
-    factors of streams before a block, sigmoid + epsilon; those of the block's result for each stream, 2 * sigmoid; and the
-    matrix that mixes the streams behind the block, a row for each result.
-
-    The matrix is the transpose of what softmax of each row makes, plus epsilon, whose columns and rows are divided by their
-    sums plus epsilon: columns first, and `iterations` times in all (Sinkhorn-Knopp).
-
-    scale (3,), or (1,) for the first run alone; base: of x's size
-    """
-
-    x: Value
-    scale: Weight
-    base: Weight
-    streams: int
-    iterations: int
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class CollapseStreams(Op):
-    """x (streams, width), factors (streams,) -> (width,): the sum of the streams, each times its factor."""
-
-    x: Value
-    factors: Value

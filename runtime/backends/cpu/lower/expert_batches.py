@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..kernels.experts import arrange
 from ..kernels.gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 from ..memory import View, view_of
-from ..passes import Pass
-
-if TYPE_CHECKING:
-    from .experts import Arranged, ExpertsStep
+from ..pass_program import PassProgram
+from .expert_steps import Arranged, ExpertLinearStep, ScaleByRoutingStep, combine
+from .mixture import Mixture
 
 MAX_GEMV_TOKENS = 4  # an expert that no more tokens chose is multiplied by GEMV
 CHUNK_BYTES = 64 << 20  # of intermediate results: experts are computed in chunks that take no more
@@ -27,9 +25,7 @@ class ExpertBatches:
     result            rows that the experts' results are added to; fresh: which have to be set to zero first
     """
 
-    def __init__(self, step: ExpertsStep, out: Pass, chosen: View, weights: View, result: View, fresh: bool):
-        from .experts import ExpertLinearStep, ScaleByRoutingStep
-
+    def __init__(self, step: Mixture, out: PassProgram, chosen: View, weights: View, result: View, fresh: bool):
         self._step, self._pass, self._result, self._fresh = step, out, result, fresh
         self._shape, self._place = (out.n, step.route.used), (out.position, out.ops)
         self._chosen, self._weights = (view.array.reshape(self._shape) for view in (chosen, weights))
@@ -75,16 +71,14 @@ class ExpertBatches:
         jobs[:, FIRST] = jobs[:, TARGET] = self._starts[experts] - low
         return jobs
 
-    def _begin(self, rows: int, gemv: bool) -> Pass:
+    def _begin(self, rows: int, gemv: bool) -> PassProgram:
         """A pass over rows that are sorted by expert."""
         out = self._pass.inner(rows, gemv, *self._place)
         for value, view in self._inputs.values():
             out.borrow(value, view.reshaped(1, view.size))
         return out
 
-    def _end(self, out: Pass, low: int, high: int) -> None:
-        from .experts import combine
-
+    def _end(self, out: PassProgram, low: int, high: int) -> None:
         step = self._step
         results = out.view(step.combine.x)
         combine(out, results, step.combine_factors(out, self._factors), self._rows, self._result, (low, high), self._zero)
@@ -103,8 +97,6 @@ class ExpertBatches:
         self._end(out, low, high)
 
     def _run_gemm(self, experts: np.ndarray) -> None:
-        from .experts import ScaleByRoutingStep
-
         low = int(self._starts[experts[0]])
         rows = int(self._starts[experts[-1]] + self._counts[experts[-1]]) - low
         high = low + -(-rows // self._unit) * self._unit
@@ -123,13 +115,13 @@ class ExpertBatches:
         self._end(out, low, high)
 
     def _arranged(self, low: int, high: int, jobs: np.ndarray) -> Arranged:
-        from .experts import Arranged
-
         places, matrices = (view_of(array[low:high]) for array in (self._places, self._matrices))
         numbers, factors = self._rows, self._factors
         return Arranged(high - low, places, matrices, view_of(jobs), jobs.shape[-2], True, numbers, factors, low)
 
-    def _observe_input(self, out: Pass, inner, experts: np.ndarray, low: int, starts: np.ndarray, counts: np.ndarray) -> None:
+    def _observe_input(
+        self, out: PassProgram, inner, experts: np.ndarray, low: int, starts: np.ndarray, counts: np.ndarray
+    ) -> None:
         observer, op = self._pass.observer, inner.op
         if observer is None or not observer.wants_input(op):
             return
@@ -139,7 +131,7 @@ class ExpertBatches:
             x = out.view(op.x).matrix
             out.call(lambda: observer.on_expert_inputs(op, op.weight, x, experts, starts - low, counts, None))
 
-    def _observe_output(self, out: Pass, inner) -> None:
+    def _observe_output(self, out: PassProgram, inner) -> None:
         """Reports an output, its rows in the order of tokens and their choices, to an observer that wants it."""
         observer, op = self._pass.observer, inner.op
         if observer is None or not observer.wants_output(op):

@@ -1,0 +1,63 @@
+"""A graph as steps see it: its ops, what its layers keep, its weights as the backend has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ....simd.workers import Workers
+from ...cache_layout import CachePart, graph_layers, state_offsets
+from ...graph import Graph, Weight
+from ...graph.graph import users
+from ...graph.ops import Attention, LatentAttention, Op
+from ...settings import Settings
+from .weights import WeightMatrix, WeightStore
+
+
+class CompiledGraph:
+    """What a graph is compiled to, apart from its steps.
+
+    store     the weights
+    layers    what each layer keeps; observed_layers: while somebody observes
+    users     value index -> ops that read it
+    last_use  value index -> number of the last step that reads it: filled in when there are steps
+    """
+
+    def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
+        self.graph, self.store, self.settings = graph, store, settings
+        self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
+        self.users = users(self.all_ops)
+        self.last_use: dict[int, int] = {}
+        self.layers, self.observed_layers = graph_layers(graph, settings)
+        self.state_offsets, _ = state_offsets(self.layers)
+        self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
+        self._matrices: dict[str, WeightMatrix] = {}
+        self._vectors: dict[tuple[str, object], np.ndarray] = {}
+
+    @property
+    def workers(self) -> Workers:
+        """The threads that it computes with."""
+        return self.store.workers
+
+    def matrix(self, weight: Weight) -> WeightMatrix:
+        """A weight tensor for products."""
+        if weight.name not in self._matrices:
+            self._matrices[weight.name] = self.store.matrix(weight.name, *weight.shape)
+        return self._matrices[weight.name]
+
+    def vector(self, weight: Weight, arranged: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
+        """A small tensor decoded, float32, its shape in numpy's order; or what a function makes of that, once."""
+        key = weight.name, arranged
+        if key not in self._vectors:
+            tensor = self.store.tensor(weight.name, weight.shape)
+            array = np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
+            self._vectors[key] = array if arranged is None else arranged(array)
+        return self._vectors[key]
+
+    def optional_vector(self, weight: Weight | None) -> np.ndarray | None:
+        return None if weight is None else self.vector(weight)
+
+    def part(self, layer: int, name: str) -> CachePart:
+        """What a layer keeps per token under this name."""
+        return self.observed_layers[layer].rows[name]

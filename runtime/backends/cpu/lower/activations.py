@@ -1,0 +1,87 @@
+"""Activations and gates (see ../kernels/activation_kernels.py)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ....graph import Value
+from ....graph.activation_ops import Clamp, GaussianTopK, SoftplusGate, Xielu
+from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear
+from ..kernels import activation_kernels as kernels
+from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
+from ..kernels.gemm.parts import SPAN
+from ..kernels.task_kernel import OperandKernel
+from ..memory import Partition, View, with_heads
+from ..pass_program import PassProgram
+from ..pass_tasks import CELL
+from .step import lowers
+
+_FUNCTIONS = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "sigmoid": SIGMOID, "identity": IDENTITY}
+_FUNCTIONS |= {"clamped_silu": CLAMPED_SILU, "clamped_swish": CLAMPED_SWISH, "squared_relu": SQUARED_RELU}
+
+
+@lowers(Activation)
+def activation(
+    program: PassProgram, x: Value, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"], out: Value
+) -> None:
+    _gate(program, x, None, function, 0.0, out)
+
+
+@lowers(GatedActivation)
+def gated_activation(
+    program: PassProgram,
+    gate: Value,
+    up: Value,
+    function: Literal["silu", "gelu", "gelu_erf", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
+    limit: float,
+    out: Value,
+) -> None:
+    _gate(program, gate, up, function, limit, out)
+
+
+def _gate(program: PassProgram, gate: Value, up: Value | None, function: str, limit: float, out: Value) -> None:
+    x, y = program.contiguous(gate), None if up is None else program.contiguous(up)
+    partition = _partition(program, x, out)
+    to = program.result(out, gate, partition, rows=True)
+    program.task(kernels.gate, partition, x=x, up=y, out=to, function=_FUNCTIONS[function], limit=limit)
+
+
+def _partition(program: PassProgram, x: View, out: Value) -> Partition:
+    """The partition with which a following GEMM reads the result, else cells of single rows."""
+    step, columns = 1, CELL
+    users = program.compiled.users.get(out.index, [])
+    if not program.gemv and users and isinstance(users[0], Linear | ExpertLinear):
+        plan = program.compiled.matrix(users[0].weight).gemm_plan
+        step, columns = (plan.form.block_tokens, SPAN) if plan is not None else (1, columns)
+    return Partition(x.axis, x.rows, step, x.size, columns)
+
+
+def _by_element(program: PassProgram, kernel: OperandKernel, x: Value, out: Value, **options: float) -> None:
+    view = program.contiguous(x)
+    partition = program.by_cells(view)
+    program.task(kernel, partition, x=view, out=program.result(out, x, partition, rows=True), **options)
+
+
+@lowers(Clamp)
+def clamp(program: PassProgram, x: Value, limit: float, out: Value) -> None:
+    _by_element(program, kernels.clamp, x, out, limit=limit)
+
+
+@lowers(Xielu)
+def xielu(program: PassProgram, x: Value, alpha_p: float, alpha_n: float, beta: float, epsilon: float, out: Value) -> None:
+    _by_element(program, kernels.xielu, x, out, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, epsilon=epsilon)
+
+
+@lowers(SoftplusGate)
+def softplus_gate(program: PassProgram, gate: Value, x: Value, out: Value) -> None:
+    factors, view = program.contiguous(gate), program.contiguous(x)
+    partition = program.by_rows(view)
+    to = with_heads(program.result(out, x, partition, rows=True), *x.shape)
+    program.task(kernels.softplus_gate, partition, x=view, gate=factors, out=to, share=view.size // factors.size)
+
+
+@lowers(GaussianTopK)
+def gaussian_top_k(program: PassProgram, x: Value, factor: float, out: Value) -> None:
+    view = program.contiguous(x)
+    partition = program.by_rows(view)
+    program.task(kernels.gaussian_top_k, partition, x=view, out=program.result(out, x, partition, rows=True), factor=factor)

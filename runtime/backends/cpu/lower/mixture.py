@@ -1,0 +1,52 @@
+"""The ops of a mixture of experts, as its step and its batches share them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....graph.ops import CombineExperts, Route
+from ..memory import View, view_of
+from ..pass_program import PassProgram
+from ..weights import WeightMatrix
+from .expert_steps import Arranged, ExpertLinearStep, ScaleByRoutingStep
+from .step import Step
+
+
+class Mixture:
+    """From Route to CombineExperts.
+
+    inner     the steps between them
+    matrices  of the experts' products
+    experts   their number
+    columns   of the widest result of an inner step
+    """
+
+    route: Route
+    combine: CombineExperts
+    inner: list[Step]
+    matrices: list[WeightMatrix]
+    experts: int
+    columns: int
+
+    @property
+    def has_gemv(self) -> bool:
+        """Whether all matrices have a GEMV."""
+        return all(matrix.gemv_plan is not None for matrix in self.matrices)
+
+    def emit_inner(self, out: PassProgram, arranged: Arranged) -> None:
+        """The ops between routing and combination, their products by GEMV."""
+        for step in self.inner:
+            if isinstance(step, ExpertLinearStep):
+                step.emit_gemv(out, arranged)
+            elif isinstance(step, ScaleByRoutingStep):
+                step.emit_rows(out, arranged)
+            else:
+                step.emit(out)
+
+    def combine_factors(self, out: PassProgram, factors: View) -> View:
+        """What the experts' results are multiplied with: their weights, or ones."""
+        if self.combine.weighted:
+            return factors
+        ones = np.ones(factors.array.size, np.float32)
+        out.schedule.keep(ones)
+        return view_of(ones)

@@ -1,0 +1,47 @@
+"""Ops that the reference backend's functions compute: those without a step, and a few for which numpy is fast enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....graph import Observer, Value, Weight
+from ....graph.ops import Op, ScaleByPosition, SoftCap, Split
+from ...reference.fallback import note_fallback
+from ...reference.functions import FUNCTIONS
+from ...reference.step import Step as Pass
+from ..compiled_graph import CompiledGraph
+from ..memory import with_heads
+from ..pass_program import PassProgram
+from .step import Step
+
+FAST_ENOUGH = (ScaleByPosition, SoftCap)
+
+
+class ReferenceStep(Step):
+    """State that such an op keeps is in the caches' `history`."""
+
+    def __init__(self, compiled: CompiledGraph, op: Op):
+        super().__init__(compiled, op)
+        if not isinstance(op, FAST_ENOUGH):
+            note_fallback("cpu", type(op).__name__)
+        self._function, names = FUNCTIONS[type(op)]
+        fields = {name: getattr(op, name) for name in names}
+        self._fields = {name: compiled.vector(f) if isinstance(f, Weight) else f for name, f in fields.items()}
+
+    def emit(self, out: PassProgram) -> None:
+        arguments: dict[str, Any] = dict(self._fields)
+        for name, value in self._fields.items():
+            if isinstance(value, Value) and name != "out":
+                view = out.dense(value)
+                arguments[name] = with_heads(view, *value.shape).array if len(value.shape) == 2 else view.matrix
+        views = [out.new(value) for value in self.op.outputs]
+        targets = [view.block.array[: 4 * view.rows * view.size].view("f4") for view in views]
+        run, observer = out.run_inputs, out.observer or Observer()
+
+        def compute() -> None:
+            segments = [(cache.history, at) for cache, at in run.batch]
+            result = self._function(Pass(run.tokens, run.positions, segments, observer, self.op, run.inputs), **arguments)
+            for target, array in zip(targets, result if isinstance(self.op, Split) else [result], strict=True):
+                target[:] = array.reshape(-1)
+
+        out.call(compute)

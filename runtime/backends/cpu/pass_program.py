@@ -1,0 +1,113 @@
+"""One pass through a graph: the steps of ops emit its tasks, and addresses and positions are filled in before each run.
+
+A pass is written for a number of tokens per sequence. What changes from run to run (rows in the caches, positions, how
+attention is divided) is patched into its records, so that a pass is written once and run for token after token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph import Observer, Value
+from ...graph.ops import Linear, Op
+from ...graph.values import RotaryEmbedding
+from . import schedule
+from .attention_jobs import AttentionJobs
+from .compiled_graph import CompiledGraph
+from .kernels.gemv_plan import GEMV_TOKENS
+from .kv_cache import KVCache
+from .memory import Pool
+from .pass_tasks import PassTasks
+
+
+class PassProgram(PassTasks):
+    """The programs and functions of one pass.
+
+    use_gemv  whether products of few tokens may be made by GEMV: not of observed ones, nor where a token's results must not
+              depend on how many others there are
+    gemv      whether products are made by GEMV
+    observer  None, or one that wants something of this graph
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        counts: tuple[int, ...],
+        names: tuple[str, ...],
+        use_gemv: bool,
+        observer: Observer | None,
+    ):
+        super().__init__(compiled, counts, names)
+        self.observer = observer
+        is_observed = observer is not None and any(observer.wants_input(op) for op in compiled.all_ops)
+        self.use_gemv = use_gemv and not is_observed
+        self.gemv = self.use_gemv and self.n <= GEMV_TOKENS
+        self.attention = AttentionJobs(self, compiled.attention_layers)
+        self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
+        self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
+        self.inner_pool = Pool()  # for passes within this one
+
+    def rotations(self, rope: RotaryEmbedding) -> np.ndarray:
+        """complex64 [n, pairs], filled in before each run."""
+        key = (rope.frequencies.tobytes(), rope.magnitude, rope.offset)
+        if key not in self._ropes:
+            self._ropes[key] = rope, np.zeros((self.n, len(rope.frequencies)), np.complex64)
+        return self._ropes[key][1]
+
+    def inner(self, rows: int, gemv: bool, position: int, ops: tuple[Op, ...]) -> PassProgram:
+        """A pass over other rows, for a function of this one; position, ops: of the step that it is for."""
+        out = PassProgram(self.compiled, (rows,), (), self.use_gemv, None)
+        out.gemv, out.pool, out.position, out.ops = gemv, self.inner_pool, position, ops
+        return out
+
+    def observe_inputs(self, value: Value) -> None:
+        """Reports a value to the observer, once, as the input of the linear ops that multiply it."""
+        stored = self.values[value.index]
+        if self.observer is None or stored.is_observed:
+            return
+        stored.is_observed, observer = True, self.observer
+        observed_ops = [op for op in self.compiled.users[value.index] if isinstance(op, Linear) and observer.wants_input(op)]
+        if observed_ops:
+            x = self.dense(value).matrix
+
+            def report() -> None:
+                for op in observed_ops:
+                    observer.on_input(op, op.weight, 0, x)
+
+            self.call(report)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """To be called when all ops are lowered."""
+        self._steps = self.schedule.finish()
+        self.attention.finish()
+
+    def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> None:
+        """Runs the pass; `caches` then have the tokens' rows, not yet committed. inputs: rows for `HiddenInput`."""
+        state, row = self.run_inputs, 0
+        state.tokens, state.inputs, state.batch, positions = tokens, inputs, [], []
+        for cache, count in caches:
+            state.batch.append((cache, slice(row, row + count)))
+            positions.append(np.arange(cache.length, cache.length + count))
+            row += count
+        state.positions = np.concatenate(positions) if positions else np.empty(0, np.int64)
+        for rope, table in self._ropes.values():
+            angles = (state.positions[:, None] + rope.offset) * rope.frequencies
+            table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
+        self._set_cache_addresses()
+        self.attention.patch(state.batch)
+        with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
+            schedule.run(self._steps, self.workers)
+
+    def _set_cache_addresses(self) -> None:
+        """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
+        for sequence, (cache, at) in enumerate(self.run_inputs.batch):
+            if cache.state is not None:
+                self.state_addresses[sequence] = cache.state.addresses()
+            if not self.names:
+                continue
+            rows = cache.table(at.stop - at.start)
+            positions = np.arange(cache.length, cache.length + at.stop - at.start)
+            self.cache_addresses[:, :, at, 0] = rows[:, :, None, 0] + positions * rows[:, :, None, 1]
+            self.cache_addresses[:, :, at, 1] = rows[:, :, None, 2]

@@ -1,0 +1,114 @@
+"""The tasks of a pass: kernels with their operands, and functions of Python, in an order in which they could run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ....formats import TYPES
+from ...graph import Value
+from .compiled_graph import CompiledGraph
+from .kernels import row_kernels
+from .kernels.attention.cache_rows import TYPE_IDS
+from .kernels.task_kernel import OperandKernel
+from .kv_cache import KVCache
+from .memory import Partition, View, dense
+from .pass_memory import PassMemory
+from .schedule import Schedule
+
+CELL = 1024  # columns of a part where rows are divided: a multiple of all blocks
+_ROW_NUMBERS = 16384  # numbers of the rows of one part: several microseconds
+
+Batch = list[tuple[KVCache, slice]]  # the cache of each sequence, and the rows that are its tokens
+
+
+@dataclass
+class RunInputs:
+    """The inputs of the current run of a pass, which its functions read."""
+
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    batch: Batch = field(default_factory=list)
+    positions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    inputs: np.ndarray | None = None
+
+
+class PassTasks(PassMemory):
+    """Collects the tasks of a pass.
+
+    counts  tokens of each sequence
+    names   of the rows of the caches
+    """
+
+    def __init__(self, compiled: CompiledGraph, counts: tuple[int, ...], names: tuple[str, ...]):
+        super().__init__(sum(counts), compiled.last_use)
+        self.compiled, self.counts, self.names = compiled, counts, names
+        self.settings, self.workers, self.threads = compiled.settings, compiled.workers, compiled.workers.count
+        self.row_step = max(1, _ROW_NUMBERS // compiled.graph.n_embd)
+        self.schedule, self.run_inputs = Schedule(), RunInputs()
+        self.cache_addresses = np.zeros((len(compiled.layers), len(names), self.n, 2), np.int64)
+        self._cache_views: dict[tuple[int, str], View] = {}
+
+    def task(self, kernel: OperandKernel, parts: Partition | int, **operands: Any) -> None:
+        """Adds a task: see `Schedule.task`."""
+        self.schedule.task(kernel, parts, **operands)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Adds a function that runs after all tasks before it, and before all that follow."""
+        self.schedule.call(function)
+
+    def by_rows(self, view: View) -> Partition:
+        """Runs of rows, all columns of each."""
+        return Partition(view.axis, view.rows, min(self.row_step, max(view.rows, 1)), view.size, view.size)
+
+    def by_cells(self, view: View, row_step: int = 1) -> Partition:
+        """Runs of CELL columns of `row_step` rows."""
+        return Partition(view.axis, view.rows, row_step, view.size, CELL)
+
+    def constant(self, array: np.ndarray) -> int:
+        """The address of an array, which then lives as long as the pass."""
+        self.schedule.keep(array)
+        return array.ctypes.data
+
+    def copy(self, x: View, out: View, partition: Partition | None = None, index: View | None = None) -> None:
+        """out = x, or x[index]; index: int64, one number per row of out."""
+        self.task(row_kernels.copy, partition or self.by_rows(out), x=x, out=out, index=index)
+
+    def copied(self, view: View) -> View:
+        out = self.temporary(view.rows, view.heads, view.width, view.axis)
+        self.copy(view, out)
+        return out
+
+    def dense(self, value: Value) -> View:
+        """A value's rows without gaps: copied if they have any."""
+        view = self.view(value)
+        return view if view.is_dense else self.copied(view)
+
+    def contiguous(self, value: Value) -> View:
+        """A value with the numbers of each row without gaps: copied if they have any."""
+        view = self.view(value)
+        return view if view.is_row else self.copied(view)
+
+    def cache_view(self, layer: int, name: str) -> View:
+        """A view without memory that stands for a layer's cached rows of a name in the reads and writes of tasks."""
+        if (layer, name) not in self._cache_views:
+            self._cache_views[layer, name] = dense(self.pool.take(0), 1, 1, 1)
+        return self._cache_views[layer, name]
+
+    def write_cache(self, layer: int, name: str, x: View) -> None:
+        """Appends x to the caches of a layer."""
+        part = self.compiled.part(layer, name)
+        if not TYPES[part.type].is_float or part.every > 1:
+
+            def put() -> None:
+                rows = x.array
+                for cache, at in self.run_inputs.batch:
+                    cache.put(layer, name, rows[at])
+
+            self.call(put)
+            return
+        addresses = self.cache_addresses[layer, self.names.index(name)]
+        operands = {"x": x, "type_id": TYPE_IDS[part.type], "addresses": addresses}
+        self.schedule.task(row_kernels.store_in_cache, self.by_rows(x), writes=(self.cache_view(layer, name),), **operands)
