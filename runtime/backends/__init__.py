@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ class Cache(Protocol):
 PassInputs = tuple[np.ndarray, Sequence[tuple[Any, int]], np.ndarray | None]
 
 
-class Executable(Protocol):
+class Executable(ABC):
     """A compiled graph: what the executables of all backends are.
 
     observer              what inputs and outputs of ops are reported to, from the next pass on
@@ -55,21 +56,29 @@ class Executable(Protocol):
 
     graph: Graph
 
+    _observer: Observer | None = None
+
     @property
-    def observer(self) -> Observer | None: ...
+    def observer(self) -> Observer | None:
+        return self._observer
 
     @observer.setter
-    def observer(self, observer: Observer | None) -> None: ...
+    def observer(self, observer: Observer | None) -> None:
+        self._observer = observer
 
     @property
+    @abstractmethod
     def workers(self) -> Workers: ...
 
     @property
+    @abstractmethod
     def decode_batch(self) -> int: ...
 
+    @abstractmethod
     def new_cache(self, limit: int) -> Any:
         """An empty cache (see `Cache`) for a sequence of at most `limit` tokens."""
 
+    @abstractmethod
     def hidden(
         self,
         tokens: np.ndarray,
@@ -83,7 +92,6 @@ class Executable(Protocol):
         graphs with a `HiddenInput`; use_gemv: whether few tokens may be computed by kernels of their own, if there are any,
         whose sums have another order.
         """
-        ...
 
     @property
     def takes_layers_in_turn(self) -> bool:
@@ -93,10 +101,10 @@ class Executable(Protocol):
         """Passes as `hidden` makes them, no two over the same sequence."""
         return [self.hidden(*inputs) for inputs in passes]
 
+    @abstractmethod
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
-        ...
 
+    @abstractmethod
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""
-        ...

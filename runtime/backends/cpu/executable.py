@@ -37,14 +37,12 @@ class CpuExecutable(Executable):
     """A graph that can be run, by several threads at once if need be.
 
     graph     as it was compiled
-    observer  None, or what inputs and outputs of ops are reported to; it is asked for what it wants when a pass begins
     store     the weights
     """
 
     def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
         check_support(graph, "cpu", SUPPORT)
         self.graph, self.store, self.settings = graph, store, settings
-        self.observer: Observer | None = None
         if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")

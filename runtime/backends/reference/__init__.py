@@ -20,7 +20,6 @@ class ReferenceExecutable(Executable):
 
     def __init__(self, graph: Graph, source: TensorSource):
         self.graph, self.source = graph, source
-        self.observer: Observer | None = None
         self._weights: dict[str, np.ndarray] = {}
 
     def new_cache(self, limit: int) -> Cache:

@@ -50,7 +50,6 @@ class TorchExecutable(Executable):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
         self.graph, self.weights, self.store, self.settings, self.places = graph, weights, store, settings, places
-        self._observer: Observer | None = None
         self.hosts: list[HostSegment] = []
         self._layer_devices: dict[int, torch.device] = {}
         self._body, self._head = self._units(places, graph.ops), self._units(places, graph.head)
@@ -72,11 +71,7 @@ class TorchExecutable(Executable):
                     self._layer_devices[layer] = place
         return units
 
-    @property
-    def observer(self) -> Observer | None:
-        return self._observer
-
-    @observer.setter
+    @Executable.observer.setter
     def observer(self, observer: Observer | None) -> None:
         self._observer = observer
         for host in self.hosts:

@@ -65,9 +65,10 @@ def lowers(*kinds: type[Op]) -> Callable:
         if isinstance(how, type):
             STEPS.update(dict.fromkeys(kinds, how))
             return how
-        functions = functions_of(dict.fromkeys(kinds, how))
-        for kind, (function, names) in functions.items():
-            STEPS[kind] = lambda compiled, op, function=function, names=names: FunctionStep(compiled, op, function, names)
+        function: Callable[..., None] = how
+        functions = functions_of(dict.fromkeys(kinds, function))
+        for kind, (_, names) in functions.items():
+            STEPS[kind] = lambda compiled, op, names=names: FunctionStep(compiled, op, function, names)
         FUNCTION_SUPPORT.update(support_of(functions))
         return how
 
