@@ -11,7 +11,7 @@ import numpy as np
 from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
-from ...graph import Graph, Observer, check_support
+from ...graph import Graph, check_support
 from ...graph.ops import Op, Route
 from ...settings import Settings
 from .. import Executable
