@@ -15,7 +15,7 @@ class StreamParser:
 
     Without formats all text is content, unchanged. With a format, white space around the parts is removed, and text that may be
     the beginning of a tag is withheld until this is certain. A tool call is returned when it is complete; text that begins like
-    a call but cannot be parsed is content.
+    a call but cannot be parsed is content, unless the answer was cut: half a call is of no use to anybody.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class StreamParser:
         self._buffer, self._searched = "", 0  # text not returned yet; characters of it that hold no end of a call
         self._at_part_start, self._has_answer = True, False  # no text of this part returned yet; some content or call returned
         self.n_calls = 0  # tool calls returned so far
+        self._cut = False
 
     def fresh(self) -> StreamParser:
         """A parser for another answer to the same prompt, before this one has been fed."""
@@ -51,8 +52,9 @@ class StreamParser:
         self._buffer += text
         return self._parse(final=False)
 
-    def finish(self) -> list[JsonObject]:
-        """The deltas of the rest, when the answer is complete."""
+    def finish(self, cut: bool = False) -> list[JsonObject]:
+        """The deltas of the rest, when the answer has ended; cut: by a limit, in the middle of what the model was writing."""
+        self._cut = cut
         return self._parse(final=True)
 
     def _parse(self, final: bool) -> list[JsonObject]:
@@ -134,10 +136,13 @@ class StreamParser:
                 return True
         self._searched = max(self._searched, len(self._buffer) - len(end_tag) + 1)
         if final:
-            calls = self._tools.parse(self._buffer, self._functions)
+            # Some models leave the last end tag out; but of a call that was cut before it, names and arguments may be cut, too.
+            calls = None if self._cut and end_tag else self._tools.parse(self._buffer, self._functions)
             if calls is not None:
                 self._buffer = ""
                 self._append_calls(deltas, calls)
+            elif self._cut and not self._tools.untagged:  # without a tag it may have been JSON that was asked for
+                self._buffer = ""
             self._in_call = False
             self._append_text(deltas, len(self._buffer), strip=False)
         return False

@@ -44,6 +44,11 @@ class EndEvent:
     stop_text: str = ""
     slot: int = -1
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether a limit ended the answer, and not the model or a stop text."""
+        return self.reason in ("length", "context")
+
 
 Event = TextEvent | PromptEvent | EndEvent
 

@@ -121,7 +121,7 @@ class BlockResponse:
                 error = error_of(event)
                 if error is not None:
                     raise error
-                self.writer.feed(self.parser.finish())
+                self.writer.feed(self.parser.finish(event.was_cut))
                 self.writer.close()
                 return json_response(self.writer.complete(event), 200, self.headers)
         return Response(status_code=499)  # the client has disconnected
@@ -144,7 +144,7 @@ class BlockResponse:
                 if error is not None:
                     yield _named(self.writer.failed(error))
                     return
-                rest = self.writer.feed(self.parser.finish())
+                rest = self.writer.feed(self.parser.finish(event.was_cut))
                 yield _named([*rest, *self.writer.close(), *self.writer.ended(event)])
 
 

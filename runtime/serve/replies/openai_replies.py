@@ -148,7 +148,7 @@ class ReplyBuilder:
 
     def _complete_choice(self, choice: _Choice, answer: Answer, prompt_scores: Sequence[SampledToken]) -> JsonObject:
         if self._chat:
-            deltas = choice.parser.feed(answer.text) + choice.parser.finish()
+            deltas = choice.parser.feed(answer.text) + choice.parser.finish(answer.end.was_cut)
             return self._choice(choice, {"message": _merge_deltas(deltas)}, answer.sampled, answer.end)
         if not self._echo:
             return self._choice(choice, {"text": answer.text}, answer.sampled, answer.end)
@@ -177,7 +177,7 @@ class ReplyBuilder:
         choice.unsent += event.sampled
         if isinstance(event, TextEvent):
             return self._delta_chunks(choice, choice.parser.feed(event.text))
-        chunks = self._delta_chunks(choice, choice.parser.finish())
+        chunks = self._delta_chunks(choice, choice.parser.finish(event.was_cut))
         last = {"delta": {}} if self._chat else {"text": ""}
         chunk = self._chunk(self._choice(choice, last, choice.unsent, event))
         return [*chunks, chunk | {"timings": timings_object(event.timings)}]

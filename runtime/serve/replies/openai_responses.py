@@ -240,4 +240,4 @@ class ResponseWriter(BlockWriter):
 
 
 def _status(end: EndEvent) -> str:
-    return "incomplete" if end.reason in ("length", "context") else "completed"
+    return "incomplete" if end.was_cut else "completed"

@@ -136,6 +136,28 @@ def test_text_that_cannot_be_parsed_as_a_call_is_content(family):
         assert content.strip() == answer.strip()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_a_call_that_a_limit_cut_is_no_content(family):
+    """Wherever the limit falls: what was complete is returned, and of tagged calls no markup."""
+    template, text = FAMILIES[family]
+    format = find_tool_format(template)
+    reasoning = find_reasoning_format(template)
+    begins = max(len(tag) for tag in format.start_tags)
+    for length in range(begins, len(text)):
+        parser = StreamParser(reasoning, format, FUNCTIONS)
+        deltas = parser.feed(text[:length]) + parser.finish(cut=True)
+        content = "".join(d.get("content", "") for d in deltas)
+        calls = [call for d in deltas for call in d.get("tool_calls", ())]
+        if format.untagged:
+            assert bool(content) != bool(calls)
+        elif content:  # at most a tag that had only begun, which might have become any text
+            assert any(tag.startswith(content.strip()) and tag != content.strip() for tag in format.start_tags), (
+                length,
+                content,
+            )
+        assert [call["function"]["name"] for call in calls] == ["weather", "now"][: len(calls)]
+
+
 def test_untagged_calls_are_accepted_only_of_declared_functions():
     template, _ = FAMILIES["llama"]
     for text in ('{"name": "Bob", "parameters": {}}', '{"answer": 42}', 'As JSON: {"name": "now", "parameters": {}}'):
