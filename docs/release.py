@@ -74,7 +74,7 @@ def run(module: str, *arguments: str | Path) -> None:
 
 
 def command(words: list[str], cwd: Path = ROOT) -> None:
-    """Runs a command and tells how long it took; exits with what it printed if it fails."""
+    """Runs a command and prints how long it took; exits with what it printed if it fails."""
     start = time.monotonic()
     done = subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     shown = " ".join(Path(w).name if w.startswith("/") else w for w in words)

@@ -1,4 +1,4 @@
-"""Recipes that come along: text and TOML files in this folder."""
+"""Bundled recipes: text and TOML files in this folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def names() -> list[str]:
 
 
 def find(name: str | Path) -> Path:
-    """The path itself if it exists, else the recipe of that name that comes along (with or without suffix)."""
+    """The path itself if it exists, else the bundled recipe of that name (with or without suffix)."""
     path = Path(name)
     if path.exists():
         return path
