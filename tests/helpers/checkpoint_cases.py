@@ -1,14 +1,14 @@
 """Tiny random models of transformers for every architecture: each a row of CASES, a class of transformers and what its config
 has besides COMMON."""
 
-import copy
 import dataclasses
 import math
 
 import numpy as np
-import pytest
 from model_cases import CASES
-from model_cases.common import COMMON, VISION
+from model_cases.common import COMMON
+from recorded_models import LENGTH as LENGTH
+from recorded_models import layout_of, new_config, oracle, record_of
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.convert import open_source
@@ -20,14 +20,6 @@ from ggufmill.quantize import decode, encode
 
 TOLERANCE = 1e-4  # of float32 against float32; logits have a standard deviation of about 1
 EXACT = {"exact": True}
-LENGTH = 90  # tokens: several times the windows of WINDOW
-
-
-def oracle():
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.set_num_threads(1)  # products this small gain nothing from more
-    torch.manual_seed(1)  # of what `randomise` keeps of a new model, such as the mean of its sinks
-    return torch, transformers
 
 
 def randomise(model, seed=1):
@@ -81,28 +73,23 @@ def save_tokenizer(path):
     tokenizer.save(str(path))
 
 
-def new_config(transformers, family, options):
-    """(class, config) of a row of CASES: a class of transformers, without ForCausalLM where it ends so, or a multimodal class,
-    for which the options are those of the text model."""
-    options = copy.deepcopy(options)  # configs change their rotary settings
-    if not family.endswith("ForConditionalGeneration"):
-        architecture = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, family)
-        return architecture, architecture.config_class(**options, attn_implementation="eager")
-    architecture = getattr(transformers, family)
-    values = {"text_config": options, "vision_config": VISION, "tie_word_embeddings": options["tie_word_embeddings"]}
-    return architecture, architecture.config_class(**values, attn_implementation="eager")
+def convert_record(case, folder, changes=None):
+    """(record, path of the GGUF) of a case's random model; changes: of its config."""
+    record = record_of(case, changes)
+    record.write(folder)
+    save_tokenizer(folder / "tokenizer.json")
+    return record, write_gguf(open_source(folder, mla_layout=layout_of(case)), folder / "model.gguf")[0]
 
 
 def convert_case(case, folder, changes=None):
-    """(tokens, logits of transformers for them, path of the GGUF) of a case's random model; changes: of its config."""
+    """(tokens, logits of transformers for them, path of the GGUF), with the logits of the whole vocabulary."""
+    oracle()
+    record, path = convert_record(case, folder, changes)
+    return record.tokens, record.logits, path
+
+
+def saved_model(case, folder):
+    """The model of transformers whose checkpoint a record has written into a folder."""
     torch, transformers = oracle()
-    family, options, *layout = CASES[case]
-    architecture, config = new_config(transformers, family, COMMON | options | (changes or {}))
-    reference = randomise(architecture(config))
-    tokens = np.random.default_rng(3).integers(3, COMMON["vocab_size"], LENGTH)
-    with torch.no_grad():
-        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
-    reference.save_pretrained(folder)
-    save_tokenizer(folder / "tokenizer.json")
-    source = open_source(folder, mla_layout=layout[0] if layout else "ik")
-    return tokens, expected, write_gguf(source, folder / "model.gguf")[0]
+    architecture, _ = new_config(transformers, CASES[case][0], COMMON | CASES[case][1])
+    return architecture.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()

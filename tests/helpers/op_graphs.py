@@ -20,6 +20,13 @@ COUNTS = (1, 2, 5, 40)
 HAS_TORCH = find_spec("torch") is not None
 DEVICE = os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu")  # of torch, which the same tests run on
 DEVICE += ":0" if DEVICE in ("cuda", "xpu", "mps") else ""
+# Settings that leave a part of a model on the processor.
+PLACEMENTS = {
+    "all": {},
+    "last layers": {"gpu_layers": 2},
+    "some tensors elsewhere": {"override_tensor": ("attn_q=CPU,up_exps|ffn_down|ssm_out=CPU",)},
+    "experts elsewhere": {"n_cpu_moe": 2},
+}
 few_examples = settings(max_examples=8, deadline=None)
 
 

@@ -1,4 +1,4 @@
-"""Whole tiny models of every architecture on a device of torch, wholly or in part: transformers' numbers come out."""
+"""Encoders on a device of torch, wholly or in part: transformers' numbers come out."""
 
 import numpy as np
 import pytest
@@ -7,33 +7,12 @@ pytest.importorskip("torch")
 from checkpoint_cases import TOLERANCE, convert_case
 from encoder_cases import CASES as ENCODERS
 from encoder_cases import convert_encoder
-from model_cases import CASES
-from op_graphs import DEVICE
+from op_graphs import DEVICE, PLACEMENTS
 
 from ggufmill.formats import PlanError
 from ggufmill.runtime import load_model
 
 pytestmark = pytest.mark.oracle
-
-PLACEMENTS = {
-    "all": {},
-    "last layers": {"gpu_layers": 2},
-    "some tensors elsewhere": {"override_tensor": ("attn_q=CPU,up_exps|ffn_down|ssm_out=CPU",)},
-    "experts elsewhere": {"n_cpu_moe": 2},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
-    tokens, expected, path = convert_case(case, tmp_path)
-    for name, rules in PLACEMENTS.items():
-        model = load_model(path, device=DEVICE, exact=True, ubatch=50, threads=1, **rules)
-        assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE, name
-        sessions = [model.session() for _ in range(2)]
-        model.feed([(sessions[0], tokens[:5]), (sessions[1], tokens[:7])])
-        for i in range(5):
-            found = model.feed([(sessions[0], tokens[5 + i : 6 + i]), (sessions[1], tokens[7 + i : 8 + i])])
-            assert np.abs(found - expected[[5 + i, 7 + i]]).max() < TOLERANCE, name
 
 
 @pytest.mark.parametrize("case", ENCODERS)
