@@ -242,6 +242,10 @@ class WeightMatrix:
         first = matrix * self.rows
         return np.ascontiguousarray(decode(packed[first + start : first + stop], stored.name, self.columns), np.float32)
 
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of a table: int [...] -> float32 [..., columns]."""
+        return self.lookup(rows.reshape(-1)).reshape(*rows.shape, -1)
+
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """Rows by number decoded, float32 [len(ids), columns]: what an embedding does."""
         if self.rows <= self._tile:

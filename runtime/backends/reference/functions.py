@@ -15,10 +15,10 @@ from ...graph import Value, activation_ops, ops
 from ...graph.signatures import functions_of, support_of
 from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes, segments
 from . import recurrent
-from .compressed import COMPRESSED_FUNCTIONS
+from .compressed_attention import COMPRESSED_ATTENTION_FUNCTIONS
+from .hyper_connections import HYPER_CONNECTION_FUNCTIONS
 from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
 from .step import Step
-from .streams import STREAM_FUNCTIONS
 
 
 def embedding(
@@ -271,6 +271,15 @@ def clamp(step: Step, x: np.ndarray, limit: float) -> np.ndarray:
     return np.clip(x, np.float32(-limit), np.float32(limit))
 
 
+def multiply(step: Step, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x * weight
+
+
+def gaussian_top_k(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
+    cutoff = x.mean(axis=-1, keepdims=True) + np.float32(factor) * x.std(axis=-1, keepdims=True)
+    return np.maximum(x - cutoff, 0)
+
+
 def softplus_gate(step: Step, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
     return (x.reshape(*gate.shape, -1) * np.logaddexp(np.float32(0), gate)[..., None]).reshape(x.shape)
 
@@ -352,8 +361,10 @@ _BY_CLASS = {
     ops.Scale: scale,
     ops.ScaleByPosition: scale_by_position,
     ops.SoftCap: softcap,
-    **STREAM_FUNCTIONS,
-    **COMPRESSED_FUNCTIONS,
+    activation_ops.Multiply: multiply,
+    activation_ops.GaussianTopK: gaussian_top_k,
+    **HYPER_CONNECTION_FUNCTIONS,
+    **COMPRESSED_ATTENTION_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)

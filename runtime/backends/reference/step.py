@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...graph import Observer, Op
+
+Array = Any  # of numpy or, in functions that torch's backend shares, a tensor
 
 
 class Cache:
@@ -23,6 +27,12 @@ class Cache:
         self.rows[layer, name] = np.concatenate([past, new])
         return self.rows[layer, name]
 
+    def extend(self, layer: int, name: str, new: np.ndarray, first: int) -> np.ndarray:
+        """The rows from position `first` on, zeros where that is negative, and the new ones after them, which become past as
+        with `append`. Of ops that read no others, backends need not keep those before."""
+        rows = self.append(layer, name, new)
+        return np.concatenate([np.zeros((-min(first, 0), *new.shape[1:]), new.dtype), rows[max(first, 0) :]])
+
     def truncate(self, length: int) -> None:
         """Drops all tokens from position `length` on."""
         self.length = min(self.length, length)
@@ -37,15 +47,28 @@ class Cache:
 
 @dataclass
 class Step:
-    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens; inputs:
-    rows for `HiddenInput`."""
+    """One pass, with arrays of numpy. op: the one that is being computed; segments: each sequence's cache, and the rows that
+    are its tokens; inputs: rows for `HiddenInput`."""
 
     tokens: np.ndarray
     positions: np.ndarray
-    segments: list[tuple[Cache, slice]]
+    segments: list[tuple[Any, slice]]
     observer: Observer
     op: Op | None = None
     inputs: np.ndarray | None = None
+
+    xp: Any = np  # the functions of arrays
+
+    def on_device(self, array: np.ndarray) -> Any:
+        """An array of numpy as one of those that functions get."""
+        return array
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return array
+
+    def constants(self, numbers: Sequence[float]) -> Any:
+        """float32 numbers."""
+        return self.on_device(np.array(numbers, np.float32))
 
     def observing(self) -> tuple[Observer, Op] | None:
         """The observer and the op, if it wants that op's inputs."""

@@ -133,6 +133,13 @@ class Cache:
         assert self.states is not None
         self.states.next_states()[layer, name] = state
 
+    def extend(self, layer: int, name: str, new: Tensor, first: int) -> Tensor:
+        """The rows of a state from position `first` on, and the new ones after them: the last ones become the state."""
+        kept = torch.cat([self.state(layer, name), new])
+        size = len(kept) - len(new)
+        self.write_state(layer, name, kept[len(new) :].clone())
+        return kept[size - (self.length - first) :]
+
     def commit(self, n: int) -> None:
         self.length += n
         self.history.length = self.length

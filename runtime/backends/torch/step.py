@@ -49,6 +49,14 @@ class Step:
         self._rotations: dict[tuple[bytes, float, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     op: Op | None
+    xp = torch
+
+    def to_numpy(self, x: Tensor) -> np.ndarray:
+        return to_numpy(x)
+
+    def constants(self, numbers: Sequence[float]) -> Tensor:
+        """float32 numbers."""
+        return self.on_device(np.array(numbers, np.float32))
 
     def on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

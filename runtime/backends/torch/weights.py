@@ -65,6 +65,10 @@ class Matrix:
         out = self._here().matmul_experts(x, experts, self.dtype)
         return out if self.factors is None else out * self.factors[experts][..., None]
 
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        """Rows of a table: [...] -> [..., columns]."""
+        return self.gather(ids.reshape(-1)).reshape(*ids.shape, -1)
+
     def gather(self, ids: Tensor) -> Tensor:
         """Rows by number, float32 [..., columns], decoded where they lie: only they are copied."""
         rows = self.stored.gather(ids.to(self.stored.device)).to(self.device)

@@ -13,7 +13,6 @@ from ....graph.ops import (
     Add,
     Concat,
     Embedding,
-    GateHeads,
     HiddenInput,
     LatentAttention,
     Norm,
@@ -25,7 +24,7 @@ from ....graph.ops import (
 )  # fmt: skip
 from ....graph.values import RotaryEmbedding, segments
 from ..kernels import row_kernels
-from ..memory import Partition, View, with_heads
+from ..memory import Partition, View
 from ..pass_program import PassProgram
 from .step import Step, lowers
 
@@ -171,18 +170,6 @@ def multiply(program: PassProgram, x: Value, weight: np.ndarray, out: Value) -> 
     view = program.contiguous(x)
     partition = program.by_rows(view)
     program.task(row_kernels.multiply, partition, x=view, out=program.result(out, x, partition, rows=True), weight=weight)
-
-
-@lowers(GateHeads)
-def gate_heads(program: PassProgram, x: Value, gate: Value, out: Value) -> None:
-    view = with_heads(program.view(x), *x.shape)
-    to = with_heads(program.result(out, x, None), *x.shape)
-    source, factors, target = view.array, program.dense(gate).matrix, to.array
-
-    def apply() -> None:
-        np.multiply(source, (1 / (1 + np.exp(-factors)))[:, :, None], out=target)
-
-    program.call(apply)
 
 
 @lowers(SigmoidGate)

@@ -5,28 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from ....graph import Observer, Value, Weight
-from ....graph.ops import Op, ScaleByPosition, SoftCap, Split
+from ....graph.compressed_attention_ops import AverageRun, Compress
+from ....graph.hyper_connection_ops import MatchStreams
+from ....graph.ops import GateHeads, NgramEmbedding, Op, ScaleByPosition, SoftCap, Split
 from ...reference.fallback import note_fallback
 from ...reference.functions import FUNCTIONS
 from ...reference.step import Step as Pass
 from ..compiled_graph import CompiledGraph
 from ..memory import with_heads
+from ..pass_cache import PassCache
 from ..pass_program import PassProgram
 from .step import Step
 
-FAST_ENOUGH = (ScaleByPosition, SoftCap)
+FAST_ENOUGH = (AverageRun, Compress, GateHeads, MatchStreams, NgramEmbedding, ScaleByPosition, SoftCap)
 
 
 class ReferenceStep(Step):
-    """State that such an op keeps is in the caches' `history`."""
-
     def __init__(self, compiled: CompiledGraph, op: Op):
         super().__init__(compiled, op)
         if not isinstance(op, FAST_ENOUGH):
             note_fallback("cpu", type(op).__name__)
         self._function, names = FUNCTIONS[type(op)]
-        fields = {name: getattr(op, name) for name in names}
-        self._fields = {name: compiled.vector(f) if isinstance(f, Weight) else f for name, f in fields.items()}
+        self._fields = {name: self._field(name, getattr(op, name)) for name in names}
+
+    def _field(self, name: str, field: Any) -> Any:
+        """Of a table rows are looked up; other weights are decoded."""
+        if not isinstance(field, Weight):
+            return field
+        return self.compiled.matrix(field) if name == "table" else self.compiled.vector(field)
 
     def emit(self, out: PassProgram) -> None:
         arguments: dict[str, Any] = dict(self._fields)
@@ -39,7 +45,7 @@ class ReferenceStep(Step):
         run, observer = out.run_inputs, out.observer or Observer()
 
         def compute() -> None:
-            segments = [(cache.history, at) for cache, at in run.batch]
+            segments = [(PassCache(self.compiled, cache), at) for cache, at in run.batch]
             result = self._function(Pass(run.tokens, run.positions, segments, observer, self.op, run.inputs), **arguments)
             for target, array in zip(targets, result if isinstance(self.op, Split) else [result], strict=True):
                 target[:] = array.reshape(-1)

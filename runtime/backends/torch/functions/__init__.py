@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from ....graph import activation_ops, hyper_connection_ops, ops
+from ....graph import activation_ops, compressed_attention_ops, ops
 from ....graph.signatures import functions_of, support_of
+from ...reference import compressed_attention as reference
+from ...reference.hyper_connections import HYPER_CONNECTION_FUNCTIONS
 from ..weights import Matrix
-from . import attention, elementwise, mixtures, recurrent
-from .compressed import COMPRESSED_FUNCTIONS
+from . import attention, compressed_attention, elementwise, mixtures, recurrent
 
 _BY_CLASS = {
     ops.Embedding: elementwise.embedding,
@@ -46,18 +47,19 @@ _BY_CLASS = {
     activation_ops.Xielu: elementwise.xielu,
     activation_ops.Clamp: elementwise.clamp,
     activation_ops.SoftplusGate: elementwise.softplus_gate,
-    hyper_connection_ops.ExpandStreams: elementwise.expand_streams,
-    hyper_connection_ops.MergeStreams: elementwise.merge_streams,
-    hyper_connection_ops.HyperConnectionMix: elementwise.mix_streams,
-    hyper_connection_ops.HyperConnectionAdd: elementwise.add_to_streams,
-    activation_ops.Multiply: elementwise.scale_channels,
-    activation_ops.GaussianTopK: elementwise.keep_largest,
-    **COMPRESSED_FUNCTIONS,
+    activation_ops.Multiply: elementwise.multiply,
+    activation_ops.GaussianTopK: elementwise.gaussian_top_k,
+    ops.GroupedLinear: compressed_attention.grouped_linear,
+    ops.NgramEmbedding: reference.ngram_embedding,
+    compressed_attention_ops.AverageRun: reference.average_run,
+    compressed_attention_ops.Compress: reference.compress,
+    compressed_attention_ops.WindowAttention: compressed_attention.window_attention,
+    **HYPER_CONNECTION_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)
-# Class of ops -> the fields whose weights are a `Matrix`.
+# Class of ops -> the fields whose weights are a `Matrix`, tables among them.
 PACKED = {
-    op: {name for name, hint in get_type_hints(function).items() if hint in (Matrix, Matrix | None)}
+    op: {name for name, hint in get_type_hints(function).items() if name == "table" or hint in (Matrix, Matrix | None)}
     for op, function in _BY_CLASS.items()
 }

@@ -150,38 +150,10 @@ def softcap(step: Step, x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def _with_magnitude(x: Tensor, like: Tensor, epsilon: float) -> Tensor:
-    """x [n, streams, width] with the root mean square of like [n, width]."""
-    squares = x.square().mean(dim=-1, keepdim=True).clamp(min=epsilon)
-    return x * like.square().mean(dim=-1)[:, None, None].sqrt() / squares.sqrt()
-
-
-def expand_streams(step: Step, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    others = torch.einsum("nc,src->nsr", x, weight)
-    return torch.cat([x[:, None], _with_magnitude(others, x, epsilon)], dim=1)
-
-
-def merge_streams(step: Step, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    others = _with_magnitude(torch.einsum("nsc,src->nsr", x[:, 1:], weight), x[:, 0], epsilon)
-    return (x[:, 0] + others.sum(dim=1)) / x.shape[1]
-
-
-def mix_streams(step: Step, x: Tensor, coefficients: Tensor, adds: bool) -> Tensor:
-    n, streams, _ = x.shape
-    mixed = coefficients.reshape(n, streams, streams) @ x
-    return x + mixed if adds else mixed
-
-
-def add_to_streams(step: Step, x: Tensor, update: Tensor, coefficients: Tensor | None, constants: tuple[float, ...]) -> Tensor:
-    factors = torch.tensor(constants, dtype=torch.float32, device=x.device)[None]
-    factors = factors if coefficients is None else factors + coefficients
-    return x + factors[..., None] * update[:, None]
-
-
-def scale_channels(step: Step, x: Tensor, weight: Tensor) -> Tensor:
+def multiply(step: Step, x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
 
-def keep_largest(step: Step, x: Tensor, factor: float) -> Tensor:
+def gaussian_top_k(step: Step, x: Tensor, factor: float) -> Tensor:
     cutoff = x.mean(dim=-1, keepdim=True) + factor * x.std(dim=-1, keepdim=True, correction=0)
     return functional.relu(x - cutoff)
