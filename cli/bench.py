@@ -4,98 +4,46 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.common.messages import gib
+from ..pipeline.requests.measure import BenchRequest
 from .command import Verb
 from .display.console import emit, progress_bars
-from .options import devices, flags
-from .options.settings import CACHE_TYPES
-from .options.types import MODEL, Listed
+from .options.fields import options_of
+from .options.types import MODEL
 
 if TYPE_CHECKING:
     from ..pipeline.bench import BenchRow
     from ..pipeline.common.progress import Progress
 
 
-class _Pair(click.ParamType):
-    name = "pp,tg"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            prompt, generation = map(int, value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not two numbers like 512,128", param, ctx)
-        return prompt, generation
-
-
-def _cache_type(text: str) -> str:
-    return {name.lower(): name for name in CACHE_TYPES}[text.lower()]
-
-
-_NUMBER, _CACHE = Listed(int, "a number"), Listed(_cache_type, "a cache type")
-_SWITCH = Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")
-
-# Options of which every combination is measured: (short, long, keyword, column of the table, type, help).
-_GRID = (
-    ("-t", "--threads", "threads", "threads", _NUMBER, "Numbers of threads. [default: all processors]"),
-    ("-b", "--batch-size", "batch", "n_batch", _NUMBER, "Logical batch size in tokens. [default: 2048]"),
-    ("-ub", "--ubatch-size", "ubatch", "n_ubatch", _NUMBER, "Tokens per pass. [default: 2048]"),
-    ("-ctk", "--cache-type-k", "cache_k", "type_k", _CACHE, "Types of the cached keys. [default: f16]"),
-    ("-ctv", "--cache-type-v", "cache_v", "type_v", _CACHE, "Types of the cached values. [default: f16]"),
-    ("-fa", "--flash-attn", "flash", "fa", _SWITCH, "0, 1 or both. [default: 1]"),
-    ("-mla", "--mla-use", "mla", "mla", _NUMBER, "Ways of latent attention, 0 to 3. [default: 3]"),
-    ("-amb", "--attn-max-batch", "attn_max_batch", "amb", _NUMBER, "MiB for the buffers of attention. [default: 512]"),
-    ("-rtr", "--run-time-repack", "repack", "rtr", _SWITCH, "0, 1 or both. [default: 0]"),
-)
+# keyword -> column of the table, shown where several values are measured
+_COLUMNS = {
+    "batch": "n_batch",
+    "ubatch": "n_ubatch",
+    "cache_k": "type_k",
+    "cache_v": "type_v",
+    "flash": "fa",
+    "mla": "mla",
+    "attn_max_batch": "amb",
+    "repack": "rtr",
+}
 _WIDTHS = {"model": 30, "size": 11, "params": 10, "backend": 7, "threads": 7, "test": 13, "t/s": 18}
 _ALWAYS = ("model", "size", "params", "backend", "threads")
 
 
-def _joined(ctx: click.Context, param: click.Parameter, given: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...]:
-    """The values of an option that was given several times, each time with several."""
-    return tuple(itertools.chain(*given))
-
-
-def _several(*names: str, type: click.ParamType, help: str) -> Callable[[Callable], Callable]:
-    return click.option(*names, type=type, multiple=True, callback=_joined, help=help)
-
-
-_grid = flags.together(*(_several(*names, type=type, help=help) for *names, column, type, help in _GRID))
-
-
 @click.command(cls=Verb)
-@click.argument("models", nargs=-1, required=True, type=MODEL)
-@_several("-p", "--n-prompt", type=_NUMBER, help="Prompt lengths; 0: none. [default: 512]")
-@_several("-n", "--n-gen", type=_NUMBER, help="Tokens to generate; 0: none. [default: 128]")
-@click.option("-pg", "prompt_and_gen", type=_Pair(), multiple=True, help="A prompt and then generation, timed together.")
-@click.option("-gp", "gen_after_prompt", type=_Pair(), multiple=True, help="Generation after a prompt that is not timed.")
-@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Of each test.")
-@_grid
-@devices.placement
-@flags.reading
-@click.option(
-    "-w",
-    "--warmup",
-    type=click.Choice(["0", "1"]),
-    default="1",
-    show_default=True,
-    callback=lambda ctx, param, value: value == "1",
-    help="Run before measuring.",
-)
+@options_of(BenchRequest, json=False, models={"nargs": -1, "type": MODEL})
 @click.option(
     "-o", "--output", "form", type=click.Choice(["md", "json", "csv", "jsonl"]), default="md", show_default=True, help="Format."
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: one JSON object on stdout.")
-def command(models: Any, form: str, as_json: bool, placement: dict[str, Any], **options: Any) -> None:
+def command(form: str, as_json: bool, **options: Any) -> None:
     """Tokens per second of MODELS (GGUFs or Hugging Face folders), in the columns of llama-bench.
 
     Every combination of the values given is measured; most options take several with commas between them.
@@ -106,17 +54,16 @@ def command(models: Any, form: str, as_json: bool, placement: dict[str, Any], **
       ggufmill bench model.gguf -pg 512,128 -ctk f16,q8_0 -o csv
       ggufmill bench model.gguf --device cuda -ot exps=CPU
     """
-    from ..pipeline.bench import GENERATION, PROMPT, benchmark
+    from ..pipeline.bench import benchmark
 
-    options["n_prompt"], options["n_gen"] = options["n_prompt"] or PROMPT, options["n_gen"] or GENERATION
-    columns = [column for *_, keyword, column, _, _ in _GRID if options[keyword] and keyword != "threads"]
-    writer = _Writer(form, [*_ALWAYS, *columns, "test", "t/s"])
+    options = {name: value for name, value in options.items() if value != ()}  # the library's defaults
+    writer = _Writer(form, [*_ALWAYS, *(column for name, column in _COLUMNS.items() if name in options), "test", "t/s"])
     if as_json or form == "json":
         with progress_bars() as progress:
-            result = benchmark(models, progress=progress, **options, **placement)
+            result = benchmark(progress=progress, **options)
         emit(result.as_json, True, str)
     else:
-        benchmark(models, progress=writer, **options, **placement)
+        benchmark(progress=writer, **options)
 
 
 class _Writer:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.measure import CompareRequest
 from .command import Verb
 from .display.console import call, table
 from .display.origins import origin_rows
-from .options import flags
-from .options.settings import run_options
-from .options.types import MODEL, REGEX, TEXT
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.compare import ComparisonResult
@@ -20,24 +19,8 @@ _LISTED = 6  # names in a line
 
 
 @click.command(cls=Verb)
-@click.argument("a", type=MODEL)
-@click.argument("b", type=MODEL)
-@click.option(
-    "-f",
-    "--file",
-    "text",
-    type=TEXT,
-    help="Text that both read, for the errors of the layers; without it only weights are compared.",
-)
-@run_options(n_ctx=512)
-@click.option("--chunks", type=click.IntRange(1), help="Windows of the text to read. [default: 1]")
-@click.option("--tensors", type=REGEX, metavar="REGEX", help="Only weights of tensors with this in their name.")
-@click.option("--no-weights", is_flag=True, help="Layers only: comparing weights decodes every tensor of both models.")
-@click.option("--products", is_flag=True, help="Also errors of each tensor's products with what A puts into it (needs -f).")
-@click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
-@flags.plot("the errors")
-@flags.as_json
-def command(a: Any, b: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+@options_of(CompareRequest)
+def command(**options: Any) -> None:
     """Where model B differs from model A: errors of every layer's output on a text, and of every tensor's weights.
 
     A is the better one, as a rule the bf16 model, B a quantisation of it. The two read the same tokens layer by layer.
@@ -50,7 +33,7 @@ def command(a: Any, b: Any, as_json: bool, settings: dict[str, Any], **options: 
     """
     from ..pipeline.compare import compare_models
 
-    call(compare_models, a, b, show=_text, as_json=as_json, **options, **settings)
+    call(compare_models, show=_text, **options)
 
 
 def _text(result: ComparisonResult) -> str:

@@ -6,39 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.measure import EmbedRequest
 from .command import Verb
 from .display.console import call, table
-from .options import flags
-from .options.settings import run_options
-from .options.types import MODEL, TEXT
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.embed import TextEmbeddings
 
-POOLINGS = ("none", "mean", "cls", "last", "rank")
 _SHOWN_NUMBERS, _SHOWN_TEXTS, _SHOWN_CHARACTERS = 4, 16, 48
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@click.option("-f", "--file", type=TEXT, help="A file with one text per line.")
-@click.option("-p", "--prompt", multiple=True, help="A text; may be given several times.")
-@click.option(
-    "--pooling",
-    type=click.Choice(POOLINGS, case_sensitive=False),
-    help="What becomes of the tokens' vectors; rank scores a query and a document, with a tab between. [default: the model's]",
-)
-@click.option("--normalize/--no-normalize", default=True, show_default=True, help="Divide vectors by their lengths.")
-@run_options()
-@flags.as_json
-def command(model: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+@options_of(EmbedRequest)
+def command(**options: Any) -> None:
     """Make a vector of every text with MODEL (a GGUF or a Hugging Face folder), and compare them.
 
     Example: ggufmill embed bge-m3-q8_0.gguf -p "How deep is the sea?" -p "The ocean's mean depth is 3700 m."
     """
     from ..pipeline.embed import embed_texts
 
-    call(embed_texts, model, show=_shown, as_json=as_json, **options, **settings)
+    call(embed_texts, show=_shown, **options)
 
 
 def _shown(result: TextEmbeddings) -> str:

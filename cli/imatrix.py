@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
+from ..pipeline.requests.imatrix import ImatrixRequest, ShowRequest
 from .command import Verbs
 from .display.console import call
 from .display.covariances import covariances_text, merged_covariances_text
 from .display.imatrices import computed_text, merged_text, statistics_text
 from .options import flags
-from .options.settings import run_options
-from .options.types import FILE, MODEL, OUT_FILE, SIZE, WEIGHTED_TEXT
+from .options.fields import options_of
+from .options.types import FILE, MODEL, OUT_FILE, WEIGHTED_TEXT
 
 if TYPE_CHECKING:
     from ..pipeline.imatrix import ImatrixStatistics
@@ -44,48 +45,13 @@ def command() -> None:
 
 
 @command.command(short_help="Run texts through a model")
-@click.argument("model", type=MODEL, required=False)
-@click.option(
-    "-f",
-    "--file",
-    "text",
-    type=WEIGHTED_TEXT,
-    metavar="PATH[:WEIGHT]",
-    multiple=True,
-    help="Text, .jsonl or .parquet, - for standard input; may be given several times. A token of a:3 counts three times.",
+@options_of(
+    ImatrixRequest,
+    model={"type": MODEL, "required": False},
+    text={"type": WEIGHTED_TEXT, "multiple": True, "required": False},
+    out={"type": OUT_FILE, "required": True},
 )
-@click.option("-o", "--output", "out", type=OUT_FILE, required=True, help=".dat: legacy format.")
-@click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")
-@click.option("--template", metavar="NAME|FILE", help="Chat template for conversations. [default: the model's own]")
-@click.option("--in-file", multiple=True, type=FILE, help="Add what this imatrix holds; without -f that is all that is done.")
-@run_options(n_ctx=512, in_windows=True)
-@flags.chunks
-@click.option("--from-chunk", "--chunk", type=click.IntRange(0), help="Leave out so many windows at the beginning.")
-@click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")
-@click.option("--process-embedding", is_flag=True, help="Data for token_embd.weight: its rows, as often as the text uses them.")
-@click.option("--nextn", is_flag=True, help="Data for the draft layers (MTP) too, which are run behind the model.")
-@click.option(
-    "-ofreq",
-    "--output-frequency",
-    type=click.IntRange(0),
-    help="Windows between saves of what --resume needs, to OUT.state; 0: never. [default: 10]",
-)
-@click.option(
-    "--save-frequency",
-    type=click.IntRange(0),
-    help="Also write OUT.at_N every so many windows, after the pass they end in.",
-)
-@click.option("--covariance", metavar="FILE", type=OUT_FILE, help="Also write the covariances of all inputs.")
-@click.option("--covariance-experts", is_flag=True, help="Of the down matrices of experts too, each with its own.")
-@click.option("--covariance-bits", type=click.Choice(["16", "32"]), help="Of a number in that file. [default: 16]")
-@click.option("--memory", type=SIZE, help="For sums of covariances; more passes if short. [default: half of what is free]")
-@flags.plot("the coverage")
-@flags.cluster
-@click.option("--dry-run", is_flag=True, help="Say sizes and time; run and write nothing.")
-@flags.resume
-@flags.force
-@flags.as_json
-def compute(model: Any, text: Any, out: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
 
     Killed? The same command with --resume goes on, and ends in the same bytes. Parts that were computed with --from-chunk
@@ -103,9 +69,7 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, settings: dict[str, 
     if text and model is None:
         raise UsageError("a text (-f) needs a MODEL to run through")
     if text:
-        bits = options["covariance_bits"]
-        options["covariance_bits"] = int(bits) if bits is not None else None
-        call(compute_imatrix, model, text, out, show=computed_text, as_json=as_json, **options, **settings)
+        call(compute_imatrix, model, text, out, show=computed_text, as_json=as_json, **options)
         return
     _refuse_without_text(bool(options["in_file"]))
     merging = {"force": options["force"], "show": merged_text, "as_json": as_json, "bars": False}
@@ -142,12 +106,7 @@ def _refuse_for_covariances(other: Any, options: dict[str, Any]) -> None:
 
 
 @command.command(short_help="Statistics of a matrix, or how two differ")
-@click.argument("file", type=FILE)
-@click.argument("other", type=FILE, required=False)
-@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Columns named of each tensor.")
-@click.option("--layer-similarity", "-lsim", is_flag=True, help="Cosine of each tensor with the same one of the layer before.")
-@flags.plot("a heat map, layers by tensors,")
-@flags.as_json
+@options_of(ShowRequest)
 def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
     """Statistics of an imatrix FILE; with OTHER, how the two differ; or those of a file of covariances.
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import duration, gib
+from ..pipeline.requests.measure import PerplexityRequest, TasksRequest
 from ..simd.compile.compile_time import seconds_without_compilation
 from .command import Verb
 from .display.console import call, emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text, stored_rows
 from .options import flags
-from .options.settings import run_options
-from .options.types import FILE, MODEL, OUT_FILE, TEXT, Model
+from .options.fields import options_of
+from .options.types import MODEL, Model
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
@@ -68,55 +69,13 @@ _task_options = flags.gathered(_TASK_OPTIONS, _names, "task", _task)
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL, nargs=-1, required=True, metavar="MODEL...")
-@click.option(
-    "-f", "--file", "-bf", "--binary-file", "text", type=TEXT, help="Text to read. [default: the tokens in the baseline's file]"
-)
-@run_options(n_ctx=512, in_windows=True)
-@flags.chunks
-@click.option(
-    "--kl-divergence",
-    metavar="[MODEL|FILE]",
-    type=_Baseline(),
-    is_flag=False,
-    flag_value=_STORED,
-    help="Compare with this model, usually the bf16 one, or with the predictions in a file (without a value: that of "
-    "--kl-divergence-base): KL divergence and agreement on the top token.",
-)
-@click.option(
-    "--kl-divergence-base",
-    "--save-all-logits",
-    "kl_divergence_base",
-    metavar="FILE",
-    type=OUT_FILE,
-    help="Write the predictions of the baseline, or without one of MODEL, to this file of llama-perplexity's format.",
-)
-@click.option(
-    "--top-logits",
-    metavar="K",
-    type=click.IntRange(1, 1 << 16),
-    help="Only the K most probable tokens of each prediction go into this file, in a format of ggufmill's own.",
-)
-@click.option("--mtp", is_flag=True, help="Rate each draft layer too: perplexity, agreement with the model, acceptance.")
-@click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
-@click.option(
-    "--compare-with",
-    metavar="RESULT",
-    type=FILE,
-    help="What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
+@options_of(
+    PerplexityRequest,
+    model={"type": MODEL, "nargs": -1},
+    kl_divergence={"type": _Baseline(), "is_flag": False, "flag_value": _STORED},
 )
 @_task_options
-@flags.cluster
-@flags.force
-@flags.as_json
-def command(
-    model: tuple[Any, ...],
-    text: Any,
-    as_json: bool,
-    settings: dict[str, Any],
-    task: tuple[str, int | None] | None,
-    **options: Any,
-) -> None:
+def command(model: tuple[Any, ...], text: Any, as_json: bool, task: tuple[str, int | None] | None, **options: Any) -> None:
     """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.
 
     The text is cut into windows of the context size, and the second half of each is scored. Compare figures only
@@ -134,15 +93,15 @@ def command(
     from ..runtime import Settings
 
     if task is not None:
-        _refuse_beside_tasks(model, text, settings, options)
+        _refuse_beside_tasks(model, text, options)
         kind, count = task
-        full_hash = options["full_hash"]
-        call(score_tasks, model[0], text, kind, tasks=count, full_hash=full_hash, show=_task_text, as_json=as_json, **settings)
+        taken = {name: value for name, value in options.items() if name in TasksRequest.__dataclass_fields__}
+        call(score_tasks, model[0], text, kind, tasks=count, show=_task_text, as_json=as_json, **taken)
         return
     if len(model) > 1:
-        call(perplexity, list(model), text, show=_table, as_json=as_json, **options, **settings)
+        call(perplexity, list(model), text, show=_table, as_json=as_json, **options)
         return
-    together = max(1, settings.get("batch", Settings().batch) // settings.get("n_ctx", N_CTX))
+    together = max(1, options.get("batch", Settings().batch) // options.get("n_ctx", N_CTX))
     running = _RunningValues(as_json, options["kl_divergence"] is not None, together)
     with progress_bars() as bars:
 
@@ -150,21 +109,21 @@ def command(
             (running if report.stage == "perplexity" else bars)(report)
 
         try:
-            result = perplexity(next(iter(model)), text, progress=progress, **options, **settings)
+            result = perplexity(next(iter(model)), text, progress=progress, **options)
         finally:
             running.end()
     emit(result.as_json, as_json, lambda: _text(result))
 
 
-def _refuse_beside_tasks(model: tuple[Any, ...], text: Any, settings: dict[str, Any], options: dict[str, Any]) -> None:
+def _refuse_beside_tasks(model: tuple[Any, ...], text: Any, options: dict[str, Any]) -> None:
     """Raises click.UsageError for what has no meaning for tasks."""
     if len(model) > 1:
         raise click.UsageError("tasks are scored with one model")
     if text is None:
         raise click.UsageError("a file of tasks is missing (-f)")
-    settings.pop("n_ctx", None)  # as long as the tasks are
+    options.pop("n_ctx", None)  # as long as the tasks are
     for name, value in options.items():
-        if name != "full_hash" and value not in (None, False):
+        if name not in TasksRequest.__dataclass_fields__ and value not in (None, False):
             raise click.UsageError(f"--{name.replace('_', '-')} does nothing for tasks")
 
 

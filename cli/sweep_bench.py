@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.measure import SweepRequest
 from .command import Verb
 from .display.console import emit, progress_bars
 from .display.origins import settings_text
-from .options import flags
-from .options.settings import run_options
-from .options.types import MODEL
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
@@ -22,20 +21,7 @@ _HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), 
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@run_options(n_ctx=4096)
-@click.option("--pp", type=click.IntRange(1), help="Prompt tokens per step. [default: -ub, or 512]")
-@click.option("-n", "--tg", type=click.IntRange(1), help="Tokens generated per step. [default: a quarter of the prompt's]")
-@click.option(
-    "-r",
-    "--repetitions",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Measurements at each depth, whose means are shown; with bars of error in the picture.",
-)
-@click.option("--no-warmup", is_flag=True, help="Measure at once: the first figures then include the compiling of kernels.")
-@flags.plot("the speeds")
+@options_of(SweepRequest, json=False)
 @click.option(
     "-o",
     "--output-format",
@@ -46,7 +32,7 @@ _HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), 
     help="jsonl: a line per depth.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: one JSON object on stdout.")
-def command(model: Any, form: str, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+def command(form: str, as_json: bool, **options: Any) -> None:
     """How fast MODEL (a GGUF or a Hugging Face folder) reads and generates as its context fills up.
 
     At each depth tokens are generated and taken back, then a prompt is read that stays, as llama-sweep-bench does.
@@ -60,10 +46,10 @@ def command(model: Any, form: str, as_json: bool, settings: dict[str, Any], **op
 
     if as_json or form == "json":
         with progress_bars() as progress:
-            result = sweep_benchmark(model, progress=progress, **options, **settings)
+            result = sweep_benchmark(progress=progress, **options)
         emit(result.as_json, True, str)
     else:
-        sweep_benchmark(model, progress=_print_json_line if form == "jsonl" else _print_row, **options, **settings)
+        sweep_benchmark(progress=_print_json_line if form == "jsonl" else _print_row, **options)
 
 
 def _print_json_line(progress: Progress) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..convert import open_source
 from ..errors import MillError, UsageError
 from ..formats import TensorSource
+from ..request_fields import values_of
 from ..runtime import Model, load_model
 from ..runtime.evaluate.bench import Case, Speed, bench
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
+from ..runtime.settings import Placement
 from .common.losses import warn_of_losses
 from .common.models import open_model, settings_of_each
-from .common.progress import OnProgress, Stage, reporting
+from .common.progress import Stage, reporting
+from .requests.groups import Reading
+from .requests.measure import BenchRequest
+from .requests.verb import verb
 
 MIB = 1 << 20
-PROMPT, GENERATION = (512,), (128,)  # tokens
 
 
 @dataclass(frozen=True)
@@ -82,41 +87,9 @@ _GRID = {
 }
 
 
-def benchmark(
-    models: Any,
-    *,
-    n_prompt: int | Sequence[int] = PROMPT,
-    n_gen: int | Sequence[int] = GENERATION,
-    prompt_and_gen: Sequence[tuple[int, int]] = (),
-    gen_after_prompt: Sequence[tuple[int, int]] = (),
-    repetitions: int = 5,
-    warmup: bool = True,
-    threads: int | Sequence[int] = (),
-    batch: int | Sequence[int] = (),
-    ubatch: int | Sequence[int] = (),
-    cache_k: str | Sequence[str] = (),
-    cache_v: str | Sequence[str] = (),
-    flash: bool | Sequence[bool] = (),
-    mla: int | Sequence[int] = (),
-    attn_max_batch: int | Sequence[int] = (),
-    repack: bool | Sequence[bool] = (),
-    architecture: str | None = None,
-    allow_lossy_config: bool = False,
-    progress: OnProgress | bool | None = None,
-    **placement: Any,
-) -> BenchResult:
+@verb(BenchRequest)
+def benchmark(request: BenchRequest) -> BenchResult:
     """Tokens per second of models, as llama-bench measures them. Every combination of the values given is measured.
-
-    models            a GGUF file or checkpoint folder, or several
-    n_prompt, n_gen   lengths of prompts, and of generations after an empty context; 0: none
-    prompt_and_gen    pairs (prompt, generation) that are timed together
-    gen_after_prompt  pairs (prompt, generation) of which only the generation is timed
-    repetitions       of each test; warmup: run it once before
-    threads ... repack
-                      settings of `load_model`, each one value or several; attn_max_batch in MiB; (): the default
-    architecture, allow_lossy_config  how checkpoints among the models are read, as for `convert_model`
-    placement         settings of `load_model` that say what runs where: device, gpu_layers, override_tensor and others
-    progress          stage 'bench' in tests, `partial` the `BenchResult` so far
 
     Returns a `BenchResult`. Raises UsageError when there is nothing to measure, MillError before anything is measured when one
     of the combinations cannot be run.
@@ -128,24 +101,25 @@ def benchmark(
         >>> [(row.test, len(row.samples), row.tokens_per_second > 0) for row in result.rows]
         [('pp16', 2, True), ('tg4', 2, True)]
     """
-    tests = [Case(n, 0) for n in _several(n_prompt) if n] + [Case(0, n) for n in _several(n_gen) if n]
-    tests += [Case(*pair) for pair in prompt_and_gen] + [Case(*pair, only_gen=True) for pair in gen_after_prompt]
+    tests = [Case(n, 0) for n in _several(request.n_prompt) if n] + [Case(0, n) for n in _several(request.n_gen) if n]
+    tests += [Case(*pair) for pair in request.prompt_and_gen] + [
+        Case(*pair, only_gen=True) for pair in request.gen_after_prompt
+    ]
     if not tests:
         raise UsageError("nothing to measure: -p and -n are 0, and neither -pg nor -gp is given")
-    values = dict(
-        zip(_GRID, map(_several, (threads, batch, ubatch, cache_k, cache_v, flash, mla, attn_max_batch, repack)), strict=True)
-    )
+    values = {name: _several(getattr(request, name)) for name in _GRID}
     chosen = {name: several for name, several in values.items() if several}
     points = [dict(zip(chosen, point, strict=True)) for point in itertools.product(*chosen.values())]
-    paths = models if isinstance(models, list | tuple) else [models]
-    given = {"architecture": architecture, "allow_lossy_config": allow_lossy_config or None}
-    each = settings_of_each(paths, {name: value for name, value in given.items() if value is not None})
+    paths = [request.models] if isinstance(request.models, str | Path) else list(request.models)
+    reading = {name: value for name, value in values_of(request, Reading).items() if value not in (None, False)}
+    placement = {name: value for name, value in values_of(request, Placement).items() if value not in (None, (), False)}
+    each = settings_of_each(paths, reading)
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     for source in sources:
         warn_of_losses(source)
     _check(sources, points, placement)
     result = BenchResult([], [], describe_program())
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         stage = Stage(report, "bench", len(sources) * len(points) * len(tests), "test")
         for source, point in itertools.product(sources, points):
             model = open_model(source, _settings(point) | placement)
@@ -156,7 +130,7 @@ def benchmark(
                 result.rows.append(_row(model, result.models[-1], speed))
                 stage.advance(1, speed.case.name, result)
 
-            bench(model, tests, repetitions, warmup, add_row)
+            bench(model, tests, request.repetitions, request.warmup, add_row)
     return result
 
 

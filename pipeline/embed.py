@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,11 @@ from ..formats import PlanError
 from ..formats.file_range import read_text
 from ..runtime import Model
 from ..runtime.embedding import embed_tokens, model_pooling, pair_tokens, similarities
-from .common.models import ModelLike, open_model
-from .common.progress import OnProgress, Stage, reporting
+from .common.models import open_model
+from .common.progress import Stage, reporting
+from .requests.measure import EmbedRequest
+from .requests.running import settings_of
+from .requests.verb import verb
 
 
 @dataclass(frozen=True)
@@ -49,27 +51,9 @@ class TextEmbeddings:
         return shared if pairs is None else {**shared, "similarities": pairs.tolist()}
 
 
-def embed_texts(
-    model: ModelLike,
-    prompt: str | Sequence[str] = (),
-    *,
-    file: str | Path | None = None,
-    pooling: str | None = None,
-    normalize: bool = True,
-    progress: OnProgress | bool | None = None,
-    **settings: Any,
-) -> TextEmbeddings:
+@verb(EmbedRequest)
+def embed_texts(request: EmbedRequest) -> TextEmbeddings:
     """Makes a vector of every text.
-
-    model      a GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave
-    prompt     a text or several
-    file       a text file with one text per line; empty lines are left out
-    pooling    'none': a vector per token; 'mean' of all tokens, 'cls': the first one's, 'last': the last one's; 'rank': the
-               score of a query and a document, which a tab separates. None: what the model says, else 'mean', or 'last' of a
-               model whose tokens do not see later ones
-    normalize  vectors are divided by their lengths
-    settings   of `load_model`, as for `perplexity`
-    progress   stage 'embed' in texts
 
     Returns a `TextEmbeddings`. Raises UsageError without texts, PlanError for a text that is too long, MillError for outputs
     that are not finite.
@@ -81,21 +65,21 @@ def embed_texts(
         >>> result.vectors[0].shape, result.similarities.shape
         ((256,), (2, 2))
     """
-    texts = [prompt] if isinstance(prompt, str) else list(prompt)
-    if file is not None:
-        texts += _lines(Path(file))
+    texts = [request.prompt] if isinstance(request.prompt, str) else list(request.prompt)
+    if request.file is not None:
+        texts += _lines(Path(request.file))
     if not texts:
         raise UsageError("there is no text: -p TEXT or -f FILE is needed")
-    opened = open_model(model, settings)
-    chosen = pooling or model_pooling(opened)
+    opened = open_model(request.model, settings_of(request))
+    chosen = request.pooling or model_pooling(opened)
     sequences = [_tokens(opened, text, number, chosen) for number, text in enumerate(texts, 1)]
     vectors = []
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         stage = Stage(report, "embed", len(texts), "text")
-        for vector in embed_tokens(opened, sequences, chosen, normalize=normalize):
+        for vector in embed_tokens(opened, sequences, chosen, normalize=request.normalize):
             vectors.append(vector)
             stage.reach(len(vectors))
-    return TextEmbeddings(texts, [len(tokens) for tokens in sequences], vectors, chosen, normalize)
+    return TextEmbeddings(texts, [len(tokens) for tokens in sequences], vectors, chosen, request.normalize)
 
 
 def _lines(path: Path) -> list[str]:

@@ -20,12 +20,15 @@ from .common.baseline import stored_tokens
 from .common.importance import load_importance
 from .common.messages import warn
 from .common.models import model_name, note_micro_batch, open_model, settings_of_each, window_settings
-from .common.progress import OnProgress, reporting
+from .common.progress import reporting
 from .judging.candidates import find_models, stock_mix
 from .judging.judge import Judge
 from .judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
 from .reports.evaluation import EvaluationRow, evaluation_text, plot_evaluation, row_of
 from .reports.style import check_picture
+from .requests.measure import EvaluateRequest
+from .requests.running import settings_of
+from .requests.verb import verb
 
 N_CTX = 512
 RESULTS, TABLE, PLOT = "results.json", "table.md", "plot.png"
@@ -52,40 +55,13 @@ class Evaluation:
         return asdict(self)
 
 
-def evaluate_models(
-    models: str | Path | Sequence[str | Path],
-    text: str | Path | None = None,
-    *,
-    against: str | Path,
-    out: str | Path = "evaluation",
-    stock: str | Sequence[str] = (),
-    imatrix: str | Path | None = None,
-    join: str | Path | Sequence[str | Path] = (),
-    chunks: int | None = None,
-    n_ctx: int | None = None,
-    no_plot: bool = False,
-    progress: OnProgress | bool | None = None,
-    **settings: Any,
-) -> Evaluation:
+@verb(EvaluateRequest)
+def evaluate_models(request: EvaluateRequest) -> Evaluation:
     """Size, perplexity, KL divergence, same top token and speed of many quants of a model, in one table and one picture.
 
     What was measured is kept in a file in `out`, model by model: another call goes on from there, and measures a model again
     only when its file, the text, the baseline or a setting that decides figures has changed. The baseline runs once; its
     outputs are kept there, too.
-
-    models    GGUF files, checkpoint folders, folders of GGUF files, or patterns such as 'quants/*.gguf'
-    text      the file to read; None: the tokens in a file of the baseline's predictions
-    against   the baseline, as a rule the bf16 model; or a file of its predictions
-    out       a folder for results.json, table.md, plot.png and the baseline's outputs; made if it is not there
-    stock     file types ('Q4_K_M,Q5_K_M' or a list) of the baseline that are measured without writing them; these, and models
-              that were made by file type and without a recipe, are joined by a line in the picture
-    imatrix   importance matrix for these, GGUF or .dat
-    join      files of results of other calls, of the same text and baseline, whose models come into table and picture
-    chunks    windows to read; None: all
-    n_ctx     tokens per window; None: 512, or those of the baseline's predictions
-    no_plot   no picture is drawn, which needs matplotlib
-    settings  of `load_model`, as for `perplexity`
-    progress  a stage 'baseline' and one with each model's name, in windows
 
     Returns an `Evaluation`. Raises PlanError for a text that does not fill a window and for results that are of something else,
     CheckFailed when a model could not be measured, after all others.
@@ -98,41 +74,44 @@ def evaluate_models(
         >>> [(row.name, row.kld < 0.1) for row in result.rows]
         [('Q4_0', True), ('Q8_0', True)]
     """
-    folder, joined = Path(out), [(path, read_results(path)) for path in as_paths(join)]
-    mixes = _file_types(stock)
-    paths = find_models(as_paths(models))
-    paths = [path for path in paths if path.resolve() != Path(against).resolve()]
+    settings = settings_of(request, "n_ctx")
+    folder, joined = Path(request.out), [(path, read_results(path)) for path in as_paths(request.join)]
+    mixes = _file_types(request.stock)
+    paths = find_models(as_paths(request.models))
+    paths = [path for path in paths if path.resolve() != Path(request.against).resolve()]
     if not paths and not mixes:
         raise UsageError("there is nothing to judge beside the baseline: name models, or file types with --stock")
-    if imatrix is not None and not mixes:
+    if request.imatrix is not None and not mixes:
         raise UsageError("--imatrix does nothing without --stock")
-    stored = open_logits(Path(against)) if Path(against).exists() else None
+    stored = open_logits(Path(request.against)) if Path(request.against).exists() else None
     if stored is not None and mixes:
         raise UsageError("--stock is made of the baseline's weights: give the model with --against, not its predictions")
-    if text is None and stored is None:
+    if request.text is None and stored is None:
         raise UsageError("a text is missing (-f)")
     folder.mkdir(exist_ok=True)
     check_folder(folder / RESULTS)
-    if not no_plot:
+    if not request.no_plot:
         check_picture(folder / PLOT)
     kept = ResultsFile(folder / RESULTS)
-    window = stored.n_ctx if stored is not None else n_ctx or N_CTX
-    data = read_file(Path(text), pipes=True) if text is not None else None
-    content = decode_text(data, Path(text)) if text is not None and data is not None else None
+    window = stored.n_ctx if stored is not None else request.n_ctx or N_CTX
+    data = read_file(Path(request.text), pipes=True) if request.text is not None else None
+    content = decode_text(data, Path(request.text)) if request.text is not None and data is not None else None
     note_micro_batch(window, settings)
-    *own, of_base = (window_settings(against, window, each) for each in settings_of_each([*paths, against], settings))
-    base = open_model(against, of_base) if stored is None else None
+    *own, of_base = (
+        window_settings(request.against, window, each) for each in settings_of_each([*paths, request.against], settings)
+    )
+    base = open_model(request.against, of_base) if stored is None else None
     first = base or open_model(paths[0], own[0])
     if base is None:
         assert stored is not None
-        tokens = stored_tokens(stored, first, content, n_ctx, chunks).reshape(-1, window)
+        tokens = stored_tokens(stored, first, content, request.n_ctx, request.chunks).reshape(-1, window)
     else:
         assert content is not None
-        tokens = cut_windows(first, content, window, chunks)
-    about_text = describe_text(data, Path(text).name) if text is not None and data is not None else None
+        tokens = cut_windows(first, content, window, request.chunks)
+    about_text = describe_text(data, Path(request.text).name) if request.text is not None and data is not None else None
     judge = Judge(folder, kept, tokens, first if stored is None else stored, about_text)
     failed: dict[str, str] = {}
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         chosen: list[Result] = []
         for path, of_model in zip(paths, own, strict=True):
             try:
@@ -140,7 +119,9 @@ def evaluate_models(
             except (MillError, OSError) as error:
                 failed[str(path)] = str(error)
                 warn([f"{path} is left out: {error}"])
-        importance = load_importance(Path(imatrix), base.stored) if imatrix is not None and base is not None else None
+        importance = (
+            load_importance(Path(request.imatrix), base.stored) if request.imatrix is not None and base is not None else None
+        )
         for name in mixes:
             assert base is not None
             chosen.append(judge.measure(stock_mix(base.stored, name, importance), of_base, report))
@@ -154,7 +135,7 @@ def evaluate_models(
                 raise PlanError(f"--join {path}: {result.get('model')} was measured {reason}")
             if not any(is_same_model(result, other) for other in [*chosen, *others]):
                 others.append(result)
-    evaluation = _summary(folder, chosen, others, failed, model_name(against), no_plot)
+    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), request.no_plot)
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
     return evaluation

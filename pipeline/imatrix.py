@@ -23,14 +23,17 @@ from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .cluster.covariance import SharedCovariance
 from .cluster.windows import collecting_on
-from .common.arguments import Size, as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
+from .common.arguments import as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
-from .common.models import ModelLike, note_micro_batch, open_model, opened_source, pop_reading, window_settings
-from .common.progress import WINDOWS, OnProgress, Stage, reporting
+from .common.models import note_micro_batch, open_model, opened_source, pop_reading, window_settings
+from .common.progress import WINDOWS, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
+from .requests.imatrix import ImatrixRequest, ShowRequest
+from .requests.running import settings_of
+from .requests.verb import verb
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10
 
@@ -71,60 +74,9 @@ class ImatrixResult:
         return {**files, **coverage_json(self.imatrix, self.layers), **figures, "chunks": counts["chunks"]}
 
 
-def compute_imatrix(
-    model: ModelLike,
-    text: str | Path | Sequence[str | Path],
-    out: str | Path | None = None,
-    *,
-    column: str | None = None,
-    template: str | Path | None = None,
-    in_file: str | Path | Sequence[str | Path] = (),
-    chunks: int | None = None,
-    from_chunk: int | None = None,
-    process_output: bool = False,
-    process_embedding: bool = False,
-    nextn: bool = False,
-    output_frequency: int | None = None,
-    save_frequency: int | None = None,
-    covariance: str | Path | None = None,
-    covariance_experts: bool = False,
-    covariance_bits: int | None = None,
-    memory: Size | None = None,
-    plot: str | Path | None = None,
-    resume: bool = False,
-    force: bool = False,
-    dry_run: bool = False,
-    n_ctx: int | None = None,
-    cluster: str | None = None,
-    progress: OnProgress | bool | None = None,
-    **settings: Any,
-) -> ImatrixResult:
+@verb(ImatrixRequest)
+def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     """Runs calibration texts through a model, and sums up the squares of what goes into each weight, by column and expert.
-
-    model              a GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave
-    text               PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times
-    out                the file to write, .dat for the legacy format; None: only the result is returned
-    column             of .jsonl and .parquet files; None: the first of messages, conversations, text, content
-    template           chat template for conversations, as for `start_chat`
-    in_file            imatrix files whose sums are added
-    chunks             windows to read at most; from_chunk: windows to leave out at the beginning
-    process_output     data for the output matrix too; process_embedding: data for token_embd.weight
-    nextn              data for the draft layers (multi-token prediction), which are run on the model's hidden states
-    output_frequency   windows between saves of what `resume` needs, to OUT.state (10; 0: never)
-    save_frequency     windows between copies OUT.at_N (never)
-    covariance         another file to write: the covariances of the inputs of all matrices, for `quantize_model`
-    covariance_experts those of the down matrices of experts too, each with its own
-    covariance_bits    of a number in that file: 16 or 32 (16)
-    memory             bytes that sums of covariances may take, such as '20G'; what does not fit is left for further passes over
-                       the text (half of what is free); with a cluster those of each worker
-    plot               a picture of the coverage, which needs matplotlib
-    resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
-    dry_run            nothing is written or run; the result has what the call takes
-    n_ctx              tokens per window; None: 512
-    cluster            workers run the windows, or with covariances sum some of them each, with the same sums: tcp://HOST:PORT,
-                       a scheduler file or local:N
-    settings           of `load_model`, as for `perplexity`
-    progress           stage 'imatrix' in windows, `partial` the `Perplexity` so far
 
     Returns an `ImatrixResult`. Raises PlanError for texts that cannot be read or are too short, or outputs that exist,
     UsageError for arguments that have nothing to act on, MillError for activations that are not finite.
@@ -137,48 +89,63 @@ def compute_imatrix(
         >>> sums.shape, int(counts.sum())
         ((8, 256), 256)
     """
+    model, text, settings = request.model, request.text, settings_of(request, "n_ctx")
     texts = [parse_text(str(path)) for path in ([text] if isinstance(text, str | Path) else text)]
     check_texts(texts)
     if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
-        refuse_unused({"--column": column, "--template": template}, "a .jsonl or .parquet file (-f)")
-    given = {"--covariance-experts": covariance_experts, "--covariance-bits": covariance_bits, "--memory": memory}
-    if covariance is None:
+        refuse_unused({"--column": request.column, "--template": request.template}, "a .jsonl or .parquet file (-f)")
+    given = {
+        "--covariance-experts": request.covariance_experts,
+        "--covariance-bits": request.covariance_bits,
+        "--memory": request.memory,
+    }
+    if request.covariance is None:
         refuse_unused(given, "--covariance")
-    if plot is not None:
-        check_picture(Path(plot))
-    path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
+    if request.plot is not None:
+        check_picture(Path(request.plot))
+    path, added, window = (
+        Path(request.out) if request.out is not None else None,
+        as_paths(request.in_file),
+        request.n_ctx or N_CTX,
+    )
     reading = pop_reading(settings)
     source = opened_source(model, reading)
     inputs = [*source.files, *(one.path for one in texts), *added]
-    state_path = check_outputs(path, plot, inputs, resume, force or dry_run)
-    covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
-    state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
+    state_path = check_outputs(path, request.plot, inputs, request.resume, request.force or request.dry_run)
+    covariance_path = check_covariance(
+        request.covariance, path, inputs, request.resume, request.force or request.dry_run, has_more=bool(added)
+    )
+    state = load_state(state_path) if state_path is not None and request.resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
-    collect_options = CollectOptions(process_output, process_embedding, nextn, head_inputs=covariance is not None)
+    collect_options = CollectOptions(
+        request.process_output, request.process_embedding, request.nextn, head_inputs=request.covariance is not None
+    )
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
     note_micro_batch(window, settings)
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
-    windows = _windows(opened, texts, column, read_template(template), window, chunks, from_chunk or 0)
+    windows = _windows(
+        opened, texts, request.column, read_template(request.template), window, request.chunks, request.from_chunk or 0
+    )
     unread = [one.path.name for one in texts if one.path.name not in windows.datasets]
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
     job = None
     if covariance_path is not None:
-        asked = (covariance_experts, covariance_bits, as_bytes(memory))
-        job = plan_covariance(opened, windows, covariance_path, *asked, on_cluster=cluster is not None)
-    if dry_run:
+        asked = (request.covariance_experts, request.covariance_bits, as_bytes(request.memory))
+        job = plan_covariance(opened, windows, covariance_path, *asked, on_cluster=request.cluster is not None)
+    if request.dry_run:
         forecast = forecast_collection(opened, windows, path, collect_options, job)
         return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)
-    if resume and state is None and not force:
+    if request.resume and state is None and not request.force:
         merged = already_collected(path, covariance_path, windows, before)
         if merged is not None:
             return ImatrixResult(merged, None, covered_layers(merged, source), path, None, covariance_path)
-    frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
+    frequency = 0 if state_path is None else OUTPUT_FREQUENCY if request.output_frequency is None else request.output_frequency
 
     def save_state(now: CollectState) -> None:
         assert state_path is not None
         try:
-            if job is None or cluster is not None or not job.is_beside:  # covariances keep a state of their own
+            if job is None or request.cluster is not None or not job.is_beside:  # covariances keep a state of their own
                 now.save(state_path)
             elif job.is_due() or now.done == len(windows.windows):
                 job.prepare_state(now.done)
@@ -189,13 +156,13 @@ def compute_imatrix(
 
     with output_lock(path) if path is not None else nullcontext():
         if job is not None:
-            begin_covariance(job, state, on_cluster=cluster is not None)
+            begin_covariance(job, state, on_cluster=request.cluster is not None)
         try:
             there = {"n_ctx": window, **reading, **settings}
             elsewhere = collecting_on(
-                cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(memory)
+                request.cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(request.memory)
             )
-            with reporting(progress) as report, elsewhere as run_batches:
+            with reporting(request.progress) as report, elsewhere as run_batches:
                 stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
                 shared = run_batches if isinstance(run_batches, SharedCovariance) else None
 
@@ -207,7 +174,7 @@ def compute_imatrix(
                     opened,
                     windows,
                     options=collect_options,
-                    save_frequency=(save_frequency or 0) if path is not None else 0,
+                    save_frequency=(request.save_frequency or 0) if path is not None else 0,
                     on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
                     state_frequency=frequency,
                     on_state=save_state if state_path is not None else None,
@@ -236,11 +203,13 @@ def compute_imatrix(
             state_path.unlink(missing_ok=True)
             warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
     layers = covered_layers(imatrix, source)
-    if plot is not None:
+    if request.plot is not None:
         from .reports.imatrix_plots import plot_coverage
 
-        plot_coverage(imatrix, source, path.name if path is not None else source.path, Path(plot))
-    result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None, covariance_path)
+        plot_coverage(imatrix, source, path.name if path is not None else source.path, Path(request.plot))
+    result = ImatrixResult(
+        imatrix, figures, layers, path, Path(request.plot) if request.plot is not None else None, covariance_path
+    )
     warn(result.remarks)
     return result
 
@@ -344,20 +313,9 @@ class ImatrixStatistics:
         return value
 
 
-def show_imatrix(
-    file: str | Path,
-    other: str | Path | None = None,
-    *,
-    top: int = 5,
-    layer_similarity: bool = False,
-    plot: str | Path | None = None,
-) -> ImatrixStatistics:
+@verb(ShowRequest)
+def show_imatrix(request: ShowRequest) -> ImatrixStatistics:
     """Statistics of an importance matrix, and with another one how the two differ.
-
-    file, other       GGUF or legacy .dat
-    top               columns that are named of each tensor
-    layer_similarity  the cosine of each tensor with the same one of the layer before
-    plot              a heat map, layers by tensors, which needs matplotlib
 
     Returns an `ImatrixStatistics`. Raises FormatError for a file that is no imatrix.
 
@@ -369,23 +327,23 @@ def show_imatrix(
         >>> show_imatrix("demo.imatrix").entries[0].name
         'blk.0.attn_k_b.weight'
     """
-    path, second_path = Path(file), Path(other) if other is not None else None
-    if plot is not None:
-        check_picture(Path(plot))
-        refuse_inputs([Path(plot)], [path, *([second_path] if second_path else [])])
+    path, second_path = Path(request.file), Path(request.other) if request.other is not None else None
+    if request.plot is not None:
+        check_picture(Path(request.plot))
+        refuse_inputs([Path(request.plot)], [path, *([second_path] if second_path else [])])
     imatrix, second = load(path), load(second_path) if second_path is not None else None
     result = ImatrixStatistics(
         imatrix,
-        statistics(imatrix, top),
-        similarities(imatrix) if layer_similarity else None,
+        statistics(imatrix, request.top),
+        similarities(imatrix) if request.layer_similarity else None,
         second_path,
         compare(imatrix, second) if second is not None else None,
     )
-    if plot is not None:
+    if request.plot is not None:
         from .reports.imatrix_plots import plot_comparison, plot_statistics
 
         if result.comparison is not None and second_path is not None:
-            plot_comparison(result.comparison, f"{path.name} and {second_path.name}", Path(plot))
+            plot_comparison(result.comparison, f"{path.name} and {second_path.name}", Path(request.plot))
         else:
-            plot_statistics(result.entries, result.similarity or [], path.name, Path(plot))
+            plot_statistics(result.entries, result.similarity or [], path.name, Path(request.plot))
     return result

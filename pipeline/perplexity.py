@@ -21,7 +21,7 @@ from ..runtime.evaluate.tasks.files import READERS
 from ..runtime.evaluate.tasks.score import score_tasks as rate_tasks
 from ..runtime.evaluate.tasks.selection import select
 from .cluster.windows import scoring_on
-from .common.baseline import BaselineLike, choose_logits, describe_stored, stored_tokens, writing_logits
+from .common.baseline import choose_logits, describe_stored, stored_tokens, writing_logits
 from .common.messages import warn
 from .common.models import (
     ModelLike,
@@ -32,7 +32,10 @@ from .common.models import (
     settings_of_each,
     window_settings,
 )
-from .common.progress import WINDOWS, OnProgress, Stage, reporting
+from .common.progress import WINDOWS, Stage, reporting
+from .requests.measure import PerplexityRequest, TasksRequest
+from .requests.running import settings_of
+from .requests.verb import verb
 
 N_CTX = 512
 
@@ -85,46 +88,11 @@ class PerplexityTable:
 def perplexity(model: ModelLike, text: str | Path | None = None, **options: Any) -> PerplexityResult: ...
 @overload
 def perplexity(model: Sequence[ModelLike], text: str | Path | None = None, **options: Any) -> PerplexityTable: ...
-def perplexity(
-    model: ModelLike | Sequence[ModelLike],
-    text: str | Path | None = None,
-    *,
-    chunks: int | None = None,
-    kl_divergence: BaselineLike | None = None,
-    kl_divergence_base: str | Path | None = None,
-    top_logits: int | None = None,
-    mtp: bool = False,
-    full_hash: bool = False,
-    compare_with: str | Path | None = None,
-    n_ctx: int | None = None,
-    cluster: str | None = None,
-    force: bool = False,
-    progress: OnProgress | bool | None = None,
-    **settings: Any,
-) -> PerplexityResult | PerplexityTable:
+@verb(PerplexityRequest)
+def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable:
     """Scores a text as llama-perplexity does: it is cut into windows, and the second half of each is predicted.
 
     Compare figures only for the same text, context and number of windows.
-
-    model               a GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave; a list of several, which
-                        are all open at the same time: the baseline reads each window once for all of them
-    text                the file to read; None: the tokens in a file of the baseline's predictions
-    chunks              windows to read; None: all
-    kl_divergence       a baseline with the same vocabulary, usually the bf16 model, or a file of its predictions: KL
-                        divergence, agreement on the top token; True: the file is kl_divergence_base
-    kl_divergence_base  a file that gets the baseline's predictions, or without one the model's, in llama-perplexity's format
-    top_logits          the file holds only so many tokens of each prediction, in a format of this program's own
-    mtp                 the draft layers (multi-token prediction) are rated, too: perplexity, agreement and acceptance of each
-    full_hash           digests of every byte of the model files, not of samples of large ones
-    compare_with        a file with what an earlier call printed with --json: whether the two can be compared, and how they
-                        differ
-    n_ctx               tokens per window; None: 512, or those of the baseline's predictions
-    cluster             workers run the windows, with the same figures: tcp://HOST:PORT, a scheduler file or local:N
-    force               an existing file of predictions is replaced
-    settings            of `load_model`: threads, batch, ubatch, cache_k, cache_v, flash, mla, attention_bytes, repack,
-                        expert_reduction; none for a model that is loaded
-    progress            stage 'perplexity' in windows, `partial` a list with each model's `Perplexity` so far; with full_hash
-                        'checksum' in bytes
 
     Returns a `PerplexityResult`, of a list a `PerplexityTable`. Raises PlanError when the text does not fill a window or the
     vocabularies differ, MillError naming the first tensor or layer whose output is not finite.
@@ -136,19 +104,20 @@ def perplexity(
         >>> result.chunks, result.tokens_scored, 10 < result.perplexity < 100
         (4, 124, True)
     """
+    model, text, settings = request.model, request.text, settings_of(request, "n_ctx")
     is_list = not isinstance(model, str | Path | TensorSource | Model)
     models: list[ModelLike] = list(model) if is_list else [model]  # type: ignore[arg-type]
-    if is_list and compare_with is not None:
+    if is_list and request.compare_with is not None:
         raise UsageError("--compare-with compares the result of one model")
-    logits = choose_logits(kl_divergence, kl_divergence_base, top_logits, force, is_list)
-    if cluster is not None and (logits.read is not None or logits.write is not None):
+    logits = choose_logits(request.kl_divergence, request.kl_divergence_base, request.top_logits, request.force, is_list)
+    if request.cluster is not None and (logits.read is not None or logits.write is not None):
         raise UsageError("--cluster has no files of predictions: give the baseline as a model, or leave --cluster out")
     if text is None and logits.read is None:
         raise UsageError("a text is missing (-f)")
-    earlier = read_result(Path(compare_with)) if compare_with is not None else None
+    earlier = read_result(Path(request.compare_with)) if request.compare_with is not None else None
     data = read_file(Path(text), pipes=True) if text is not None else None
     content = decode_text(data, Path(text)) if text is not None and data is not None else None
-    window = logits.read.n_ctx if logits.read is not None else n_ctx or N_CTX
+    window = logits.read.n_ctx if logits.read is not None else request.n_ctx or N_CTX
     note_micro_batch(window, settings)
     own_settings = settings_of_each([*models, logits.model], settings)
     of_each = [
@@ -157,17 +126,19 @@ def perplexity(
     opened = [open_model(each, own) for each, own in zip(models, of_each, strict=False)]
     base = open_model(logits.model, of_each[-1]) if logits.model is not None else None
     if logits.read is not None:
-        tokens = stored_tokens(logits.read, opened[0], content, n_ctx, chunks)
+        tokens = stored_tokens(logits.read, opened[0], content, request.n_ctx, request.chunks)
     else:
         assert content is not None
-        tokens = cut_windows(opened[0], content, window, chunks).ravel()
-    with reporting(progress) as report, ExitStack() as stack:
-        abouts = [describe_origin(each, full_hash, report) for each in opened]
-        baseline_about = describe_origin(base, full_hash, report) if base is not None else None
+        tokens = cut_windows(opened[0], content, window, request.chunks).ravel()
+    with reporting(request.progress) as report, ExitStack() as stack:
+        abouts = [describe_origin(each, request.full_hash, report) for each in opened]
+        baseline_about = describe_origin(base, request.full_hash, report) if base is not None else None
         of_base = (logits.model, base, of_each[-1]) if logits.model is not None and base is not None else None
-        run_windows = stack.enter_context(scoring_on(cluster, list(zip(models, opened, of_each, strict=False)), of_base, mtp))
+        run_windows = stack.enter_context(
+            scoring_on(request.cluster, list(zip(models, opened, of_each, strict=False)), of_base, request.mtp)
+        )
         on_logits = stack.enter_context(
-            writing_logits(logits.write, base or opened[0], tokens, window, top_logits, baseline_about or abouts[0])
+            writing_logits(logits.write, base or opened[0], tokens, window, request.top_logits, baseline_about or abouts[0])
         )
         stage = Stage(report, "perplexity", unit=WINDOWS)
 
@@ -180,7 +151,7 @@ def perplexity(
             n_ctx=window,
             on_chunk=on_chunk,
             baseline=logits.read or (ModelBaseline(base, on_logits) if base is not None else None),
-            mtp=mtp,
+            mtp=request.mtp,
             elsewhere=run_windows,
             on_logits=on_logits if base is None else None,
         )
@@ -204,7 +175,7 @@ def perplexity(
         )
         if earlier is not None:
             verdict = compare_results(result.as_json(), earlier)
-            result = replace(result, compared_with={"path": str(compare_with), **verdict})
+            result = replace(result, compared_with={"path": str(request.compare_with), **verdict})
         results.append(result)
     return PerplexityTable(results) if is_list else results[0]
 
@@ -239,42 +210,25 @@ class TaskResult:
         return asdict(self)
 
 
-def score_tasks(
-    model: ModelLike,
-    text: str | Path,
-    kind: str,
-    *,
-    tasks: int | None = None,
-    full_hash: bool = False,
-    progress: OnProgress | bool | None = None,
-    **settings: Any,
-) -> TaskResult:
+@verb(TasksRequest)
+def score_tasks(request: TasksRequest) -> TaskResult:
     """Scores tasks with choices as llama-perplexity does, from its files: the answer is the choice whose own tokens have the
     largest mean log probability.
 
-    model      as for `perplexity`
-    text       the file of tasks
-    kind       'hellaswag' (six lines per task), 'winogrande' (a line with commas per task) or 'multiple-choice' (binary; ARC,
-               MMLU, TruthfulQA)
-    tasks      so many tasks at random, the ones that llama-perplexity takes; None: all
-    full_hash  digests of every byte of the model files, not of samples of large ones
-    settings   of `load_model`, as for `perplexity`
-    progress   a stage of the kind's name, in tasks
-
     Returns a `TaskResult`. Raises FormatError for a file of another kind, PlanError for tasks that cannot be rated.
     """
-    if kind not in READERS:
-        raise UsageError(f"{kind!r} is no kind of tasks: {', '.join(READERS)}")
-    path = Path(text)
-    found = READERS[kind](path)
-    chosen = select(kind, found, tasks)
-    opened = open_model(model, settings)
-    with reporting(progress) as report:
-        stage = Stage(report, kind, len(chosen), "task")
+    if request.kind not in READERS:
+        raise UsageError(f"{request.kind!r} is no kind of tasks: {', '.join(READERS)}")
+    path = Path(request.text)
+    found = READERS[request.kind](path)
+    chosen = select(request.kind, found, request.tasks)
+    opened = open_model(request.model, settings_of(request))
+    with reporting(request.progress) as report:
+        stage = Stage(report, request.kind, len(chosen), "task")
         score = rate_tasks(opened, chosen, lambda so_far: stage.reach(so_far.tasks, None, f"{so_far.score:.2f} %"))
-        about = describe_origin(opened, full_hash, report)
+        about = describe_origin(opened, request.full_hash, report)
     return TaskResult(
-        kind=kind,
+        kind=request.kind,
         score=score.score,
         error=score.error,
         interval=score.interval,
@@ -282,8 +236,8 @@ def score_tasks(
         correct=score.correct,
         tasks=score.tasks,
         of=len(found),
-        model=model_name(model),
-        text=str(text),
+        model=model_name(request.model),
+        text=str(request.text),
         about=about,
         settings=describe_settings(opened),
         text_digest=describe_text(path.read_bytes(), path.name),

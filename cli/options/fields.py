@@ -15,11 +15,21 @@ from . import running
 from .flags import Decorator, as_json, together
 from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
 
+
+def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    from ...pipeline.reports.style import check_picture
+
+    if path is not None:
+        check_picture(path)
+    return path
+
+
 # A field's kind -> how click reads it: a type, or several arguments of click.Option.
 KINDS: dict[str, Any] = {
     "checkpoint": Source(file_okay=False),
     "file": FILE,
     "file_type": FILE_TYPE,
+    "files": {"type": FILE, "multiple": True},
     "folder": click.Path(file_okay=False, path_type=Path),
     "model": MODEL,
     "name": click.STRING,  # of a file, or of something bundled
@@ -27,6 +37,7 @@ KINDS: dict[str, Any] = {
     "out": OUT,
     "out_file": OUT_FILE,
     "override": {"type": Override(), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)},
+    "plot": {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "PNG", "callback": _check_plot},
     "regex": {"type": REGEX, "metavar": "REGEX"},
     "size": {"type": SIZE, "metavar": "SIZE"},
     "source": Source(),
@@ -68,13 +79,14 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     if option.metavar is not None:
         how["metavar"] = option.metavar
     if option.is_argument:
-        return click.argument(field.name, required=field.is_required, **how)
-    how |= {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required, "envvar": option.envvar}
-    how["show_envvar"] = option.envvar is not None
+        how.setdefault("required", field.is_required)
+        return click.argument(field.name, **how)
+    usual = {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required}
+    how = usual | {"envvar": option.envvar, "show_envvar": option.envvar is not None} | how
     if "Sequence" in field.type and field.default == () and not option.kind:
         how["multiple"] = True
     names = option.flags.split() or [f"--{field.name.replace('_', '-')}"]
-    if "bool" in field.type and not option.kind:
+    if "bool" in field.type and not option.kind and "/" not in option.flags:
         names, how = _switch(names, field.default, how)
         how |= {"default": None} if may_be_unset else {}
     elif not field.is_required and field.default not in (None, (), {}) and not may_be_unset:
@@ -103,6 +115,8 @@ def _help(field: Field, may_be_unset: bool) -> str:
 def _kind_of_type(field: Field) -> click.ParamType | None:
     """How a value is read whose field says no kind: by the choices, else by the text of the field's type."""
     option = field.option
+    if "/" in option.flags:
+        return click.BOOL
     if option.choices:
         return click.Choice(tuple(option.choices), case_sensitive=False)
     least, most = option.least, option.most

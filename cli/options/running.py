@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import click
 from ...errors import FormatError, PlanError
 from ...formats.file_range import read_text
 from ...runtime.generation.sampling_options import DEFAULT_BREAKERS, DEFAULT_ORDER, parse_samplers
-from .types import CpuMask, CpuRange, ExpertReduction, Listed
+from ...runtime.settings import CACHE_TYPES
+from .types import WEIGHTED_TEXT, CpuMask, CpuRange, ExpertReduction, Listed
 
 _ESCAPE = re.compile(r"\\([ntr\\\"'])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
@@ -86,15 +88,41 @@ def _read_text(context: click.Context, parameter: click.Parameter, value: str | 
         raise click.BadParameter(f"{value} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+class _Pair(click.ParamType):
+    name = "pp,tg"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            prompt, generation = map(int, value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not two numbers like 512,128", param, ctx)
+        return prompt, generation
+
+
+def _cache_type(text: str) -> str:
+    return {name.lower(): name for name in CACHE_TYPES}[text.lower()]
+
+
+def _several(type: click.ParamType) -> dict[str, Any]:
+    """An option that may be given several times, each time with several values."""
+    return {"type": type, "multiple": True, "default": (), "callback": lambda ctx, param, given: tuple(chain(*given))}
+
+
 # As KINDS of `fields`.
 KINDS: dict[str, Any] = {
+    "bits": {"type": click.Choice(["16", "32"]), "callback": lambda ctx, param, bits: bits and int(bits)},
     "breakers": {"multiple": True, "default": DEFAULT_BREAKERS, "callback": _breakers},
+    "cache_types": _several(Listed(_cache_type, "a cache type")),
     "cpus": {"type": CpuMask(), "callback": _with_earlier},
     "device_names": Listed(str, "a device"),
     "expert_reduction": ExpertReduction(),
     "mebibytes": {"type": click.IntRange(1), "callback": lambda ctx, param, n: n and n << 20, "metavar": "MiB"},
+    "numbers": _several(Listed(int, "a number")),
     "once": {"callback": _once},
     "one_sequence": {"type": click.IntRange(1), "callback": _one_sequence},
+    "pairs": {"type": _Pair(), "multiple": True},
     "samplers": {"default": ";".join(DEFAULT_ORDER), "callback": _samplers},
     "shares": Listed(float, "a number"),
     "switch": {
@@ -105,6 +133,9 @@ KINDS: dict[str, Any] = {
     },
     "texts": {"multiple": True},
     "token_biases": {"type": TokenBias(), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)},
+    "weighted_texts": {"type": WEIGHTED_TEXT, "multiple": True},
+    "zero_one": {"type": click.Choice(["0", "1"]), "default": "1", "callback": lambda ctx, param, value: value == "1"},
+    "zeros_ones": _several(Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...request_fields import fields_of, request
+from ...request_fields import fields_of, option, request
 from ...runtime.settings import Settings
 from .groups import Reading
 
@@ -24,3 +24,8 @@ def settings_of(request: RunningModel, *without: str) -> dict[str, Any]:
         for name, (value, default) in values.items()
         if name not in without and value is not None and (value != default or (name in given and value is not False))
     }
+
+
+def window(shown: str) -> Any:
+    """The field n_ctx of a verb that reads a text in windows. shown: its default, in words."""
+    return option("Tokens per window.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown=shown)

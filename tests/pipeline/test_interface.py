@@ -170,7 +170,7 @@ def test_fields_are_options_keywords_and_lines_of_the_reference(verb, words, nam
             continue
         default = values[field.name]
         if isinstance(option, click.Argument) or default not in (None, (), {}):
-            assert default == (None if field.default == () and default is None else field.default)
+            assert default == field.default or str(default) == field.default or (default, field.default) == (None, ())
         elif field.default not in (None, (), {}, False):  # what is not given is left to the library
             assert field.option.hidden or f"[default: {field.option.shown or field.default}]" in option.help
 

@@ -1,0 +1,108 @@
+"""What `imatrix` can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...request_fields import argument, option, request
+from ..common.arguments import Size
+from ..common.progress import OnProgress
+from .running import RunningModel, window
+
+if TYPE_CHECKING:
+    from ..common.models import ModelLike
+
+
+@request
+class ImatrixRequest(RunningModel):
+    model: ModelLike = argument(
+        "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave.", kind="model", kw_only=False
+    )
+    text: str | Path | Sequence[str | Path] = option(
+        "Text, .jsonl or .parquet, - for standard input; may be given several times. A token of a:3 counts three times.",
+        doc="PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times.",
+        flags="-f --file",
+        kind="weighted_texts",
+        metavar="PATH[:WEIGHT]",
+        kw_only=False,
+    )
+    out: str | Path | None = option(
+        "The file to write, .dat: legacy format.",
+        doc="The file to write, .dat for the legacy format; None: only the result is returned.",
+        default=None,
+        flags="-o --output",
+        kind="out_file",
+        kw_only=False,
+    )
+    column: str | None = option(
+        "Column of .jsonl and .parquet files.", default=None, shown="messages, conversations, text or content"
+    )
+    template: str | Path | None = option(
+        "Chat template for conversations.", default=None, metavar="NAME|FILE", shown="the model's own"
+    )
+    in_file: str | Path | Sequence[str | Path] = option(
+        "Add what this imatrix holds; without -f that is all that is done.", default=(), kind="files"
+    )
+    n_ctx: int | None = window("512")
+    chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")
+    from_chunk: int | None = option(
+        "Leave out so many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0
+    )
+    process_output: bool = option("Collect data for the output matrix too (the embeddings, if they are it).", default=False)
+    process_embedding: bool = option(
+        "Collect data for token_embd.weight: its rows, as often as the text uses them.", default=False
+    )
+    nextn: bool = option("Collect data for the draft layers (MTP) too, which are run behind the model.", default=False)
+    output_frequency: int | None = option(
+        "Windows between saves of what --resume needs, to OUT.state; 0: never.",
+        default=None,
+        flags="-ofreq --output-frequency",
+        least=0,
+        shown="10",
+    )
+    save_frequency: int | None = option(
+        "Also write OUT.at_N every so many windows, after the pass they end in.", default=None, least=0
+    )
+    covariance: str | Path | None = option(
+        "Also write the covariances of all inputs to this file, for `quantize`.",
+        default=None,
+        kind="out_file",
+        metavar="FILE",
+    )
+    covariance_experts: bool = option("Also those of the down matrices of experts, each with its own.", default=False)
+    covariance_bits: int | None = option("Bits of a number in that file, 16 or 32.", default=None, kind="bits", shown="16")
+    memory: Size | None = option(
+        "Memory for sums of covariances, of each worker with a cluster; more passes over the text if short.",
+        default=None,
+        kind="size",
+        shown="half of what is free",
+    )
+    plot: str | Path | None = option("Draw the coverage to this file, which needs matplotlib.", default=None, kind="plot")
+    cluster: str | None = option(
+        "Share the windows out to dask workers, with the same sums: tcp://HOST:PORT, a scheduler file, or local:N.",
+        default=None,
+        metavar="ADDRESS",
+    )
+    dry_run: bool = option("Say sizes and time; run and write nothing.", default=False)
+    resume: bool = option("Resume an interrupted job, which ends in the same bytes.", default=False)
+    force: bool = option("Replace an existing output.", default=False)
+    progress: OnProgress | bool | None = option(
+        "Called with each `Progress` report; True: a bar. Stage 'imatrix' in windows, `partial` the `Perplexity` so far.",
+        default=None,
+        in_cli=False,
+    )
+
+
+@request
+class ShowRequest:
+    file: str | Path = argument("An importance matrix, GGUF or legacy .dat.", kind="file", kw_only=False)
+    other: str | Path | None = argument("Another one, to compare with.", default=None, kind="file", kw_only=False)
+    top: int = option("Columns named of each tensor.", default=5, least=1)
+    layer_similarity: bool = option(
+        "Cosine of each tensor with the same one of the layer before.", default=False, flags="--layer-similarity -lsim"
+    )
+    plot: str | Path | None = option(
+        "Draw a heat map, layers by tensors, to this file, which needs matplotlib.", default=None, kind="plot"
+    )

@@ -1,0 +1,258 @@
+"""What the verbs that measure models can be asked for: `perplexity`, `evaluate`, `compare`, `bench`, `sweep-bench`, `embed`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...request_fields import argument, option, request
+from ...runtime.settings import Placement
+from ..common.arguments import Pattern
+from ..common.progress import OnProgress
+from .groups import Reading
+from .running import RunningModel, window
+
+if TYPE_CHECKING:
+    from ..common.baseline import BaselineLike
+    from ..common.models import ModelLike
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+PROMPT, GENERATION = (512,), (128,)  # tokens
+
+
+def _progress(stages: str) -> OnProgress | bool | None:
+    return option(f"Called with each `Progress` report; True: a bar. {stages}", default=None, in_cli=False)
+
+
+def _chunks(shown: str) -> int | None:
+    return option("Read only this many windows.", default=None, least=1, shown=shown)
+
+
+@request
+class FullHash:
+    full_hash: bool = option("Digest of every byte of the model files, not of samples of large ones.", default=False)
+
+
+@request
+class PerplexityRequest(FullHash, RunningModel):
+    model: ModelLike | Sequence[ModelLike] = argument(
+        "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave; or several, which are all open at the "
+        "same time: the baseline reads each window once for all of them.",
+        kind="model",
+        metavar="MODEL...",
+        kw_only=False,
+    )
+    text: str | Path | None = option(
+        "Text to read.",
+        default=None,
+        flags="-f --file -bf --binary-file",
+        kind="text",
+        shown="the tokens in the baseline's file",
+        kw_only=False,
+    )
+    n_ctx: int | None = window("512, or that of the baseline's predictions")
+    chunks: int | None = _chunks("all")
+    kl_divergence: BaselineLike | None = option(
+        "Compare with this model, usually the bf16 one, or with the predictions in a file (without a value: that of "
+        "--kl-divergence-base): KL divergence and agreement on the top token.",
+        doc="A baseline with the same vocabulary, usually the bf16 model, or a file of its predictions: KL divergence, "
+        "agreement on the top token; True: the file is kl_divergence_base.",
+        default=None,
+        metavar="[MODEL|FILE]",
+    )
+    kl_divergence_base: str | Path | None = option(
+        "Write the predictions of the baseline, or without one of MODEL, to this file of llama-perplexity's format.",
+        default=None,
+        flags="--kl-divergence-base --save-all-logits",
+        kind="out_file",
+        metavar="FILE",
+    )
+    top_logits: int | None = option(
+        "Only the K most probable tokens of each prediction go into this file, in a format of ggufmill's own.",
+        default=None,
+        least=1,
+        most=1 << 16,
+        metavar="K",
+    )
+    mtp: bool = option("Rate each draft layer too: perplexity, agreement with the model, acceptance.", default=False)
+    compare_with: str | Path | None = option(
+        "What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
+        default=None,
+        kind="file",
+        metavar="RESULT",
+    )
+    cluster: str | None = option(
+        "Share the windows out to dask workers, with the same figures: tcp://HOST:PORT, a scheduler file, or local:N.",
+        default=None,
+        metavar="ADDRESS",
+    )
+    force: bool = option("Replace an existing file of predictions.", default=False)
+    progress: OnProgress | bool | None = _progress(
+        "Stage 'perplexity' in windows, `partial` a list with each model's `Perplexity` so far; with full_hash 'checksum'."
+    )
+
+
+@request
+class TasksRequest(FullHash, RunningModel):
+    model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
+    text: str | Path = option("The file of tasks.", kw_only=False)
+    kind: str = option(
+        "'hellaswag' (six lines per task), 'winogrande' (a line with commas per task) or 'multiple-choice' (binary; ARC, MMLU, "
+        "TruthfulQA).",
+        kw_only=False,
+    )
+    tasks: int | None = option("So many tasks at random, the ones that llama-perplexity takes.", default=None, shown="all")
+    progress: OnProgress | bool | None = _progress("A stage of the kind's name, in tasks.")
+
+
+@request
+class EvaluateRequest(RunningModel):
+    models: str | Path | Sequence[str | Path] = argument(
+        "GGUF files, checkpoint folders, folders of GGUF files, or patterns such as 'quants/*.gguf'.",
+        metavar="[MODEL|FOLDER|PATTERN]...",
+        kw_only=False,
+    )
+    text: str | Path | None = option(
+        "Text to read.",
+        default=None,
+        flags="-f --file",
+        kind="text",
+        shown="the tokens in the baseline's file",
+        kw_only=False,
+    )
+    against: str | Path = option(
+        "The baseline, usually the bf16 model, or a file of its predictions.", kind="model", metavar="BASE"
+    )
+    n_ctx: int | None = window("512, or that of the baseline's predictions")
+    chunks: int | None = _chunks("all")
+    out: str | Path = option(
+        "Folder for results.json, table.md, plot.png and the baseline's outputs; made if it is not there.",
+        default="evaluation",
+        flags="-o --out",
+        kind="folder",
+    )
+    stock: str | Sequence[str] = option(
+        "Judge these file types of BASE too, without writing them.",
+        doc="File types ('Q4_K_M,Q5_K_M' or a list) of the baseline that are measured without writing them; these, and models "
+        "that were made by file type and without a recipe, are joined by a line in the picture.",
+        default="",
+        metavar="T,T,...",
+    )
+    imatrix: str | Path | None = option("Importance matrix for --stock, GGUF or .dat.", default=None, kind="file")
+    join: str | Path | Sequence[str | Path] = option(
+        "Add what another call measured on the same text, from its file of results.",
+        default=(),
+        kind="files",
+        metavar="RESULTS",
+    )
+    no_plot: bool = option("Draw nothing; the picture needs matplotlib.", default=False)
+    progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")
+
+
+@request
+class CompareRequest(FullHash, RunningModel):
+    a: ModelLike = argument("The better model, usually the bf16 one; as for `perplexity`.", kind="model", kw_only=False)
+    b: ModelLike = argument("A quantisation of it; as for `perplexity`.", kind="model", kw_only=False)
+    text: str | Path | None = option(
+        "Text that both read, for the errors of the layers; without it only weights are compared.",
+        default=None,
+        flags="-f --file",
+        kind="text",
+        kw_only=False,
+    )
+    n_ctx: int | None = window("512")
+    chunks: int | None = _chunks("1")
+    tensors: Pattern | None = option(
+        "Only weights of tensors with this in their name.", default=None, kind="regex", shown="all weights"
+    )
+    no_weights: bool = option("Layers only: comparing weights decodes every tensor of both models.", default=False)
+    products: bool = option(
+        "Also errors of each tensor's products with what model A puts into it (needs a text).", default=False
+    )
+    plot: str | Path | None = option(
+        "Draw the errors to this file (.png, .svg, .pdf), which needs matplotlib.", default=None, kind="plot"
+    )
+    progress: OnProgress | bool | None = _progress("Stage 'compare' in bytes of the weights; with full_hash 'checksum'.")
+
+
+@request
+class SweepRequest(RunningModel):
+    model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
+    n_ctx: int | None = option("Context in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="4096")
+    pp: int | None = option("Prompt tokens per step.", default=None, least=1, shown="-ub, or 512")
+    tg: int | None = option(
+        "Tokens generated per step.", default=None, flags="-n --tg", least=1, shown="a quarter of the prompt's"
+    )
+    repetitions: int = option(
+        "Measurements at each depth, whose means are shown; with bars of error in the picture.",
+        default=1,
+        flags="-r --repetitions",
+        least=1,
+    )
+    no_warmup: bool = option("Measure at once: the first figures then include the compiling of kernels.", default=False)
+    plot: str | Path | None = option(
+        "Draw the speeds to this file (.png, .svg, .pdf), which needs matplotlib.", default=None, kind="plot"
+    )
+    progress: OnProgress | bool | None = _progress("Stage 'sweep-bench' in depths, `partial` the `SweepResult` so far.")
+
+
+@request
+class EmbedRequest(RunningModel):
+    model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
+    prompt: str | Sequence[str] = option("A text; may be given several times.", default=(), flags="-p --prompt", kw_only=False)
+    file: str | Path | None = option(
+        "A file with one text per line; empty lines are left out.", default=None, flags="-f --file", kind="text"
+    )
+    pooling: str | None = option(
+        "What becomes of the tokens' vectors; rank scores a query and a document, with a tab between.",
+        doc="'none': a vector per token; 'mean' of all tokens, 'cls': the first one's, 'last': the last one's; 'rank': the "
+        "score of a query and a document, which a tab separates. None: what the model says, else 'mean', or 'last' of a model "
+        "whose tokens do not see later ones.",
+        default=None,
+        choices=POOLINGS,
+        shown="the model's",
+    )
+    normalize: bool = option("Divide vectors by their lengths.", default=True, flags="--normalize/--no-normalize")
+    progress: OnProgress | bool | None = _progress("Stage 'embed' in texts.")
+
+
+def _grid(help: str, flags: str, kind: str, shown: str) -> Sequence:
+    return option(help, default=(), flags=flags, kind=kind, shown=shown)
+
+
+@request
+class BenchRequest(Placement, Reading):
+    models: str | Path | Sequence[str | Path] = argument(
+        "A GGUF file or checkpoint folder, or several.", kind="model", kw_only=False
+    )
+    n_prompt: int | Sequence[int] = option(
+        "Prompt lengths; 0: none.", default=PROMPT, flags="-p --n-prompt", kind="numbers", shown="512"
+    )
+    n_gen: int | Sequence[int] = option(
+        "Tokens to generate after an empty context; 0: none.",
+        default=GENERATION,
+        flags="-n --n-gen",
+        kind="numbers",
+        shown="128",
+    )
+    prompt_and_gen: Sequence[tuple[int, int]] = option(
+        "A prompt and then generation, timed together.", default=(), flags="-pg", kind="pairs"
+    )
+    gen_after_prompt: Sequence[tuple[int, int]] = option(
+        "Generation after a prompt that is not timed.", default=(), flags="-gp", kind="pairs"
+    )
+    repetitions: int = option("Repetitions of each test.", default=5, flags="-r --repetitions", least=1)
+    warmup: bool = option("Run before measuring.", default=True, flags="-w --warmup", kind="zero_one", shown="1")
+    threads: int | Sequence[int] = _grid("Numbers of threads.", "-t --threads", "numbers", "all processors")
+    batch: int | Sequence[int] = _grid("Logical batch size in tokens.", "-b --batch-size", "numbers", "2048")
+    ubatch: int | Sequence[int] = _grid("Tokens per pass.", "-ub --ubatch-size", "numbers", "2048")
+    cache_k: str | Sequence[str] = _grid("Types of the cached keys.", "-ctk --cache-type-k", "cache_types", "f16")
+    cache_v: str | Sequence[str] = _grid("Types of the cached values.", "-ctv --cache-type-v", "cache_types", "f16")
+    flash: bool | Sequence[bool] = _grid("0, 1 or both.", "-fa --flash-attn", "zeros_ones", "1")
+    mla: int | Sequence[int] = _grid("Ways of latent attention, 0 to 3.", "-mla --mla-use", "numbers", "3")
+    attn_max_batch: int | Sequence[int] = _grid("MiB for the buffers of attention.", "-amb --attn-max-batch", "numbers", "512")
+    repack: bool | Sequence[bool] = _grid(
+        "Interleave rows when loading: 0, 1 or both.", "-rtr --run-time-repack", "zeros_ones", "0"
+    )
+    progress: OnProgress | bool | None = _progress("Stage 'bench' in tests, `partial` the `BenchResult` so far.")
