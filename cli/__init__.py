@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     arguments: those of the process if None, which then ends with this function.
 
-    A verb that can go on after Ctrl-C says so in the KeyboardInterrupt it raises: KeyboardInterrupt("--resume goes on ...").
+    A verb that can go on after Ctrl-C says so in the KeyboardInterrupt it raises: KeyboardInterrupt("--resume continues ...").
     """
     with signals.raised_as_interrupt(is_program=arguments is None):
         try:

@@ -54,7 +54,7 @@ def command() -> None:
 def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
 
-    Killed? The same command with --resume goes on, and ends in the same bytes. Parts that were computed with --from-chunk
+    Killed? The same command with --resume continues, and ends in the same bytes. Parts that were computed with --from-chunk
     and --chunks, on several machines, become one with `imatrix merge`.
 
     \b

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @click.group(cls=Verbs)
 def command() -> None:
-    """The recipes that come along with ggufmill (`--recipe NAME` takes them by name), and checks of any recipe.
+    """The recipes bundled with ggufmill (`--recipe NAME` takes them by name), and checks of any recipe.
 
     Example: ggufmill recipes show deepseek-v3-iq4_k_r4.txt
     """
 
 
-@command.command("list", short_help="The recipes that come along")
+@command.command("list", short_help="The bundled recipes")
 @flags.as_json
 def list_(as_json: bool) -> None:
     """One line per recipe: its name and its first comment.

@@ -45,7 +45,7 @@ class Config:
         """Notes that a GGUF cannot say a setting without which the model still makes sense; problem: names it, and says what is
         computed instead. Raises FormatError unless losses are allowed."""
         if self.losses is None:
-            raise self.error(f"{problem}; --allow-lossy-config goes on all the same")
+            raise self.error(f"{problem}; --allow-lossy-config converts without it")
         self.losses.append(problem)
 
     def lose_unless(self, key: str, supported: Any, problem: str) -> None:

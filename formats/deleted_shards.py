@@ -57,7 +57,7 @@ def deleted_shard_names(folder: Path) -> list[str]:
 def deleted_error(path: Path) -> FormatError:
     """What reading from a deleted shard ends with."""
     return FormatError(
-        f"{path}: was deleted when its tensors had been written (--delete-source-shards); only that job can go on, with "
+        f"{path}: was deleted when its tensors had been written (--delete-source-shards); only that job can be resumed, with "
         "--resume: for another, get the file again"
     )
 

@@ -132,7 +132,7 @@ def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
     missing = [p for p in paths if not p.exists() and not (deletable and record_path(p).exists())]
     if missing:
         deleted = record_path(missing[0]).exists()
-        reason = ": deleted by `merge --delete-splits`, which goes on with --resume" if deleted else ""
+        reason = ": deleted by `merge --delete-splits`, which --resume continues" if deleted else ""
         raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0].name}{reason}")
     opened = [_open_unmapped(shard) if deletable else open_file(shard) for shard in paths]
     metadata = opened[0][0]

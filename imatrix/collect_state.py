@@ -40,7 +40,7 @@ class CollectState:
         if fingerprint != self.fingerprint or self.done > total:
             raise PlanError(
                 f"the interrupted run was of another job (model, texts, windows or settings differ; it had done {self.done} "
-                "windows): give the same arguments, or --force to start afresh"
+                "windows): give the same arguments, or --force to start over"
             )
 
     def save(self, path: Path) -> None:

@@ -105,7 +105,7 @@ def execute(
     """Writes the files of a plan. Call `preflight` first.
 
     threads        by default one per processor
-    resume         go on from the journal of an interrupted job, if there is one; force: start afresh whatever is there
+    resume         go on from the journal of an interrupted job, if there is one; force: start over whatever is there
     existing       indexes of files that are complete already; they are neither written nor read
     on_finished    called by one thread at a time as tensors are completed, for a job that frees disk space as it goes on: the
                    output is then not allocated in advance
@@ -148,7 +148,7 @@ def execute(
                 reason = f"{plan.files[next(iter(files.fds), 0)].part}: {error.strerror or error}"
             else:
                 reason = str(error)
-            raise MillError(f"{reason} ({len(done)} of {len(tensors)} tensors are kept; --resume goes on)") from error
+            raise MillError(f"{reason} ({len(done)} of {len(tensors)} tensors are kept; --resume continues)") from error
         if verify_inputs is not None:
             verify_inputs()
         return _give_names(files, existing, done, resumed)
@@ -173,14 +173,14 @@ def _give_names(
                 continue
             whole = file.part if file.part.exists() else file.path
             if not is_as_planned(file, whole):
-                raise PlanError(f"{whole} was complete, and is not as it was; --force starts afresh")
+                raise PlanError(f"{whole} was complete, and has changed since; --force starts over")
             if whole != file.path:
                 os.replace(file.part, file.path)
         sync_folder(plan.files[0].path.resolve().parent)
         files.journal.delete()
     except OSError as error:
         reason = f"{error.filename or plan.files[0].path}: {error.strerror or error}"
-        raise MillError(f"{reason} (all tensors are kept, only names are missing; --resume goes on)") from error
+        raise MillError(f"{reason} (all tensors are kept, only names are missing; --resume continues)") from error
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 

@@ -111,19 +111,19 @@ class Journal:
                 raise ValueError
             records = _parse(complete)
         except (ValueError, AttributeError, TypeError, RecursionError):
-            raise PlanError(f"{self.path} is damaged, so nothing can be resumed; start afresh with --force") from None
+            raise PlanError(f"{self.path} is damaged, so nothing can be resumed; start over with --force") from None
         self._file.truncate(len(complete))
         if not complete:
             return None
         if first["fingerprint"] != self._plan.fingerprint:
             raise PlanError(
                 f"{self.path} belongs to a job with another source, recipe, imatrix or version; "
-                "repeat the first command with --resume, or start afresh with --force"
+                "repeat the first command with --resume, or start over with --force"
             )
         if first.get("code") != code_digest():
             raise PlanError(
                 f"{self.path} belongs to a job that other code of this program has begun, whose bytes may differ; "
-                "finish it with that version, or start afresh with --force"
+                "finish it with that version, or start over with --force"
             )
         return records
 

@@ -54,7 +54,7 @@ def preflight(
     if journal.exists() and is_locked(journal):
         raise PlanError(f"another job is writing {plan.files[0].path} just now (it holds {journal})")
     if journal.exists() and not (resume or force):
-        raise PlanError(f"{journal} is left from an unfinished job; --resume goes on with it, --force starts afresh")
+        raise PlanError(f"{journal} is left from an unfinished job; --resume continues it, --force starts over")
     parent = _existing_folder(plan.files[0].path.resolve().parent)
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")

@@ -152,7 +152,7 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
                 now.save(state_path)
                 job.commit_state()
         except MillError as error:
-            warn([f"{error}; the work goes on, but --resume has less to go on with"])
+            warn([f"{error}; the work continues, but --resume has less to start from"])
 
     with output_lock(path) if path is not None else nullcontext():
         if job is not None:
@@ -193,7 +193,7 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
                 raise
             done = load_state(state_path).done
             raise KeyboardInterrupt(
-                f"{done} windows are kept in {state_path}; the same command with --resume goes on"
+                f"{done} windows are kept in {state_path}; the same command with --resume continues"
             ) from None
         imatrix = imatrix.merge(*before)
         if path is not None and state_path is not None:

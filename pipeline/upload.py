@@ -123,9 +123,7 @@ def _models_and_texts(folder: Path) -> list[Path]:
         )
     unfinished = unfinished_stages(folder / "state.json")
     if unfinished:
-        raise PlanError(
-            f"the run in {folder} is not finished ({', '.join(unfinished)}): the same `ggufmill run` goes on with it"
-        )
+        raise PlanError(f"the run in {folder} is not finished ({', '.join(unfinished)}): the same `ggufmill run` continues it")
     listed = folder / checksums.NAME
     if listed.exists():
         paths = [folder / name for name in checksums.read_checksums(listed)]

@@ -81,7 +81,7 @@ def check_draft_layers(model: DraftingModel) -> None:
     """Raises PlanError for a model without draft layers, or with such that cannot be run."""
     if not model.draft_heads:
         raise PlanError(
-            f"{model.source.path} has no draft layers (nextn_predict_layers): leave --draft-max, --mtp and --nextn away, or "
+            f"{model.source.path} has no draft layers (nextn_predict_layers): leave out --draft-max, --mtp and --nextn, or "
             "convert a checkpoint that has them without --no-mtp"
         )
 

@@ -32,7 +32,7 @@ def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
             f"moe_layer_end_index is {last}; only experts up to the last layer, {n_layers - 1}, can be converted"
         )
     if interval > 1:
-        spec.notes.append("llama.cpp cannot read this architecture with experts in every so many layers")
+        spec.notes.append("llama.cpp cannot read this architecture with experts in every n-th layer")
     rows, shared = config.integer("moe_intermediate_size"), config.integer("moe_num_shared_experts", 0, minimum=0)
     has_experts = [i >= first and (i + 1) % interval == 0 for i in range(n_layers)]
     experts = spec.add_expert_counts("moe_num_experts", rows, used_key="moe_k", layers=sum(has_experts))

@@ -139,7 +139,7 @@ def _ngram_keys(config: Config, layer: int, width: int) -> dict[str, object]:
     end = config.get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     if type(end) is not int or end < 0:
-        raise config.error(f"eos_token_id is {end!r:.60}; a token is needed, at which n-grams begin anew")
+        raise config.error(f"eos_token_id is {end!r:.60}; a token is needed, at which n-grams begin again")
     numbers = {
         "embedding_length_per_layer_input": width,
         "ple.ngram_size": config.integer("ngram_size"),

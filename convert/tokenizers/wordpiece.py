@@ -17,7 +17,7 @@ from .token_list import CONTROL, NORMAL, AddedTokens, token_list
 
 SPECIAL_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
 SPECIAL_TOKENS |= {"mask_token": "[MASK]"}
-CASE_NOTE = "the tokenizer tells capitals from small letters; readers of GGUF do not, so token ids may differ"
+CASE_NOTE = "the tokenizer distinguishes capitals from small letters; readers of GGUF do not, so token ids may differ"
 
 
 def gguf_text(piece: str) -> str:

@@ -105,7 +105,7 @@ class CovarianceJob:
         if found is None:
             raise PlanError(
                 f"{self.state_path}: the covariance of the {windows} windows that the interrupted run had is not there; "
-                "--force starts afresh"
+                "--force starts over"
             )
         path, progress = found
         self._leave_out(progress.finished)
@@ -139,7 +139,7 @@ class CovarianceJob:
     def _leave_out(self, finished: Sequence[str]) -> None:
         """These inputs are in the unfinished file. Raises PlanError if that is gone."""
         if finished and not self.writer.reopen():
-            raise PlanError(f"{self.writer.part}, which has what was collected, is gone; --force starts afresh")
+            raise PlanError(f"{self.writer.part}, which has what was collected, is gone; --force starts over")
         self.finished = list(finished)
         others = [one for one in self.inputs if one.name not in finished]
         self.passes = split_into_passes(others, self._memory, self._calibration.n_ctx)

@@ -40,7 +40,7 @@ class CollectionProgress:
         if fingerprint != self.fingerprint:
             raise PlanError(
                 "the interrupted run summed the covariance of another job (model, texts, windows or settings differ): "
-                "give the same arguments, or --force to start afresh"
+                "give the same arguments, or --force to start over"
             )
 
 

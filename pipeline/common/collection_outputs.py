@@ -24,7 +24,7 @@ def check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Pa
     if out.exists() and not (resume or force):
         raise PlanError(f"{out} exists; use --force to replace it")
     if state.exists() and not (resume or force):
-        raise PlanError(f"{state} is left from an interrupted run; --resume goes on with it, --force starts afresh")
+        raise PlanError(f"{state} is left from an interrupted run; --resume continues it, --force starts over")
     check_folder(out)
     return state
 

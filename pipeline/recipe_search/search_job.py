@@ -46,7 +46,7 @@ PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measure
 RESERVE = "#" * 512  # of the header, for comments that are only known at the end
 TRUST = 0.7  # how much a round of refining counts against what was known before
 ATTEMPTS = 8  # at meeting a target
-INTERRUPTED = "what was measured is kept, the same command goes on with it"
+INTERRUPTED = "what was measured is kept, the same command continues it"
 
 
 class SearchJob:

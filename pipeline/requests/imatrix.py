@@ -63,7 +63,7 @@ class ImatrixRequest(RunningModel):
         shown="10",
     )
     save_frequency: int | None = option(
-        "Also write OUT.at_N every so many windows, after the pass they end in.", default=None, least=0
+        "Also write OUT.at_N after every N windows, at the end of the pass that they are in.", default=None, least=0
     )
     covariance: str | Path | None = option(
         "Also write the covariances of all inputs to this file, for `quantize`.",

@@ -136,7 +136,7 @@ class Run:
     def how_to_continue(self) -> str:
         """What to do after an interruption, as a half sentence."""
         again = "the same command without --force" if self.fresh else "the same command"
-        return f"what was finished is kept, {again} goes on with it"
+        return f"what was finished is kept, {again} continues it"
 
     # -- imatrix
 

@@ -27,7 +27,7 @@ def watch_inputs(inputs: Sequence[Path]) -> Callable[[], None]:
         for path, known in before.items():
             if files_stamp([path]) != known:
                 raise MillError(
-                    f"{path} has changed while it was read, so the output would be neither of the two; --force starts afresh"
+                    f"{path} has changed while it was read, so the output would be neither of the two; --force starts over"
                 )
 
     return check_unchanged

@@ -242,7 +242,7 @@ def _write(
                 write=writer,
             )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
+        raise KeyboardInterrupt("what was finished is kept, --resume continues it") from None
     if result.resumed:
         note(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job")
     written = WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)

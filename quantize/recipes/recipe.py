@@ -64,7 +64,7 @@ def load_recipe(path: str | Path, *, several: bool = False) -> Recipe:
     try:
         text = read_text(path, "utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except FileNotFoundError as error:
-        raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows those that come along") from None
+        raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows the bundled ones") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}") from None
     if path.suffix != ".toml":

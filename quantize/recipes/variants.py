@@ -105,7 +105,7 @@ def plain_tables(stages: Stages, path: Path) -> Stages:
 
 
 def _rules_of(name: str, path: Path) -> str:
-    """The rules of a text file beside the recipe, or of one that comes along."""
+    """The rules of a text file beside the recipe, or of a bundled one."""
     beside = path.parent / name
     file = beside if beside.exists() else find(name)
     if file.suffix == ".toml":

@@ -74,7 +74,7 @@ class Sampling:
         json_range=(1e-6, 1),
     )
     top_n_sigma: float = option(
-        "Keep tokens whose logit is within so many standard deviations of the largest one (arXiv:2411.07641); 0 or less: all.",
+        "Keep tokens whose logit is within this many standard deviations of the largest (arXiv:2411.07641); 0 or less: all.",
         default=-1.0,
         flags="--top-nsigma --top-n-sigma",
         json_range=(-1, 1000),

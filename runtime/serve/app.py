@@ -109,7 +109,7 @@ def make_app(
         return response
 
     async def on_exception(request: Request, error: Exception) -> Response:
-        return respond(request, RequestError("internal error; the terminal of the server tells more", status=500))
+        return respond(request, RequestError("internal error; see the server's terminal", status=500))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

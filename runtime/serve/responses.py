@@ -192,7 +192,7 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, PlanError):
         return RequestError(str(error), code="invalid_value")
     expected = isinstance(error, MillError)
-    return RequestError(str(error) if expected else "internal error; the terminal of the server tells more", status=500)
+    return RequestError(str(error) if expected else "internal error; see the server's terminal", status=500)
 
 
 def error_of(end: EndEvent) -> RequestError | None:

@@ -181,7 +181,7 @@ class Service:
         if isinstance(renderer, PlanError):
             raise RequestError(str(renderer), code="no_chat_template")
         if parsed.tools and not renderer.supports_tools:
-            message = "the model's chat template does not tell it of functions (--template chooses another)"
+            message = "the model's chat template has no place for functions (--template chooses another)"
             raise RequestError(message, param="tools", code="unsupported_parameter")
         return renderer
 

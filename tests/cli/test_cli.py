@@ -204,7 +204,7 @@ def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
     code, _, err = mill("quantize", folder, tmp_path / "b.gguf", "q8_0")
     assert code == 1
     assert "blk.0.ffn_up.weight: the weight at row 3, column 5 is nan" in err
-    assert "tensors are kept; --resume goes on" in err
+    assert "tensors are kept; --resume continues" in err
     code, _, err = mill("quantize", folder, tmp_path / "c.gguf", "q8_0", "--allow-nonfinite")
     assert code == 0
     assert "blk.0.ffn_up.weight: 1 weights were not finite and are written as 0" in err
@@ -289,7 +289,7 @@ def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, mon
         patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
     assert code == 128 + number
-    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume goes on with it"
+    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume continues it"
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.common.models.load_model", interrupted_by(number))
         code, _, err = mill("generate", DEMO, "-p", "x")

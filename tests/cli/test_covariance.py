@@ -49,7 +49,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
         assert not (tmp_path / "a.cov").exists()
     code, _, err = mill(*job)
     assert code == 1
-    assert "is left from an interrupted run; --resume goes on with it" in err
+    assert "is left from an interrupted run; --resume continues it" in err
     code, _, err = mill(*job, "--resume")
     assert code == 0
     assert "covariance of 33 inputs of 64 to 768 columns: the file takes" in err

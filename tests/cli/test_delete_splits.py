@@ -117,7 +117,7 @@ def test_what_would_lose_tensors_is_refused(interrupted, whole, parts, tmp_path,
         assert run(*interrupted, *options) == 1
         assert reason in capsys.readouterr().err
     assert run("merge", parts[0], tmp_path / "out.gguf", "--resume") == 1
-    assert "deleted by `merge --delete-splits`, which goes on with --resume" in capsys.readouterr().err
+    assert "deleted by `merge --delete-splits`, which --resume continues" in capsys.readouterr().err
     assert run("merge", parts[0], tmp_path / "other.gguf", "--delete-splits", "--resume") == 1
     assert "was deleted by a job that used it" in capsys.readouterr().err
     with pytest.raises(FormatError, match="2 of 4 shards are missing"):

@@ -69,7 +69,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     assert not out.exists()
     code, _, err = mill(*job)
     assert code == 1
-    assert "is left from an interrupted run; --resume goes on with it" in err
+    assert "is left from an interrupted run; --resume continues it" in err
     assert mill(*job, "--resume")[0] == 0
     assert out.read_bytes() == made.read_bytes()
     assert not state.exists()
@@ -146,7 +146,7 @@ def test_a_full_disk_at_a_save_does_not_end_the_job(mill, tmp_path, monkeypatch)
     out = tmp_path / "demo.imatrix"
     code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 2, *SHORT, "--output-frequency", 1)
     assert code == 0
-    assert "No space left on device; the work goes on, but --resume has less to go on with" in err
+    assert "No space left on device; the work continues, but --resume has less to start from" in err
     assert [path.name for path in tmp_path.iterdir()] == ["demo.imatrix"]
 
 
@@ -162,7 +162,7 @@ def test_an_interrupted_collection_says_how_to_continue(mill, tmp_path, monkeypa
     monkeypatch.setattr(CollectState, "save", save_and_stop)
     code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", tmp_path / "a", "--chunks", 9, *SHORT, "-ofreq", 2)
     assert code == 130
-    assert err.splitlines()[-1].endswith("the same command with --resume goes on")
+    assert err.splitlines()[-1].endswith("the same command with --resume continues")
     assert "interrupted; 3 windows are kept in " in err
 
 

@@ -90,7 +90,7 @@ def test_an_interrupted_part_goes_on(mill, checkpoint, whole, tmp_path, monkeypa
     arguments = ("quantize", checkpoint, tmp_path / "q.gguf", "q4_0", *SPLIT, "--only-shards", "2-3")
     monkeypatch.setattr(files, "write_at", failing)  # one call for each tensor
     code, _, err = mill(*arguments, "-t", 1)
-    assert (code, "5 of 8 tensors are kept; --resume goes on" in err) == (1, True)
+    assert (code, "5 of 8 tensors are kept; --resume continues" in err) == (1, True)
     assert "left from an unfinished job" in mill(*arguments)[2]
     monkeypatch.undo()
     code, _, err = mill(*arguments, "--resume")

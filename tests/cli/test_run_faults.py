@@ -145,7 +145,7 @@ def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, mon
             patch.setattr("ggufmill.pipeline.stages.files.execute", interrupted)
             code, _, err = run(capsys, short(), "-o", tmp_path / "out", *options)
         assert code == 128 + signal.SIGTERM
-        assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} goes on with it"
+        assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} continues it"
     assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint(tiny_llama, write_checkpoint, short, tmp_path, cap
     code, _, err = run(capsys, recipe, "-o", tmp_path / "out")
     assert code == 1
     assert "--allow-nonfinite writes 0 instead" in err
-    assert "the same command goes on with it" in err
+    assert "the same command continues it" in err
     assert "--resume" not in err
     code, _, err = run(capsys, recipe, "-o", tmp_path / "out", "--allow-nonfinite")
     assert code == 0

@@ -108,7 +108,7 @@ def test_a_source_that_is_truncated(job, mill, tmp_path, monkeypatch):
             patch.setattr(writing, "execute", shrinks)
             line = error_line(mill(*command), tmp_path / "out.gguf")
         assert "has become shorter" in line
-        assert "--resume goes on" in line
+        assert "--resume continues" in line
     finally:
         file.write_bytes(data)
         os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
@@ -177,7 +177,7 @@ def test_read_errors_and_a_full_disk(job, mill, tmp_path, monkeypatch, call, cod
         patch.setattr(f"os.{call}", fails)
         line = error_line(mill(*command), tmp_path / "out.gguf")
     assert said in line
-    assert "--resume goes on" in line
+    assert "--resume continues" in line
     assert mill(*command, "--resume")[0] == 0
     assert (tmp_path / "out.gguf").read_bytes() == bytes_
 
@@ -234,7 +234,7 @@ def test_signals(job, tmp_path, number):
             assert out.read_bytes() == bytes_
         elif number == signal.SIGINT:
             assert process.returncode == 130
-            assert "interrupted; what was finished is kept, --resume goes on with it" in err
+            assert "interrupted; what was finished is kept, --resume continues it" in err
     assert stopped or command[0] == "merge"  # which is over in a moment
     if not out.exists() or journal.exists():
         subprocess.run([*MILL, *command, "--resume"], check=True, capture_output=True)

@@ -119,7 +119,7 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
     monkeypatch.setattr(quant_error.RowSample, "error", interrupted)
     code, _, err = mill(*arguments)
     assert code == 130
-    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command goes on with it"
+    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command continues it"
     kept = json.loads((tmp_path / "out/r.recipe.txt.state.json").read_text())["errors"]
     assert kept
     assert mill(*arguments)[0] == 0

@@ -105,7 +105,7 @@ def test_characters_that_the_encoding_lacks_are_escaped(tmp_path):
     process = program("recipes", "lint", "Ω.txt", stdout=subprocess.PIPE, env=environment)
     assert process.communicate() == (
         "",
-        "ggufmill: \\u03a9.txt: No such file or directory; `ggufmill recipes list` shows those that come along\n",
+        "ggufmill: \\u03a9.txt: No such file or directory; `ggufmill recipes list` shows the bundled ones\n",
     )
     process = program("recipes", "list", stdout=subprocess.PIPE, env=environment)
     assert "\x1b" not in "".join(process.communicate())

@@ -82,7 +82,7 @@ def test_a_failure_keeps_complete_tensors(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     outputs[2] = output("t2", (256, 16), produce=failing(0))
     plan = plan_of(tmp_path, outputs)
-    with pytest.raises(MillError, match=r"nan \(\d of 4 tensors are kept; --resume goes on\)"):
+    with pytest.raises(MillError, match=r"nan \(\d of 4 tensors are kept; --resume continues\)"):
         execute(plan, threads=1)
     assert not (tmp_path / "out.gguf").exists()
     with pytest.raises(PlanError, match="unfinished job"):
@@ -209,7 +209,7 @@ def test_a_name_that_cannot_be_given(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, [output("a", (256, 40))])
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fails)
-        with pytest.raises(MillError, match=r"out\.gguf\.part: Input/output error .*--resume goes on"):
+        with pytest.raises(MillError, match=r"out\.gguf\.part: Input/output error .*--resume continues"):
             execute(plan)
     execute(plan_of(tmp_path, [output("a", (256, 40), produce=failing(0))]), resume=True)
     assert os.listdir(tmp_path) == ["out.gguf"]

@@ -105,7 +105,7 @@ def test_jobs_and_models(tmp_path):
         (tmp_path / folder).mkdir()
     done = run(INTERRUPTED, FOLDER / "demo", cwd=tmp_path / "other")
     assert done.returncode == 0, done.stderr
-    assert "--resume goes on" in done.stdout
+    assert "--resume continues" in done.stdout
     assert int(done.stdout.rpartition("resumed ")[2]) > 0
     ggufmill.quantize_model(FOLDER / "demo", tmp_path / "here/out.gguf", "q8_0", custom_q="exps=q4_0", threads=2)
     assert (tmp_path / "other/out.gguf").read_bytes() == (tmp_path / "here/out.gguf").read_bytes()

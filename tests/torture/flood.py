@@ -1,6 +1,6 @@
 """A flood of requests: `python tests/torture/flood.py [REQUESTS [SECONDS [CLIENTS [IDLE]]]]`.
 
-Many clients at once send requests to `ggufmill serve` with the small model that comes along: sound ones, streams, damaged and
+Many clients at once send requests to `ggufmill serve` with the bundled small model: sound ones, streams, damaged and
 oversized bodies, bytes that are no HTTP, headers and bodies that end in the middle, and clients that leave before their answer
 does. Others, more than the server may open files, keep connections open and send too little (idle.py). It ends after so many
 requests or seconds, and the time-outs of the connections that are open then. No answer may have the status 500 or one that the

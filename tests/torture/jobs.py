@@ -1,4 +1,4 @@
-"""Real jobs on the small model that comes along: what is run, what it writes, and how it is resumed."""
+"""Real jobs on the bundled small model: what is run, what it writes, and how it is resumed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def ask(port: int, data: bytes, patience: float | None = None) -> tuple[An
 
 @dataclass
 class Server:
-    """`ggufmill serve` with the small model that comes along."""
+    """`ggufmill serve` with the bundled small model."""
 
     process: subprocess.Popen[bytes]
     log: Path

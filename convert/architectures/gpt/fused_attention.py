@@ -55,7 +55,7 @@ def falcon(config: Config, mla_layout: str) -> ModelSpec:
     config.require("activation", "gelu", "this activation")
     is_new = config.flag("new_decoder_architecture", False)
     if not is_new:
-        config.require("parallel_attn", True, "a feed-forward block behind the attention in this architecture")
+        config.require("parallel_attn", True, "a feed-forward block after the attention in this architecture")
     heads = config.integer("num_attention_heads")
     own_keys = is_new or not config.flag("multi_query", True)
     config = config.with_values({"num_key_value_heads": config.integer("num_kv_heads", heads) if own_keys else 1})

@@ -41,7 +41,7 @@ def kimi_linear(config: Config, mla_layout: str) -> ModelSpec:
     is_attention = attention_layers(spec, _layer_types(spec))
     add_key_value_heads(spec, is_attention, 1)
     if config.integer("linear_num_heads") != spec.n_heads:
-        raise config.error(f"{config.get('linear_num_heads')} heads of delta attention beside {spec.n_heads} of the other kind")
+        raise config.error(f"{config.get('linear_num_heads')} heads of delta attention and {spec.n_heads} of the other kind")
     delta, latent = _delta_attention(spec), _latent_attention(spec)
     dense = config.integer("first_k_dense_replace", 1, minimum=0)
     types = config.get("mlp_layer_types")

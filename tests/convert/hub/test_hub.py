@@ -100,7 +100,7 @@ def test_a_remote_job_resumes(hub, tmp_path, monkeypatch, capsys):
 
     hub.faults = [fail_late]
     assert run(*arguments) == 1
-    assert "tensors are kept; --resume goes on" in capsys.readouterr().err
+    assert "tensors are kept; --resume continues" in capsys.readouterr().err
     hub.faults = []
     assert run(*arguments, "--resume") == 0
     assert "were there from the interrupted job" in capsys.readouterr().err

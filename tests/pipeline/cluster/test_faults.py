@@ -142,7 +142,7 @@ def test_scheduler_is_killed(running, out, expected):
     _, errors = client.communicate(timeout=120)
     assert client.returncode == 1
     assert errors.splitlines()[-1].startswith(f"ggufmill: the scheduler at {running.file} is lost (")
-    assert errors.rstrip().endswith("tensors are kept; --resume goes on)")
+    assert errors.rstrip().endswith("tensors are kept; --resume continues)")
     assert ggufmill.quantize_model(DEMO, out, "q4_0", resume=True).resumed >= 3
     assert out.read_bytes() == expected
 

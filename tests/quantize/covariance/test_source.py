@@ -126,7 +126,7 @@ def test_resume(tmp_path):
     broken = Collected()
     damaged = broken.parts["blk.0.ffn_down_exps.weight"][2]
     damaged.matrix[1, 2] = np.nan
-    with pytest.raises(MillError, match="NaN.*resume goes on"):
+    with pytest.raises(MillError, match="NaN.*resume continues"):
         execute(plan(tmp_path, broken.covariances()), threads=1)
     result = execute(plan(tmp_path, collected.covariances()), resume=True)
     assert result.resumed > 0

@@ -96,7 +96,7 @@ def test_a_job_goes_on_after_the_device_was_full(tmp_path: Path, monkeypatch):
         return encode(*arguments)
 
     monkeypatch.setattr(iqk, "encode", full_after_a_while)
-    with pytest.raises(MillError, match=r"too little memory to encode iq4_k.*tensors are kept; --resume goes on"):
+    with pytest.raises(MillError, match=r"too little memory to encode iq4_k.*tensors are kept; --resume continues"):
         ggufmill.quantize_model(FOLDER / "demo", tmp_path / "out.gguf", **made)
     assert not (tmp_path / "out.gguf").exists()
     monkeypatch.setattr(iqk, "encode", encode)

@@ -137,7 +137,7 @@ def test_errors(client):
     tool = {"type": "function", "function": {"name": "f"}}
     refused = error(tools=[tool])
     assert (refused.param, refused.code) == ("tools", "unsupported_parameter")
-    assert "chat template does not tell it of functions" in refused.message
+    assert "chat template has no place for functions" in refused.message
     assert error(tools=[tool, {"type": "function"}]).param == "tools[1]"
     assert error(tools=[tool], tool_choice="required").code == "unsupported_parameter"
     assert error(messages=[]).param == "messages"
