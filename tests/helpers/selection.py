@@ -18,8 +18,6 @@ from ggufmill.operating_system.processors import allowed_cpus
 for library in ("OMP", "OPENBLAS"):  # for the processes that pytest-xdist and tests start
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
-NEEDS_ORACLE = {"build"}  # fixtures
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
@@ -27,8 +25,6 @@ def pytest_collection_modifyitems(items):
         for mark in [mark for mark in item.own_markers if "keep" in mark.kwargs]:
             if any(fnmatchcase(item.callspec.id, pattern) for pattern in mark.kwargs["keep"]):
                 item.own_markers.remove(mark)
-        if NEEDS_ORACLE.intersection(item.fixturenames):
-            item.add_marker("oracle")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -233,15 +233,13 @@ class InputRecorder:
 
 def reference(case, folder):
     """((GGUF name, matrix) -> inputs float64 [n, columns] for the windows that `collect` reads, source, token ids)."""
-    torch, transformers = checkpoints.oracle()
-    family, options, *layout = checkpoints.CASES[case]
-    architecture, config = checkpoints.new_config(transformers, family, checkpoints.COMMON | options)
-    for each in (config, getattr(config, "text_config", config)):
+    torch, _ = checkpoints.oracle()
+    checkpoints.record_of(case).write(folder)
+    model = checkpoints.saved_model(case, folder)
+    config = getattr(model.config, "text_config", model.config)
+    for each in (config, model.config):
         each._experts_implementation = "eager"
-    model = checkpoints.randomise(architecture(config))
-    config = getattr(config, "text_config", config)
-    model.save_pretrained(folder)
-    source = open_source(folder, mla_layout=layout[0] if layout else "ik")
+    source = open_source(folder, mla_layout=checkpoints.layout_of(case))
     tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
     windows = make_windows(load_model(source), tokens, N_CTX, None)
     recorder, queries, probabilities, latent_names = InputRecorder(torch, model), {}, {}, {}

@@ -3,8 +3,7 @@ with entries in other types; and what is refused."""
 
 import numpy as np
 import pytest
-from checkpoint_cases import EXACT, TOLERANCE, convert_case, new_config, oracle, randomise
-from model_cases import CASES
+from checkpoint_cases import EXACT, TOLERANCE, convert_case, saved_model
 from model_cases.common import COMMON
 
 from ggufmill.formats import PlanError
@@ -28,10 +27,7 @@ def tokens():
 @pytest.fixture(scope="module")
 def expected(path, tokens):
     """The logits of transformers."""
-    torch, transformers = oracle()  # seeds what `randomise` keeps, as for `path`
-    family, options = CASES["deepseek4"]
-    architecture, config = new_config(transformers, family, COMMON | options)
-    model = randomise(architecture(config))
+    torch, model = pytest.importorskip("torch"), saved_model("deepseek4", path.parent)
     with torch.no_grad():
         return model(torch.tensor(tokens[None])).logits[0].numpy()
 

@@ -55,7 +55,7 @@ def by_cpu(source, tokens):
     ],
 )
 def test_the_damaged_tensor_is_named(build, tokens, run, name, matrix):
-    source = damaged(build("v3", "legacy")[1], name, matrix or 0)
+    source = damaged(build("v3", "legacy"), name, matrix or 0)
     with pytest.raises(MillError) as error:
         run(source, tokens)
     what = name if matrix is None else f"{name} (matrix {matrix})"
@@ -65,7 +65,7 @@ def test_the_damaged_tensor_is_named(build, tokens, run, name, matrix):
 @pytest.mark.parametrize("run", [by_reference, by_cpu])
 def test_sound_weights_that_overflow(build, tokens, run):
     """Nothing is damaged: the first product beyond the range of float32 is named."""
-    source, name = build("v3", "legacy")[1], "blk.1.attn_q_b.weight"
+    source, name = build("v3", "legacy"), "blk.1.attn_q_b.weight"
     tensor = source.tensors[name]
 
     def read(start, stop):

@@ -1,4 +1,4 @@
-"""Logits of every graph against transformers in float32, and the ways to compute the same thing against each other."""
+"""The ways to compute the same logits, against each other, and what is refused. Against transformers: test_checkpoints.py."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ import pytest
 from ggufmill.formats import FormatError, MillError, PlanError
 from ggufmill.runtime import load_model as load
 
-TOLERANCE = 2e-3  # against transformers; logits have a standard deviation of about 1
 ROUNDING = 1e-4  # between two orders of the same float32 sums
 
 
@@ -17,37 +16,19 @@ def load_model(source, **settings):
     return load(source, exact=True, **settings)
 
 
-def oracle(model, tokens):
-    torch = pytest.importorskip("torch")
-    with torch.no_grad():
-        return model(torch.tensor(np.asarray(tokens)[None])).logits[0].numpy()
-
-
-@pytest.mark.parametrize(
-    "kind", ["llama", "llama-biased-tied", "llama3", "llama-linear", "llama-yarn", "v3", "v2-lite", "v2-groups"]
-)
-def test_logits_are_those_of_transformers(build, tokens, kind):
-    reference, source = build(kind)
-    expected = oracle(reference, tokens)
-    logits = load_model(source).logits(tokens)
-    assert logits.dtype == np.float32
-    assert expected.std() > 0.3  # otherwise the tolerance would say nothing
-    assert np.abs(logits - expected).max() < TOLERANCE
-
-
 @pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
 @pytest.mark.parametrize("mla", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["v3", "v2-lite"])
 def test_latent_attention_is_the_same_in_every_layout_and_way(build, tokens, kind, layout, mla):
-    _, source = build(kind, "legacy")
+    source = build(kind, "legacy")
     expected = load_model(source, mla=2).logits(tokens)
-    _, source = build(kind, layout)
+    source = build(kind, layout)
     assert np.abs(load_model(source, mla=mla).logits(tokens) - expected).max() < ROUNDING
 
 
 def test_each_deepseek_detail_matters(build, tokens):
     """What the oracle test would not notice if it had no effect: bias, groups, norm, scale, yarn, shared experts."""
-    _, source = build("v3")
+    source = build("v3")
     expected = load_model(source).logits(tokens)
     changes = {
         "deepseek2.expert_group_count": 1,
@@ -65,9 +46,9 @@ def test_each_deepseek_detail_matters(build, tokens):
         assert np.abs(load_model(dataclasses.replace(source, tensors=without)).logits(tokens) - expected).max() > 0.01, part
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("llama3", ""), ("v3", "ik"), ("v3", "mainline"), ("v2-lite", "legacy")])
+@pytest.mark.parametrize(("kind", "layout"), [("llama-llama3", "ik"), ("v3", "ik"), ("v3", "mainline"), ("v2-lite", "legacy")])
 def test_cached_generation_gives_the_logits_of_one_pass(build, tokens, kind, layout):
-    model = load_model(build(kind, layout)[1])
+    model = load_model(build(kind, layout))
     full = model.logits(tokens[:60])
     session = model.session()
     assert np.abs(session.feed(tokens[:33]) - full[32]).max() < ROUNDING
@@ -81,17 +62,17 @@ def test_cached_generation_gives_the_logits_of_one_pass(build, tokens, kind, lay
     assert session.tokens == tokens[:60].tolist()
 
 
-@pytest.mark.parametrize("kind", ["llama3", "v3"])
+@pytest.mark.parametrize("kind", ["llama-llama3", "v3"])
 def test_settings_do_not_change_the_logits(build, tokens, kind):
-    _, source = build(kind)
+    source = build(kind)
     expected = load_model(source).logits(tokens)
     for settings in ({"ubatch": 7}, {"cache_bytes": 0}, {"attention_bytes": 1}, {"threads": 1}, {"threads": 5}):
         assert np.abs(load_model(source, **settings).logits(tokens) - expected).max() < ROUNDING, settings
 
 
-@pytest.mark.parametrize("kind", ["llama3", "v3"])
+@pytest.mark.parametrize("kind", ["llama-llama3", "v3"])
 def test_sequences_run_together_as_they_do_alone(build, tokens, kind):
-    model = load_model(build(kind)[1], ubatch=64)
+    model = load_model(build(kind), ubatch=64)
     parts = [tokens[:100], tokens[100:110], tokens[110:111]]
     together = model.hidden([(model.new_cache(200), part) for part in parts])
     for part, hidden in zip(parts, together, strict=True):

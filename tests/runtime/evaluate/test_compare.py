@@ -45,7 +45,7 @@ def load(source, **settings):
 @pytest.fixture(scope="module")
 def deep(build):
     """A mixture of experts of three layers."""
-    return build("v3")[1]
+    return build("v3")
 
 
 def test_a_model_has_no_errors_against_itself(deep, tokens):
@@ -128,7 +128,7 @@ def test_an_exception_in_the_thread_of_model_b_is_raised(deep, tokens):
 
 
 def test_models_of_other_shapes_are_refused(deep, tiny, tokens):
-    with pytest.raises(PlanError, match="3 layers and 96 tokens against 1 layers and 258 tokens"):
+    with pytest.raises(PlanError, match="3 layers and 288 tokens against 1 layers and 258 tokens"):
         compare(load(deep), load(tiny), tokens, 50)
     with pytest.raises(PlanError, match="not a regular expression"):
         compare(load(deep), load(deep), None, weights="(")

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from checkpoint_cases import saved_model
+from recorded_models import record_of
 
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import load_model
@@ -53,10 +55,12 @@ def test_the_second_halves_of_windows_are_scored(tiny, tokens):
     assert result.tokens_per_second > 0
 
 
-def test_it_agrees_with_torch(build, tokens):
+@pytest.mark.oracle
+def test_it_agrees_with_torch(tmp_path, build, tokens):
     """transformers' logits and torch's cross entropy; the model has no vocabulary and therefore no BOS."""
-    torch = pytest.importorskip("torch")
-    reference, source = build("v3")
+    torch, source = pytest.importorskip("torch"), build("v3")
+    record_of("v3").write(tmp_path)
+    reference = saved_model("v3", tmp_path)
     losses = []
     with torch.no_grad():
         for start in range(0, 200, 50):
@@ -161,8 +165,8 @@ def test_a_text_shorter_than_a_window_is_refused(tiny, tokens):
 
 
 def test_a_baseline_with_another_vocabulary_is_refused(build, tiny, tokens):
-    _, source = build("llama")
-    with pytest.raises(PlanError, match="baseline has 96 tokens in its vocabulary, the model 258"):
+    source = build("llama")
+    with pytest.raises(PlanError, match="baseline has 288 tokens in its vocabulary, the model 258"):
         perplexity(load_model(tiny), tokens, 20, baseline=load_model(source))
 
 
@@ -192,7 +196,7 @@ def test_the_first_tensor_that_causes_nan_is_named(tiny, name, value):
 
 
 def test_nan_in_an_expert_is_named_with_its_index(build, tokens):
-    _, source = build("v3")
-    model = load_model(with_tensor(source, "blk.2.ffn_up_exps.weight", insert(np.nan, row=24 * 5)))
+    source = build("v3")
+    model = load_model(with_tensor(source, "blk.2.ffn_up_exps.weight", insert(np.nan, row=32 * 5)))
     with pytest.raises(MillError, match=r"blk\.2\.ffn_up_exps\.weight \(matrix 5\)"):
         perplexity(model, tokens, 50)

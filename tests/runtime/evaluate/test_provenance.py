@@ -103,7 +103,7 @@ def test_weights_interleaved_on_loading_do_not_change_the_description(quantised)
 
 def test_mla_is_recorded_only_for_latent_attention(tiny, build):
     assert "mla" not in describe_settings(load_model(tiny))
-    assert describe_settings(load_model(build("v3", "ik")[1], mla=1))["mla"] == 1
+    assert describe_settings(load_model(build("v3", "ik"), mla=1))["mla"] == 1
 
 
 def test_description_without_recipe_and_imatrix(tiny):
