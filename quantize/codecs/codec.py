@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -37,23 +37,6 @@ def empty_rows(rows: int, n: int) -> np.ndarray:
     buffer = np.empty(rows * n + _CACHE_LINE // 4, np.float32)
     start = -buffer.ctypes.data % _CACHE_LINE // 4
     return buffer[start : start + rows * n].reshape(rows, n)
-
-
-def kernel_decoder(decode_kernel: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
-    """`Codec.decode` for a kernel that takes the bytes of all rows and fills all elements.
-
-    The kernel is called as decode_kernel(q, *arguments, out): q uint8 [bytes], read-only, so that it is compiled for a single
-    signature; out float32 [elements].
-    """
-
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        flat = q.reshape(-1).view()
-        flat.flags.writeable = False
-        out = empty_rows(len(q), n)
-        decode_kernel(flat, *arguments, out.reshape(-1))
-        return out
-
-    return decode
 
 
 class NonFiniteError(MillError):

@@ -59,8 +59,3 @@ def normalise_importance(importance: np.ndarray) -> np.ndarray:
 def to_f16(d: np.ndarray) -> np.ndarray:
     """float32 -> float16 (little-endian), the largest finite number in place of infinity."""
     return np.clip(d, -_LARGEST_F16, _LARGEST_F16).astype("<f2")
-
-
-def f16_scales(blocks: np.ndarray, at: int = 0) -> np.ndarray:
-    """The float16 at byte `at` of each block: uint8 [blocks, bytes] -> float32 [blocks]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)[:, 0].astype(np.float32)

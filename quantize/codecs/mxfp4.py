@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ...formats.layouts.tables import E2M1_DOUBLED
-from ...simd.byte_lanes import i8_to_float, load_bytes, lookup_bytes
 from ...simd.compile import kernel
 from ...simd.lanes import (
     LANES,
@@ -26,13 +24,12 @@ from ...simd.lanes import (
     splat,
     store,
 )
-from .codec import Codec, kernel_decoder
+from .codec import Codec
 from .importance import importance_rows
+from .row_decoder import row_decoder
 
 BLOCK = 32
 _BYTES = TYPES["mxfp4"].block_bytes
-
-_VALUE_BYTES = E2M1_DOUBLED.astype(np.int8)
 
 # Half of 2^(E - 127) for each exponent byte E: the scale of E2M1_DOUBLED.
 _SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
@@ -97,16 +94,6 @@ def _encode(x, importance, scales, inverses, out):
             store(out_row, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), splat(16), _code(a, inverses[e])))
 
 
-@kernel
-def _decode(q, scales, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    table = load_bytes(_VALUE_BYTES, 0)
-    for b in range(out.size // BLOCK):
-        scale, nibbles = scales[q[_BYTES * b]], load_bytes(q, _BYTES * b + 1)
-        store(out, BLOCK * b, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
-        store(out, BLOCK * b + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
-
-
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """mxfp4: float32 [rows, n], n a multiple of 32, importance float32 [n] or None -> uint8 [rows, n / 32 * 17]."""
     rows, n = x.shape
@@ -115,4 +102,4 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, kernel_decoder(_decode, _SCALES))}
+CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, row_decoder("mxfp4"))}

@@ -13,8 +13,9 @@ from ...formats import TYPES
 from ...formats.layouts.tables import E2M1_DOUBLED, HALF_UE4M3
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, reduce_max, reduce_sum, select, splat, store
-from .codec import Codec, kernel_decoder
+from .codec import Codec
 from .importance import importance_rows
+from .row_decoder import row_decoder
 
 GROUP, GROUPS = 16, 4
 _BYTES, _HALF = TYPES["nvfp4"].block_bytes, GROUP // 2
@@ -82,18 +83,6 @@ def _encode(x, importance, scales, out):
                 out_row[block + GROUPS + _HALF * (g % GROUPS) + i] = codes[i] | codes[_HALF + i] << 4
 
 
-@kernel
-def _decode(q, scales, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    for g in range(out.size // GROUP):
-        block = _BYTES * (g // GROUPS)
-        d = scales[q[block + g % GROUPS]]
-        pairs = block + GROUPS + _HALF * (g % GROUPS)
-        for i in range(_HALF):
-            out[GROUP * g + i] = d * _VALUES[q[pairs + i] & 15]
-            out[GROUP * g + _HALF + i] = d * _VALUES[q[pairs + i] >> 4]
-
-
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """nvfp4: float32 [rows, n], n a multiple of 64, importance float32 [n] or None -> uint8 [rows, n / 64 * 36]."""
     rows, n = x.shape
@@ -102,4 +91,4 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-CODECS: dict[str, Codec] = {"nvfp4": Codec(encode, kernel_decoder(_decode, _SCALES))}
+CODECS: dict[str, Codec] = {"nvfp4": Codec(encode, row_decoder("nvfp4"))}

@@ -9,8 +9,8 @@ from ...simd.compile import kernel
 from ...simd.lanes import LANES, fma_lanes, load, select, splat, store_half
 from .block_lanes import transpose_blocks, transpose_importance
 from .codec import Codec
-from .float_range import f16_scales
 from .importance import importance_rows
+from .row_decoder import row_decoder
 
 BLOCK = 128
 _BYTES = TYPES["q1_0_g128"].block_bytes
@@ -48,16 +48,6 @@ def _encode(x, importance, out):
                 block[2 + k] = byte
 
 
-@kernel
-def _decode(q, scales, out):
-    """q uint8 [blocks, 18], scales float32 [blocks] -> out float32 [blocks, 128]."""
-    for b in range(q.shape[0]):
-        block, row, d = q[b], out[b], scales[b]
-        for k in range(16):
-            for bit in range(8):
-                row[8 * k + bit] = d if (block[2 + k] >> bit) & 1 else -d
-
-
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """q1_0_g128: float32 [rows, n], n a multiple of 128, importance float32 [n] or None -> uint8 [rows, n / 128 * 18]."""
     rows, n = x.shape
@@ -66,12 +56,4 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def decode(q: np.ndarray, n: int) -> np.ndarray:
-    """q1_0_g128: uint8 [rows, n / 128 * 18] -> float32 [rows, n]."""
-    blocks = q.reshape(-1, _BYTES)
-    out = np.empty((len(blocks), BLOCK), np.float32)
-    _decode(blocks, f16_scales(blocks), out)
-    return out.reshape(-1, n)
-
-
-CODECS: dict[str, Codec] = {"q1_0_g128": Codec(encode, decode)}
+CODECS: dict[str, Codec] = {"q1_0_g128": Codec(encode, row_decoder("q1_0_g128"))}

@@ -14,11 +14,6 @@ import numpy as np
 
 from ...formats import TYPES
 from ...simd.byte_lanes import (
-    i8_to_float,
-    load_bytes,
-    load_f16,
-    load_f32,
-    load_strided_words,
     low_bytes,
     store_bytes,
     store_strided_words,
@@ -26,7 +21,8 @@ from ...simd.byte_lanes import (
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store, store_half
 from ...simd.scalar import ROUNDING_CONSTANT
-from .codec import Codec, empty_rows, raise_nonfinite
+from .codec import Codec, raise_nonfinite
+from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
 SUPERBLOCK, ROWS = 256, 8
@@ -93,18 +89,6 @@ def _encode_q8_kv(x, out, scales, sums):
 
 
 @kernel
-def _decode_q8_kv(q, out):
-    """q uint8 [rows, row_bytes] -> out float32 [rows, n]."""
-    n = out.shape[1]
-    q_flat, out_flat = q.reshape(-1), out.reshape(-1)
-    for r in range(q.shape[0]):
-        at = q.shape[1] * r
-        d = load_f32(q_flat, at)
-        for i in range(0, n, LANES):
-            store(out_flat, n * r + i, i8_to_float(load_bytes(q_flat, at + _META + i)) * d)
-
-
-@kernel
 def _encode_q8_kv_r8(x, out, scales):
     """x float32 [8 * groups, n] -> out uint8 [groups * (32 + 8 * n)]. Returns whether all of x is finite.
 
@@ -122,19 +106,6 @@ def _encode_q8_kv_r8(x, out, scales):
             y = load(flat, n * r + i) * inverse + ROUNDING_CONSTANT
             store_strided_words(out, at + _KV_D_BYTES + ROWS * i + 4 * (r % ROWS), 4 * ROWS, low_bytes(y))
     return finite
-
-
-@kernel
-def _decode_q8_kv_r8(q, out):
-    """q uint8 [groups * (32 + 8 * n)] -> out float32 [8 * groups, n]."""
-    rows, n = out.shape
-    out_flat = out.reshape(-1)
-    for r in range(rows):
-        at = (_KV_D_BYTES + ROWS * n) * (r // ROWS)
-        d = load_f32(q, at + 4 * (r % ROWS))
-        for i in range(0, n, LANES):
-            codes = load_strided_words(q, at + _KV_D_BYTES + ROWS * i + 4 * (r % ROWS), 4 * ROWS)
-            store(out_flat, n * r + i, i8_to_float(codes) * d)
 
 
 @kernel
@@ -166,21 +137,6 @@ def _encode_q8_k_r8(x, out, d_words):
     return finite
 
 
-@kernel
-def _decode_q8_k_r8(q, out):
-    """q uint8 [groups * n / 256 * 2064] -> out float32 [8 * groups, n]."""
-    rows, n = out.shape
-    out_flat = out.reshape(-1)
-    row_blocks = n // SUPERBLOCK
-    for b in range(rows // ROWS * row_blocks):
-        at = (_K_D_BYTES + ROWS * SUPERBLOCK) * b
-        for k in range(ROWS):
-            start, d = n * (b // row_blocks * ROWS + k) + b % row_blocks * SUPERBLOCK, load_f16(q, at + 2 * k)
-            for i in range(0, SUPERBLOCK, LANES):
-                codes = load_strided_words(q, at + _K_D_BYTES + ROWS * i + 4 * k, 4 * ROWS)
-                store(out_flat, start + i, i8_to_float(codes) * d)
-
-
 def _empty(name: str, x: np.ndarray) -> np.ndarray:
     return np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8)
 
@@ -193,14 +149,7 @@ def encode_q8_kv(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def decode_q8_kv(q: np.ndarray, n: int) -> np.ndarray:
-    """q8_KV: uint8 [rows, 8 + n] -> float32 [rows, n]."""
-    out = empty_rows(len(q), n)
-    _decode_q8_kv(q, out)
-    return out
-
-
-def _row_group_codec(name: str, encode_kernel: Callable, decode_kernel: Callable, scale_dtype: type[np.generic]) -> Codec:
+def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.generic]) -> Codec:
     """The codec of a type of interleaved row groups; scale_dtype: as which the encoder kernel writes scales to the output."""
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -210,16 +159,11 @@ def _row_group_codec(name: str, encode_kernel: Callable, decode_kernel: Callable
             raise_nonfinite(x)
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        out = empty_rows(len(q), n)
-        decode_kernel(q.reshape(-1), out)
-        return out
-
-    return Codec(encode, decode, checks_finite=True)
+    return Codec(encode, row_decoder(name), checks_finite=True)
 
 
 CODECS: dict[str, Codec] = {
-    "q8_kv": Codec(encode_q8_kv, decode_q8_kv, checks_finite=True),
-    "q8_kv_r8": _row_group_codec("q8_KV_r8", _encode_q8_kv_r8, _decode_q8_kv_r8, np.float32),
-    "q8_k_r8": _row_group_codec("q8_k_r8", _encode_q8_k_r8, _decode_q8_k_r8, np.uint16),
+    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), checks_finite=True),
+    "q8_kv_r8": _row_group_codec("q8_KV_r8", _encode_q8_kv_r8, np.float32),
+    "q8_k_r8": _row_group_codec("q8_k_r8", _encode_q8_k_r8, np.uint16),
 }

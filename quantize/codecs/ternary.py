@@ -10,17 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.byte_lanes import load_bytes, u8_to_float
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
-from .codec import Codec, empty_rows
+from .codec import Codec
+from .row_decoder import row_decoder
 
 BLOCK = 64
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81])
 
 # iq1_bn: a byte over 256 is a fraction whose first five base-3 digits are the digits of five weights, the last weight first.
 _BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
-_DIGITS_OF_BYTE = ((np.arange(256)[:, None] * 3 ** np.arange(4, -1, -1) % 256 * 3) >> 8).astype(np.int8)
 
 
 @kernel
@@ -73,37 +72,10 @@ def _encode_iq1_bn(x, thresholds, meta, byte_of, out):
             out_row[13 * b + 12] = byte_of[last]
 
 
-@kernel
-def _decode_iq2_bn(q, scales, meta, out):
-    q_flat = q.reshape(-1)
-    for r in range(q.shape[0]):
-        out_row, d, at = out[r], scales[r], q.shape[1] * r + meta
-        for b in range(out_row.size // BLOCK):
-            packed = load_bytes(q_flat, at + 16 * b)
-            for i in range(BLOCK * b, BLOCK * b + BLOCK, LANES):
-                store(out_row, i, (u8_to_float(packed & 3) - 1) * d)
-                packed = packed >> 2
-
-
-@kernel
-def _decode_iq1_bn(q, scales, meta, digits, out):
-    for r in range(q.shape[0]):
-        out_row, d = out[r], scales[r]
-        blocks = q[r, meta:]
-        for b in range(out_row.size // BLOCK):
-            for g in range(4):
-                start = BLOCK * b + 16 * g
-                for k in range(3):
-                    for j in range(5):
-                        out_row[start + 5 * k + j] = d * np.float32(digits[blocks[13 * b + 3 * g + k], j] - 1)
-                out_row[start + 15] = d * np.float32(digits[blocks[13 * b + 12], g] - 1)
-
-
-def _codec(name: str, scale_dtype: type, encode_kernel, decode_kernel, *tables) -> Codec:
+def _codec(name: str, scale_dtype: type, encode_kernel, *tables) -> Codec:
     """The codec of a ternary type.
 
-    scale_dtype: of the row's scale in the file; tables: the table that encode_kernel takes and the one that decode_kernel
-    takes.
+    scale_dtype: of the row's scale in the file; tables: what encode_kernel takes besides.
     """
     tensor_type = TYPES[name]
 
@@ -113,23 +85,15 @@ def _codec(name: str, scale_dtype: type, encode_kernel, decode_kernel, *tables) 
         amax = np.empty(rows, np.float32)
         _row_amax(x, amax)
         thresholds = np.where(amax > 0, amax * np.float32(0.5), np.float32(1))
-        encode_kernel(
-            x, np.maximum(thresholds, np.finfo(np.float32).smallest_subnormal), tensor_type.row_meta, *tables[:1], out
-        )
+        encode_kernel(x, np.maximum(thresholds, np.finfo(np.float32).smallest_subnormal), tensor_type.row_meta, *tables, out)
         stored = np.minimum(amax, np.finfo(scale_dtype).max).astype(scale_dtype)
         out[:, : tensor_type.row_meta] = stored[:, None].view(np.uint8)
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        out = empty_rows(len(q), n)
-        scales = q[:, : tensor_type.row_meta].copy().view(scale_dtype)[:, 0].astype(np.float32)
-        decode_kernel(q, scales, tensor_type.row_meta, *tables[1:], out)
-        return out
-
-    return Codec(encode, decode)
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {
-    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, _decode_iq1_bn, _BYTE_OF_DIGITS, _DIGITS_OF_BYTE),
-    "iq2_bn": _codec("iq2_bn", np.float32, _encode_iq2_bn, _decode_iq2_bn),
+    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, _BYTE_OF_DIGITS),
+    "iq2_bn": _codec("iq2_bn", np.float32, _encode_iq2_bn),
 }

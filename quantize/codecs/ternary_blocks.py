@@ -11,11 +11,11 @@ import numpy as np
 
 from ...formats import TYPES
 from ...formats.layouts import layout_of
-from ...simd.byte_lanes import load_bytes, u8_to_float
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
-from .codec import Codec, empty_rows
-from .float_range import f16_scales, to_f16
+from .codec import Codec
+from .float_range import to_f16
+from .row_decoder import row_decoder
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny  # the inverses of smaller scales may be infinite; as float16 they are 0
 
@@ -84,47 +84,7 @@ def _encode_q2_0(x, byte_of, scales, out):
             out[b, 2 + m] = digits[at] | digits[at + 1] << 2 | digits[at + 2] << 4 | digits[at + 3] << 6
 
 
-@kernel
-def _decode_tq1_0(q, scales, out):
-    """q uint8 [blocks, 54], scales float32 [blocks] -> out float32 [blocks, 256]."""
-    for b in range(q.shape[0]):
-        d = scales[b]
-        for a in range(_AREAS.shape[0]):
-            byte, size, count, first = _AREAS[a]
-            for k in range(count):
-                power = np.uint32(_POWERS_OF_3[k])
-                packed, values = q[b, byte : byte + size], out[b, first + size * k : first + size * (k + 1)]
-                for m in range(size):
-                    digit = ((np.uint32(packed[m]) * power) & np.uint32(255)) * np.uint32(3) >> np.uint32(8)
-                    values[m] = d * (np.float32(digit) - np.float32(1))
-
-
-@kernel
-def _decode_tq2_0(q, scales, out):
-    """q uint8 [blocks, 66], scales float32 [blocks] -> out float32 [blocks, 256]."""
-    flat = q.reshape(-1)
-    for b in range(q.shape[0]):
-        row, d = out[b], scales[b]
-        for part in range(4):  # 16 bytes each
-            packed = load_bytes(flat, 66 * b + 16 * part)
-            first = 128 * (part // 2) + 16 * (part % 2)
-            for i in range(first, first + 128, 32):
-                store(row, i, (u8_to_float(packed & 3) - 1) * d)
-                packed = packed >> 2
-
-
-@kernel
-def _decode_q2_0(q, scales, out):
-    """q uint8 [blocks, 18], scales float32 [blocks] -> out float32 [blocks, 64]."""
-    for b in range(q.shape[0]):
-        d = scales[b]
-        for m in range(16):
-            packed = q[b, 2 + m]
-            for i in range(4):
-                out[b, 4 * m + i] = d * (np.float32((packed >> (2 * i)) & 3) - np.float32(1))
-
-
-def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
+def _codec(name: str, encode_kernel) -> Codec:
     stored, scale_bits = TYPES[name], layout_of(name).d
     assert scale_bits is not None
     d = int(scale_bits[0, 0, 0]) // 8  # the byte of the scale
@@ -136,16 +96,11 @@ def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
         out[:, d : d + 2] = to_f16(scales)[:, None].view(np.uint8)
         return out.reshape(len(x), -1)
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks, out = q.reshape(-1, stored.block_bytes), empty_rows(len(q), n)
-        decode_kernel(blocks, f16_scales(blocks, d), out.reshape(-1, stored.block))
-        return out
-
-    return Codec(encode, decode)
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {
-    "tq1_0": _codec("tq1_0", _encode_tq1_0, _decode_tq1_0),
-    "tq2_0": _codec("tq2_0", _encode_tq2_0, _decode_tq2_0),
-    "q2_0": _codec("q2_0", _encode_q2_0, _decode_q2_0),
+    "tq1_0": _codec("tq1_0", _encode_tq1_0),
+    "tq2_0": _codec("tq2_0", _encode_tq2_0),
+    "q2_0": _codec("q2_0", _encode_q2_0),
 }

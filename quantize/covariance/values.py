@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import TYPES
-from .fields import BlockFields
+from ..codecs.fields import BlockFields
 
 _CELLS = 2  # of the index of nearest values, per unit: midpoints of whole numbers are borders of cells
 _GROUP_FIELDS = ("scales", "flags", "minima", "signs")

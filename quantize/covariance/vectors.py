@@ -15,8 +15,8 @@ import numpy as np
 from ...formats import TYPES
 from ...simd.lanes import LANES
 from ...simd.memory import aligned_empty
+from ..codecs.fields import BlockFields
 from ..codecs.trellis.iq_kt import trellis_type
-from .fields import BlockFields
 from .values import GroupFields
 
 SIGNS_IN_ENTRIES, SIGNS_FREE, SIGNS_EVEN = 0, 1, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ..covariance.fields import BlockFields
+from ..codecs.fields import BlockFields
 from ..covariance.prepared import DampedCovariance, PreparedCovariance
 from ..covariance.refine import rows_of, takes_covariance
 from ..covariance.values import ScalarRows

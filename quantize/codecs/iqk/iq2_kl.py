@@ -8,13 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import round_product
 from ..codec import Codec
+from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
+from ..row_decoder import row_decoder
 from .fit import row_weights
 from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
@@ -26,7 +27,6 @@ _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
 MIN_INT_SCALE, MAX_INT_SCALE = -32, 31  # integer scales
 SIGMA2_FACTOR = np.float32(2.25)  # of the mean square in the weights
-_QS, _QH = (int(bit) // 8 for bit in layout_of("iq2_kl").codes[0, 0, [0, 4]])  # bytes where nibbles and high bits begin
 
 
 @kernel
@@ -74,48 +74,6 @@ def _fit(x, importance, codes, int_scales, d):
             d[r] = sxq / sqq
 
 
-@kernel
-def _pack(codes, blocks):
-    """Writes the codes [superblocks, 8, 16] into uint8 blocks [superblocks, bytes], which are 0 before."""
-    for u in range(blocks.shape[0]):
-        block, k = blocks[u], codes[u]
-        for run in range(_BLOCKS // 2):
-            for i in range(_PAIRS):
-                block[_QS + _PAIRS * run + i] = (k[2 * run, i] & 15) | ((k[2 * run + 1, i] & 15) << 4)
-        for b in range(_BLOCKS):
-            for i in range(_PAIRS):
-                block[_QH + i] |= (k[b, i] >> 4) << b
-
-
-@kernel
-def _decode(blocks, scales, out):
-    """uint8 blocks [superblocks, bytes], float32 scales [superblocks, 8] -> out float32 [superblocks, 256]."""
-    for u in range(blocks.shape[0]):
-        block, y = blocks[u], out[u]
-        for b in range(_BLOCKS):
-            scale = scales[u, b]
-            for i in range(_PAIRS):
-                nibble = (block[_QS + _PAIRS * (b // 2) + i] >> (4 * (b % 2))) & 15
-                k = nibble | (((block[_QH + i] >> b) & 1) << 4)
-                y[BLOCK * b + 2 * i], y[BLOCK * b + 2 * i + 1] = scale * PAIRS[k, 0], scale * PAIRS[k, 1]
-
-
-def _pack_int_scales(blocks: np.ndarray, int_scales: np.ndarray) -> None:
-    """Writes integer scales float32 [superblocks, 8] as six bits: high two in a word, nibbles of blocks 4 apart in a byte."""
-    codes = (int_scales - MIN_INT_SCALE).astype(np.uint8)
-    high = codes >> 4
-    blocks[:, 0] = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
-    blocks[:, 1] = high[:, 4] | (high[:, 5] << 2) | (high[:, 6] << 4) | (high[:, 7] << 6)
-    blocks[:, 2:6] = (codes[:, :4] & 15) | (codes[:, 4:] << 4)
-
-
-def _unpack_int_scales(blocks: np.ndarray) -> np.ndarray:
-    """The inverse of _pack_int_scales."""
-    high = ((blocks[:, :2, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(-1, _BLOCKS)
-    low = np.concatenate([blocks[:, 2:6] & 15, blocks[:, 2:6] >> 4], axis=1)
-    return (low | (high << 4)).astype(np.float32) + np.float32(MIN_INT_SCALE)
-
-
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """iq2_kl: float32 [rows, n], n a multiple of 256, importance float32 [n] or None -> uint8 [rows, 2 + n / 256 * 86]."""
     rows, n = x.shape
@@ -124,23 +82,12 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     codes, int_scales = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
     _fit(x, v, codes, int_scales, d)
-    blocks = np.zeros((rows * n // _SUPERBLOCK, _TYPE.block_bytes), np.uint8)
-    _pack_int_scales(blocks, int_scales.reshape(-1, _BLOCKS))
-    _pack(codes.reshape(-1, _BLOCKS, _PAIRS), blocks)
-    blocks = blocks.reshape(rows, -1)
-    blocks[d == 0] = 0
+    fields, levels = BlockFields.of("iq2_kl"), (int_scales - MIN_INT_SCALE).astype(np.uint8)
+    q = fields.pack(rows, n, codes=codes, scales=levels)
+    q[d == 0] = 0
     d = np.where(d == 0, np.float32(0), d)  # not -0
-    return np.concatenate([to_f16(np.ldexp(d, exponents))[:, None].view(np.uint8), blocks], axis=1)
+    fields.write_scale(q, to_f16(np.ldexp(d, exponents)))
+    return q
 
 
-def decode(q: np.ndarray, n: int) -> np.ndarray:
-    """iq2_kl: uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n]."""
-    blocks = np.ascontiguousarray(q[:, _TYPE.row_meta :]).reshape(-1, _TYPE.block_bytes)
-    d = q[:, : _TYPE.row_meta].copy().view("<f2").astype(np.float32)
-    scales = (_unpack_int_scales(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)
-    out = np.empty((len(blocks), _SUPERBLOCK), np.float32)
-    _decode(blocks, scales, out)
-    return out.reshape(-1, n)
-
-
-CODECS = {"iq2_kl": Codec(encode, decode)}
+CODECS = {"iq2_kl": Codec(encode, row_decoder("iq2_kl"))}

@@ -13,10 +13,11 @@ from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store
 from ....simd.scalar import round_product
-from ....simd.table_lookup import lookup16
 from ..codec import Codec
+from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import guard_importance
+from ..row_decoder import row_decoder
 from .fit import row_weights
 from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_quads, search_quads
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
@@ -98,42 +99,22 @@ def _fit(x, importance, entries, flags, int_scales, d):
 
 
 @kernel
-def _pack(entries, flags, int_scales, words):
-    """Writes uint16 words [blocks, 8] from the results of _fit, as blocks of 32."""
-    for b in range(words.shape[0]):
-        flag = flags[b]
-        byte = np.uint16(int_scales[b] + np.float32(MAX_INT_SCALE)) | np.uint16(flag)
-        lowest = _LOWEST + _SHIFT * flag
-        e = entries[b]
-        for k in range(_WORDS):
-            v = np.uint16(_CODE_OF[int(e[2 * k]) - lowest])
-            v |= np.uint16(_CODE_OF[int(e[2 * k + 16]) - lowest]) << 4
-            v |= np.uint16(_CODE_OF[int(e[2 * k + 1]) - lowest]) << 8
-            v |= np.uint16(_CODE_OF[int(e[2 * k + 17]) - lowest]) << 12
-            # Each bit the parity of the bits of v up to it: decoding is the exclusive or of neighbours.
-            v ^= v << 1
-            v ^= v << 2
-            v ^= v << 4
-            v ^= v << 8
-            words[b, k] = np.uint16(v << 1) | ((byte >> k) & 1)
+def _codes_of(entries, flags, codes):
+    """Table values, float32 [rows, n], to codes, uint8 [rows, n]; flags: uint8 [rows, n / 32], which copy of the table."""
+    for r in range(entries.shape[0]):
+        for i in range(entries.shape[1]):
+            codes[r, i] = _CODE_OF[int(entries[r, i]) - _LOWEST - _SHIFT * flags[r, i // BLOCK]]
 
 
-@kernel
-def _decode(words, d, blocks_per_row, out):
-    """uint16 words [blocks, 8], d float32 [rows] -> out float32 [blocks, 32]."""
-    codes = np.empty(BLOCK, np.uint8)
-    for b in range(words.shape[0]):
-        byte = 0
-        for k in range(_WORDS):
-            word = words[b, k]
-            byte |= (word & 1) << k
-            v = word & np.uint16(0xFFFE)
-            v ^= v >> 1
-            codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
-            codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
-        scale = d[b // blocks_per_row] * np.float32((byte & 254) - MAX_INT_SCALE)
-        store(out[b], 0, lookup16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
-        store(out[b], LANES, lookup16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
+def _pack(entries: np.ndarray, flags: np.ndarray, int_scales: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The results of _fit -> uint8 [rows, row_bytes]."""
+    codes, odd = np.empty(entries.shape, np.uint8), (int_scales + np.float32(MAX_INT_SCALE)).astype(np.uint8)
+    _codes_of(entries, flags, codes)
+    fields = BlockFields.of("iq4_kss")
+    q = fields.pack(*entries.shape, codes=codes, scales=odd >> 1, flags=flags)
+    q[d == 0] = 0
+    fields.write_scale(q, d)
+    return q
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -145,20 +126,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     flags, int_scales = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
     _fit(x, v, entries, flags, int_scales, d)
-    words = np.empty((rows, n // 4), np.uint16)
-    _pack(entries.reshape(-1, BLOCK), flags.reshape(-1), int_scales.reshape(-1), words.reshape(-1, _WORDS))
-    words[d == 0] = 0
-    scale = np.ldexp(d, exponents).astype("<f4")[:, None].view(np.uint8)
-    return np.concatenate([scale, words.astype("<u2").view(np.uint8)], axis=1)
+    return _pack(entries, flags, int_scales, np.ldexp(d, exponents))
 
 
-def decode(q: np.ndarray, n: int) -> np.ndarray:
-    """iq4_kss: uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n]."""
-    d = q[:, : _TYPE.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
-    words = q[:, _TYPE.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
-    out = np.empty((len(words), BLOCK), np.float32)
-    _decode(words, d, n // BLOCK, out)
-    return out.reshape(-1, n)
-
-
-CODECS = {"iq4_kss": Codec(encode, decode)}
+CODECS = {"iq4_kss": Codec(encode, row_decoder("iq4_kss"))}

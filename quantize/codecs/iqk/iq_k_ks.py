@@ -13,27 +13,18 @@ import numpy as np
 
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
-from ..codec import Codec, empty_rows
+from ....formats.layouts.description import SIGNED_BYTES
+from ..codec import Codec
+from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
-from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
+from ..row_decoder import row_decoder
 from .boundary_search import sorting_network
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
-from .scale_codes import (
-    FiveBitScalesAfterFlags,
-    FiveBitScalesBeforeFlags,
-    FourBitScales,
-    OddByteScales,
-    OddScalesWithSigns,
-    ScaleCodes,
-    SignedByteScales,
-    SixBitScales,
-)
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
 from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
 _SUPERBLOCK = 256
-_NO_PLANE = ((0, 0), 0)
 
 
 def _padded(table: np.ndarray, value: float) -> np.ndarray:
@@ -46,7 +37,6 @@ def _padded(table: np.ndarray, value: float) -> np.ndarray:
 class IqkType:
     """What encoder and decoder need to know about a type in addition to its layout.
 
-    scale_codes    class that writes scale codes and flags
     sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
     trials         (ntry, step) of the scale search
     scheme         how block scales become integers (SIGNED, MAGNITUDE, ODD, SEARCHED of fit.py), with divisor, smallest and
@@ -59,7 +49,6 @@ class IqkType:
     """
 
     name: str
-    scale_codes: type[ScaleCodes]
     sigma2_factor: float
     sigma2_share: float
     trials: tuple[int, int]
@@ -87,15 +76,6 @@ class IqkType:
     def table(self) -> np.ndarray:
         """float32 [2, entries]: the values, and their shifted copy."""
         return value_table(self.layout.values[:, 0], self.layout.shifts)
-
-    @cached_property
-    def decoded(self) -> np.ndarray | None:
-        """What codes decode to, where that is not exactly the table."""
-        return None if self.layout.decoded is None else value_table(self.layout.decoded, self.layout.shifts)
-
-    @cached_property
-    def two_planes(self) -> tuple:
-        return (*planes_of(self.layout.codes[0]), _NO_PLANE)[:2]
 
     @cached_property
     def padded(self) -> np.ndarray:
@@ -137,61 +117,42 @@ class IqkType:
             self.midpoints, self.padded, (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
             self.zero_codes, self.pairwise_sums, codes, flags, int_scales, d,
         )  # fmt: skip
-        return self._pack(codes.reshape(-1, _SUPERBLOCK), int_scales, flags, np.ldexp(d, exponents), rows)
+        return self._pack(codes, int_scales, flags, np.ldexp(d, exponents), rows)
 
     def _pack(self, codes: np.ndarray, int_scales: np.ndarray, flags: np.ndarray, d: np.ndarray, rows: int) -> np.ndarray:
-        tensor_type = TYPES[self.name]
-        blocks = np.zeros((len(codes), tensor_type.block_bytes), np.uint8)
-        self.scale_codes.write(blocks, int_scales.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
-        pack_codes(codes, self.two_planes, blocks)
+        fields, meta = BlockFields.of(self.name), TYPES[self.name].row_meta
+        q = fields.pack(rows, codes.size // rows, codes=codes, flags=flags, **scale_numbers(self.layout, int_scales))
         if self.zero_bytes:
-            blocks.reshape(len(d), -1)[d == 0] = 0
-        if not self.has_row_scale:
-            if self.zero_bytes:
-                d = np.where(d == 0, np.float32(0), d)  # not -0
-            blocks[:, :2] = to_f16(d)[:, None].view(np.uint8)
-            return blocks.reshape(rows, -1)
-        scale = (d.astype("<f4") if tensor_type.row_meta == 4 else to_f16(d))[:, None].view(np.uint8)
-        return np.concatenate([scale, blocks.reshape(rows, -1)], axis=1)
+            (q[:, meta:] if self.has_row_scale else q.reshape(len(d), -1))[d == 0] = 0
+            d = d if self.has_row_scale else np.where(d == 0, np.float32(0), d)  # not -0
+        fields.write_scale(q, d if meta == 4 else to_f16(d))
+        return q
 
-    @cached_property
-    def _layout(self) -> tuple:
-        """What `decode_rows` takes between the rows and the output."""
-        tensor_type = TYPES[self.name]
-        values = self.padded if self.decoded is None else self.decoded
-        table = np.zeros(values.size + 16, np.int8)  # sixteen more, because two registers of it are read at a time
-        if self.decoded is None:
-            table[:-16] = values.reshape(-1)
-        return (
-            tensor_type.row_meta,
-            tensor_type.block_bytes,
-            self.scale_codes.number,
-            planes_to_read(self.two_planes),
-            self.block.bit_length() - 1,
-            values.shape[1],
-            table,
-            values.reshape(-1),
-        )
 
-    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
-        out = empty_rows(len(q), n)
-        decode_rows(q, *self._layout, out)
-        return out
+def scale_numbers(layout: BlockLayout, int_scales: np.ndarray) -> dict[str, np.ndarray]:
+    """Integer block scales, float32, as the numbers of the fields `scales` and, if the type has it, `signs`."""
+    assert layout.levels is not None
+    if np.array_equal(layout.levels, SIGNED_BYTES):
+        return {"scales": int_scales.astype(np.int8).view(np.uint8)}
+    signs = {} if layout.signs is None else {"signs": (int_scales < 0).astype(np.uint8)}
+    levels = int_scales if layout.signs is None else np.abs(int_scales)
+    first, step = int(layout.levels[0]), int(layout.levels[1] - layout.levels[0])
+    return {"scales": (np.maximum(levels - first, 0).astype(np.uint8) // np.uint8(step)), **signs}
 
 
 _TYPES = (
-    IqkType("iq2_k", FourBitScales, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
-    IqkType("iq3_k", OddScalesWithSigns, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
+    IqkType("iq2_k", 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
+    IqkType("iq3_k", 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
           zero_codes=True),
-    IqkType("iq4_k", SixBitScales, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
-    IqkType("iq5_k", SixBitScales, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
-    IqkType("iq6_k", SignedByteScales, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
+    IqkType("iq4_k", 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
+    IqkType("iq5_k", 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
+    IqkType("iq6_k", 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
           zero_codes=True),
-    IqkType("iq2_ks", FiveBitScalesAfterFlags, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
-    IqkType("iq3_ks", FiveBitScalesBeforeFlags, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
-    IqkType("iq4_ks", OddByteScales, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
-    IqkType("iq5_ks", OddByteScales, 2, 0, (5, 1), (ODD, 127, 0, 127)),
+    IqkType("iq2_ks", 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
+    IqkType("iq3_ks", 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
+    IqkType("iq4_ks", 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
+    IqkType("iq5_ks", 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
 IQK_TYPES = {t.name: t for t in _TYPES}
-CODECS = {t.name: Codec(t.encode, t.decode) for t in _TYPES}
+CODECS = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}

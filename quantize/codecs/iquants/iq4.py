@@ -10,23 +10,13 @@ import numpy as np
 
 from ....formats import TYPES
 from ....formats.layouts.tables import IQ4_VALUES
-from ....simd.byte_lanes import (
-    i8_to_float,
-    load_bytes,
-    load_f16,
-    load_u16,
-    load_u32,
-    lookup_bytes,
-    u8_to_float,
-    unpack_2bit,
-    unpack_4bit,
-)
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_product_lanes, select, splat, store, store_half
 from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..codec import Codec, kernel_decoder
+from ..codec import Codec
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPERBLOCK = 32, 256
@@ -177,21 +167,6 @@ def _encode_iq4_nl(x, importance, out):
 
 
 @kernel
-def _decode_iq4_nl(q, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    table = load_bytes(_VALUE_BYTES, 0)
-    for b in range(out.size // BLOCK):
-        _decode_block(q, 18 * b + 2, table, load_f16(q, 18 * b), out, BLOCK * b)
-
-
-@kernel
-def _decode_block(q, at, table, scale, out, out_at):
-    nibbles = load_bytes(q, at)
-    store(out, out_at, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
-    store(out, out_at + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
-
-
-@kernel
 def _encode_iq4_xs(x, importance, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 136]."""
     size = LANES * SUPERBLOCK
@@ -238,19 +213,7 @@ def _pack_iq4_xs(half_word, scale_codes, codes, lane, out):
             out[8 + 16 * c + j] = codes[at] | codes[at + LANES * 16] << 4
 
 
-@kernel
-def _decode_iq4_xs(q, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    table, scales = load_bytes(_VALUE_BYTES, 0), np.empty(LANES, np.float32)
-    for s in range(out.size // SUPERBLOCK):
-        at = 136 * s
-        codes = unpack_4bit(load_u32(q, at + 4)) | unpack_2bit(load_u16(q, at + 2)) << 4
-        store(scales, 0, (u8_to_float(codes) - 32) * load_f16(q, at))
-        for c in range(8):
-            _decode_block(q, at + 8 + 16 * c, table, scales[c], out, SUPERBLOCK * s + BLOCK * c)
-
-
-def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
+def _codec(name: str, encode_kernel) -> Codec:
     tensor_type = TYPES[name]
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -259,10 +222,10 @@ def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
         encode_kernel(x, importance_rows(importance), out.reshape(-1, tensor_type.block_bytes))
         return out
 
-    return Codec(encode, kernel_decoder(decode_kernel))
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {
-    "iq4_nl": _codec("iq4_nl", _encode_iq4_nl, _decode_iq4_nl),
-    "iq4_xs": _codec("iq4_xs", _encode_iq4_xs, _decode_iq4_xs),
+    "iq4_nl": _codec("iq4_nl", _encode_iq4_nl),
+    "iq4_xs": _codec("iq4_xs", _encode_iq4_xs),
 }

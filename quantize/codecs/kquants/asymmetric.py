@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import bytes_from_words, load_bytes, load_f16, load_u32, u8_to_float
 from ....simd.compile import kernel
 from ....simd.lanes import (
     LANES,
@@ -31,8 +30,9 @@ from ....simd.lanes import (
     store_half,
 )
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..codec import Codec, kernel_decoder
+from ..codec import Codec
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
 
 SUPERBLOCK = 256
@@ -276,52 +276,7 @@ def _pack_codes(codes, lane, nmax, out):
             out[nibbles + 32 * g + j] = (codes[LANES * at + lane] & 15) | (codes[LANES * (at + 32) + lane] & 15) << 4
 
 
-@kernel
-def _decode_q2_K(q, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    scales, mins = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    for s in range(out.size // SUPERBLOCK):
-        at = 84 * s
-        codes = load_bytes(q, at)
-        store(scales, 0, u8_to_float(codes & 15) * load_f16(q, at + 80))
-        store(mins, 0, u8_to_float(codes >> 4) * load_f16(q, at + 82))
-        for h in range(2):
-            for b in range(2):
-                packed = load_bytes(q, at + 16 + 32 * h + 16 * b)
-                for k in range(4):
-                    c = 8 * h + 2 * k + b
-                    store(out, SUPERBLOCK * s + LANES * c, u8_to_float(packed & 3) * scales[c] - mins[c])
-                    packed = packed >> 2
-
-
-@kernel
-def _decode_q4_q5_K(q, nmax, out):
-    """q4_K (nmax 15) and q5_K (31): q uint8 [bytes] -> out float32 [elements]."""
-    head_bytes, block_bytes = (16, 144) if nmax == 15 else (48, 176)
-    scales, mins = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    for s in range(out.size // SUPERBLOCK):
-        at = block_bytes * s
-        # Six bits each: the first four scales in a, the first four minima in b; of the others the low four bits in c, the high
-        # two on top of the bytes of a and b.
-        a, b, c = load_u32(q, at + 4), load_u32(q, at + 8), load_u32(q, at + 12)
-        first = (a & 0x3F3F3F3F) | ((c & 0x0F0F0F0F) | (a >> 2 & 0x30303030)) << 32
-        second = (b & 0x3F3F3F3F) | ((c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030)) << 32
-        codes = u8_to_float(bytes_from_words(first, second))
-        store(scales, 0, codes * load_f16(q, at))
-        store(mins, 0, codes * load_f16(q, at + 2))
-        for h in range(2):
-            fifth_bits = load_bytes(q, at + 16 + 16 * h)
-            for k in range(4):
-                nibbles, out_at = load_bytes(q, at + head_bytes + 32 * k + 16 * h), SUPERBLOCK * s + 64 * k + 16 * h
-                low, high = nibbles & 15, nibbles >> 4
-                if nmax == 31:
-                    low, high = low | (fifth_bits & 1) << 4, high | (fifth_bits & 2) << 3
-                    fifth_bits = fifth_bits >> 2
-                store(out, out_at, u8_to_float(low) * scales[2 * k] - mins[8 + 2 * k])
-                store(out, out_at + 32, u8_to_float(high) * scales[2 * k + 1] - mins[9 + 2 * k])
-
-
-def _codec(name: str, decode) -> Codec:
+def _codec(name: str) -> Codec:
     block_bytes = TYPES[name].block_bytes
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -330,11 +285,7 @@ def _codec(name: str, decode) -> Codec:
         _encode(x, importance_rows(importance), SEARCH_OPTIONS[name], out.reshape(-1, block_bytes))
         return out
 
-    return Codec(encode, decode)
+    return Codec(encode, row_decoder(name))
 
 
-CODECS: dict[str, Codec] = {
-    "q2_k": _codec("q2_K", kernel_decoder(_decode_q2_K)),
-    "q4_k": _codec("q4_K", kernel_decoder(_decode_q4_q5_K, 15)),
-    "q5_k": _codec("q5_K", kernel_decoder(_decode_q4_q5_K, 31)),
-}
+CODECS: dict[str, Codec] = {name.lower(): _codec(name) for name in SEARCH_OPTIONS}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_f16, load_u32, load_u64, u8_to_float
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
-from ..codec import Codec, kernel_decoder
+from ..codec import Codec
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPERBLOCK = 256
@@ -77,25 +77,6 @@ def _pack_q6_K(half_word, scale_codes, codes, lane, out):
     for b in range(_BLOCKS):
         out[192 + b] = scale_codes[LANES * b + lane]
     out[208], out[209] = half_word & 255, half_word >> 8
-
-
-@kernel
-def _decode_q6_K(q, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    scales = np.empty(_BLOCKS, np.float32)
-    for s in range(out.size // SUPERBLOCK):
-        at = 210 * s
-        store(scales, 0, i8_to_float(load_bytes(q, at + 192)) * load_f16(q, at + 208))
-        for h in range(2):
-            for b in range(2):
-                source, out_at, scale = at + 64 * h + 16 * b, SUPERBLOCK * s + 128 * h + 16 * b, 8 * h + b
-                upper_bits = load_bytes(q, at + 128 + 32 * h + 16 * b)
-                for k in range(2):
-                    nibbles = load_bytes(q, source + 32 * k)
-                    low, high = (nibbles & 15) | (upper_bits & 3) << 4, (nibbles >> 4) | (upper_bits & 48)
-                    store(out, out_at + 32 * k, (u8_to_float(low) - 32) * scales[scale + 2 * k])
-                    store(out, out_at + 32 * k + 64, (u8_to_float(high) - 32) * scales[scale + 2 * k + 4])
-                    upper_bits = upper_bits >> 2
 
 
 @kernel
@@ -179,26 +160,7 @@ def _pack_q3_K(half_word, scale_codes, codes, lane, out):
     out[108], out[109] = half_word & 255, half_word >> 8
 
 
-@kernel
-def _decode_q3_K(q, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    scales = np.empty(_BLOCKS, np.float32)
-    for s in range(out.size // SUPERBLOCK):
-        at = 110 * s
-        low, high = load_u64(q, at + 96), load_u32(q, at + 104)
-        low = bytes_from_words(low, low >> 4) & 15
-        high = bytes_from_words(high | high >> 2 << 32, high >> 4 | high >> 6 << 32) & 3
-        store(scales, 0, (u8_to_float(low | high << 4) - 32) * load_f16(q, at + 108))
-        for h in range(2):
-            for b in range(2):
-                packed, third_bits = load_bytes(q, at + 32 + 32 * h + 16 * b), load_bytes(q, at + 16 * b) >> (4 * h)
-                for k in range(4):
-                    code = (packed & 3) | (third_bits & 1) << 2
-                    store(out, SUPERBLOCK * s + 128 * h + 32 * k + 16 * b, (u8_to_float(code) - 4) * scales[8 * h + 2 * k + b])
-                    packed, third_bits = packed >> 2, third_bits >> 1
-
-
-def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
+def _codec(name: str, encode_kernel) -> Codec:
     block_bytes = TYPES[name].block_bytes
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -207,10 +169,10 @@ def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
         encode_kernel(x, importance_rows(importance), out.reshape(-1, block_bytes))
         return out
 
-    return Codec(encode, kernel_decoder(decode_kernel))
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {
-    "q3_k": _codec("q3_K", _encode_q3_K, _decode_q3_K),
-    "q6_k": _codec("q6_K", _encode_q6_K, _decode_q6_K),
+    "q3_k": _codec("q3_K", _encode_q3_K),
+    "q6_k": _codec("q6_K", _encode_q6_K),
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import load_bytes, load_f16, load_u32, u8_to_float, unpack_1bit
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
-from ..codec import Codec, kernel_decoder
+from ..codec import Codec
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
 
@@ -60,21 +60,6 @@ def _pack(half_words, codes, lane, nmax, out):
             out[4 + k] = byte
 
 
-@kernel
-def _decode(q, nmax, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    block_bytes = 20 if nmax == 15 else 24
-    for b in range(out.size // BLOCK):
-        at, out_at = block_bytes * b, BLOCK * b
-        d, min_, nibbles = load_f16(q, at), load_f16(q, at + 2), load_bytes(q, at + block_bytes - 16)
-        first, second = nibbles & 15, nibbles >> 4
-        if nmax == 31:
-            bits = load_u32(q, at + 4)
-            first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
-        store(out, out_at, u8_to_float(first) * d + min_)
-        store(out, out_at + LANES, u8_to_float(second) * d + min_)
-
-
 def _codec(name: str, nmax: int) -> Codec:
     tensor_type = TYPES[name]
 
@@ -89,7 +74,7 @@ def _codec(name: str, nmax: int) -> Codec:
         _encode(x, importance_rows(importance), mean_squares, nmax, out.reshape(-1, tensor_type.block_bytes))
         return out
 
-    return Codec(encode, kernel_decoder(_decode, nmax))
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {"q4_1": _codec("q4_1", 15), "q5_1": _codec("q5_1", 31)}

@@ -5,21 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import (
-    bytes_from_words,
-    i8_to_float,
-    load_bytes,
-    load_f16,
-    load_u32,
-    load_u64,
-    u8_to_float,
-    unpack_1bit,
-)
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
-from ..codec import Codec, kernel_decoder
+from ..codec import Codec
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from ..scale_search import symmetric_scale
 from .round_to_nearest import round_to_nearest
 
@@ -78,25 +69,6 @@ def _pack(half_word, codes, lane, nmax, out):
 
 
 @kernel
-def _decode_searched(q, nmax, out):
-    """q uint8 [bytes] -> out float32 [elements]."""
-    block_bytes = 18 if nmax == 8 else 22 if nmax == 16 else 26
-    for b in range(out.size // BLOCK):
-        at, out_at = block_bytes * b, BLOCK * b
-        d, nibbles = load_f16(q, at), load_bytes(q, at + block_bytes - 16)
-        first, second = nibbles & 15, nibbles >> 4
-        if nmax == 16:
-            bits = load_u32(q, at + 2)
-            first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
-        elif nmax == 32:  # two bits each of elements k, k + 16, k + 8, k + 24 in byte k
-            upper_bits = load_u64(q, at + 2)
-            upper_bits = bytes_from_words(upper_bits, upper_bits >> 4)
-            first, second = first | (upper_bits & 3) << 4, second | (upper_bits & 12) << 2
-        store(out, out_at, (u8_to_float(first) - nmax) * d)
-        store(out, out_at + LANES, (u8_to_float(second) - nmax) * d)
-
-
-@kernel
 def _encode_q8_0(x, out):
     """x float32 [elements] -> out uint8 [bytes]. Lanes are elements of one block, except for the scales: sixteen blocks."""
     amax, inverses, half_words = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
@@ -121,15 +93,6 @@ def _encode_q8_0(x, out):
 def _round_half_away(y):
     """The value that, truncated, is y rounded with ties away from zero. The constant is the largest float32 below 0.5."""
     return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
-
-
-@kernel
-def _decode_q8_0(q, out):
-    for b in range(out.size // BLOCK):
-        at, out_at = (BLOCK + 2) * b, BLOCK * b
-        d = load_f16(q, at)
-        store(out, out_at, i8_to_float(load_bytes(q, at + 2)) * d)
-        store(out, out_at + LANES, i8_to_float(load_bytes(q, at + 2 + LANES)) * d)
 
 
 def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
@@ -159,11 +122,11 @@ def _searched_codec(name: str, nmax: int) -> Codec:
         _encode_searched(x, importance_rows(importance), mean_squares, nmax, _blocks(out, name))
         return out
 
-    return Codec(encode, kernel_decoder(_decode_searched, nmax))
+    return Codec(encode, row_decoder(name))
 
 
 CODECS: dict[str, Codec] = {
-    "q8_0": Codec(encode_q8_0, kernel_decoder(_decode_q8_0)),
+    "q8_0": Codec(encode_q8_0, row_decoder("q8_0")),
     "q6_0": _searched_codec("q6_0", 32),
     "q5_0": _searched_codec("q5_0", 16),
     "q4_0": _searched_codec("q4_0", 8),

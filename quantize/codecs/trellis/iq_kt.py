@@ -6,95 +6,24 @@ A row has one float32 scale, every 32 weights a code for a factor on it, every 8
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ....formats import TYPES
 from ....formats.layouts.tables import IQ4_VALUES, Trellis
-from ....simd.compile import kernel
 from ..codec import Codec
+from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import importance_rows
+from ..row_decoder import row_decoder
 from .codebook import TrellisCodebook, trellis_codebook
-from .fit import NO_VARIANT, SUPERBLOCK, fit_rows
+from .fit import NO_VARIANT, fit_rows
 
 _BLOCKS = 8  # of 32 weights in a superblock
 _ORDINARY_EXPONENTS = (-12, 8)  # binary exponents of rows that are not scaled; see normalise_rows
 _FIRST_STATE = Trellis.first  # the start state of code 0
 _SECOND_STATE = _FIRST_STATE + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses
-
-
-def _unpack_nibbles(q: np.ndarray) -> np.ndarray:
-    """The low nibbles of all bytes, then the high ones: uint8 [blocks, k] -> [blocks, 2 k]."""
-    return np.concatenate([q & 15, q >> 4], axis=1)
-
-
-def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """The inverse of _unpack_nibbles."""
-    half = codes.shape[1] // 2
-    return codes[:, :half] | codes[:, half:] << 4
-
-
-def _read_iq1(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    high = _unpack_nibbles(q[:, 40:56]).astype(np.int32)
-    top = q[:, :8, None].astype(np.int32) >> np.arange(4, 8) & 1
-    return q[:, :8] & 15, q[:, 8:40] | high << 8 | top.reshape(len(q), 32) << 12
-
-
-def _write_iq1(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
-    top = (indices >> 12).reshape(-1, 8, 4) << np.arange(4, 8)
-    q[:, :8] = codes | top.sum(axis=2).astype(np.uint8)
-    q[:, 8:40] = indices & 255
-    q[:, 40:56] = _pack_nibbles((indices >> 8 & 15).astype(np.uint8))
-
-
-def _read_iq2_iq3(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _unpack_nibbles(q[:, :4]), q[:, 4:68].copy().view("<u2").astype(np.int32)
-
-
-def _write_iq2_iq3(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
-    q[:, :4] = _pack_nibbles(codes)
-    q[:, 4:68] = indices.astype("<u2").view(np.uint8)
-
-
-def _read_iq4(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    words = q[:, :32].copy().view("<u4").astype(np.int64)
-    high = _unpack_nibbles(q[:, 96:128]).astype(np.int32)
-    top = (words[:, :, None] >> np.arange(8, 32, 3) & 7).astype(np.int32).reshape(len(q), 64)
-    second = np.repeat((words & 1).astype(np.int32), 8, axis=1)
-    return (words & 255).astype(np.uint8), q[:, 32:96] | high << 8 | top << 12 | second << 15
-
-
-def _write_iq4(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
-    top = (indices >> 12 & 7).astype(np.uint32).reshape(-1, 8, 8) << np.arange(8, 32, 3, dtype=np.uint32)
-    q[:, :32] = (codes | top.sum(axis=2, dtype=np.uint32)).astype("<u4").view(np.uint8)
-    q[:, 32:96] = indices & 255
-    q[:, 96:128] = _pack_nibbles((indices >> 8 & 15).astype(np.uint8))
-
-
-@kernel
-def _multiply(indices, scales, values, out):
-    """out[b] = scales[b, c] * vectors of block c: indices int32 [superblocks, groups], scales float32 [superblocks, 8], values
-    int8."""
-    size = values.shape[1]
-    groups_per_scale = indices.shape[1] // scales.shape[1]
-    for b in range(indices.shape[0]):
-        for g in range(indices.shape[1]):
-            scale, index = scales[b, g // groups_per_scale], indices[b, g]
-            for j in range(size):
-                out[b, g * size + j] = scale * np.float32(values[index, j])
-
-
-@kernel
-def _negate(out, plane):
-    """Flips the sign of element e of out (its bits, uint32 [blocks, 256]) where bit e / 32 of plane[e % 32] is set."""
-    for b in range(out.shape[0]):
-        for k in range(SUPERBLOCK // 32):
-            for j in range(32):
-                out[b, 32 * k + j] ^= np.uint32(plane[b, j] >> k & 1) << np.uint32(31)
 
 
 def _geometric_sequence(largest: float, count: int) -> np.ndarray:
@@ -115,8 +44,6 @@ class TrellisType:
     bits, size     of the codebook's indices; elements of a group
     states         start states of the codebooks; absolute: whether these have magnitudes, with sign bits in a plane at byte 68
     multiples      float32 [codes]: factor on the row's scale for each code of a block
-    read, write    between superblocks (uint8 [superblocks, bytes]), and codes (uint8 [superblocks, 8]) and indices (int32
-                   [superblocks, groups])
     variants       codes tried for a block, int [variants, count]: of each variant (sign and codebook) by rising magnitude
     largest_range, trial_factors, heavy_trial_factors, refine_factors, limit_factor, distance_polynomial, prediction_factor
                    of the search, see `fit_rows`; tuned by error and time on rows of several distributions
@@ -129,8 +56,6 @@ class TrellisType:
     states: tuple[int, ...]
     absolute: bool
     multiples: np.ndarray
-    read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    write: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
     variants: np.ndarray
     largest_range: tuple[float, float]
     trial_factors: np.ndarray
@@ -144,11 +69,6 @@ class TrellisType:
     @cached_property
     def codebooks(self) -> list[TrellisCodebook]:
         return [trellis_codebook(self.bits, self.size, state, self.absolute) for state in self.states]
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """int8 [codebooks * 2**bits, size]."""
-        return np.concatenate([each.values for each in self.codebooks])
 
     @property
     def zero_code(self) -> int | None:
@@ -194,34 +114,20 @@ class TrellisType:
         variants, multiple_indices = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
         indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
         fit_rows(np.abs(scaled) if self.absolute else scaled, qw, *self.search, variants, multiple_indices, indices, d)
-        tensor_type = TYPES[self.name]
-        q = np.zeros((rows * n // SUPERBLOCK, tensor_type.block_bytes), np.uint8)
         is_zero = variants == NO_VARIANT
         codes = self.variants[np.where(is_zero, 0, variants), multiple_indices]
         codes = np.where(is_zero, self.zero_code or 0, codes).astype(np.uint8)
         if len(self.codebooks) > 1:
             second = (variants >= len(self.variants) // 2) & ~is_zero
             indices |= np.repeat(second.reshape(-1).astype(np.int32), 32 // self.size) << self.bits
-        self.write(q, codes.reshape(-1, _BLOCKS), indices.reshape(len(q), -1))
+        fields = BlockFields.of(self.name)
+        numbers = {"codes": indices, "scales": codes >> 1 if len(self.codebooks) > 1 else codes}
         if self.absolute:
-            signs = (x < 0).reshape(-1, _BLOCKS, 32)
-            q[:, 68:100] = np.packbits(signs, axis=1, bitorder="little")[:, 0]
-        q.reshape(rows, -1)[d == 0] = 0
-        d = np.ldexp(d * np.float32(self.scale_factor), shifts).astype("<f4")
-        return np.concatenate([d[:, None].view(np.uint8), q.reshape(rows, -1)], axis=1)
-
-    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
-        tensor_type = TYPES[self.name]
-        rows = len(q)
-        d = q[:, : tensor_type.row_meta].copy().view("<f4")
-        blocks = q[:, tensor_type.row_meta :].reshape(-1, tensor_type.block_bytes)
-        codes, indices = self.read(blocks)
-        scales = d.repeat(n // SUPERBLOCK, axis=0) * self.multiples[codes]
-        out = np.empty((len(blocks), SUPERBLOCK), np.float32)
-        _multiply(np.ascontiguousarray(indices, np.int32), scales, self.values, out)
-        if self.absolute:
-            _negate(out.view(np.uint32), np.ascontiguousarray(blocks[:, 68:100]))
-        return out.reshape(rows, n)
+            numbers["signs"] = (x < 0).astype(np.uint8)
+        q = fields.pack(rows, n, **numbers)
+        q[d == 0] = 0
+        fields.write_scale(q, np.ldexp(d * np.float32(self.scale_factor), shifts))
+        return q
 
 
 _IQ4_MULTIPLES = IQ4_VALUES.astype(np.float32)
@@ -233,20 +139,20 @@ _NOT_REFINED = np.empty(0, np.float32)
 
 _TYPES = (
     TrellisType(
-        "iq1_kt", 13, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _read_iq1, _write_iq1, _IQ4_VARIANTS, (85, 135),
+        "iq1_kt", 13, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _IQ4_VARIANTS, (85, 135),
         _trial_factors(1, 0, 3, 0.15), _trial_factors(3, 0.15), _NOT_REFINED, 0.5, (800, 50, 700, 0), 0.0079, scale_factor=1.07,
     ),
     TrellisType(
-        "iq2_kt", 16, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _read_iq2_iq3, _write_iq2_iq3, _IQ4_VARIANTS, (75, 120),
+        "iq2_kt", 16, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _IQ4_VARIANTS, (75, 120),
         _trial_factors(1, 0, 3, 0.12), _trial_factors(3, 0.15), _NOT_REFINED, 0.35, (280, 250, 400, 0), 0.0081,
     ),
     TrellisType(
-        "iq3_kt", 16, 8, (_FIRST_STATE,), True, np.arange(16, dtype=np.float32), _read_iq2_iq3, _write_iq2_iq3,
+        "iq3_kt", 16, 8, (_FIRST_STATE,), True, np.arange(16, dtype=np.float32),
         np.arange(1, 16)[None], (14, 15), _trial_factors(5, 0.11), _trial_factors(11, 0.05), _REFINE_FACTORS, 0.5,
         (110, 30, 70, 20), 0.0081,
     ),
     TrellisType(
-        "iq4_kt", 15, 4, (_FIRST_STATE, _SECOND_STATE), False, _SEVEN_BIT_MULTIPLES, _read_iq4, _write_iq4,
+        "iq4_kt", 15, 4, (_FIRST_STATE, _SECOND_STATE), False, _SEVEN_BIT_MULTIPLES,
         np.stack([base + sign * _SEVEN_BIT_STEPS for base in (128, 129) for sign in (1, -1)]), (50, 54),
         _trial_factors(2, 0.18, 8, 0.022), _trial_factors(5, 0.1, 6, 0.018), _REFINE_FACTORS, 1.2, (20, 5, 10, 14), 0.0092,
     ),
@@ -258,4 +164,4 @@ def trellis_type(name: str) -> TrellisType:
     return next(t for t in _TYPES if t.name == name)
 
 
-CODECS: dict[str, Codec] = {t.name: Codec(t.encode, t.decode) for t in _TYPES}
+CODECS: dict[str, Codec] = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}

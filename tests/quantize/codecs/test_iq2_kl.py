@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.codecs.iqk.iq2_kl import _pack, _pack_int_scales, _unpack_int_scales
+from ggufmill.quantize.codecs.fields import BlockFields
 from ggufmill.quantize.codecs.iqk.iq2_kl_search import PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 
 DATA = Path(__file__).parents[2] / "data"
@@ -50,11 +50,9 @@ def test_error_is_lower_than_that_of_the_reference(key, most):
 def test_all_codes_and_integer_scales_round_trip():
     rng = np.random.default_rng(2)
     codes, int_scales = rng.integers(0, 32, (20, 8, 16), np.uint8), rng.integers(-32, 32, (20, 8)).astype(np.float32)
-    blocks = np.zeros((20, 86), np.uint8)
-    _pack_int_scales(blocks, int_scales)
-    _pack(codes, blocks)
-    assert np.array_equal(_unpack_int_scales(blocks), int_scales)
-    q = np.concatenate([np.repeat(np.float16([[1]]).view(np.uint8), 20, axis=0), blocks], axis=1)
+    fields = BlockFields.of("iq2_kl")
+    q = fields.pack(20, 256, codes=codes, scales=(int_scales + 32).astype(np.uint8), d=np.ones(20, np.float16))
+    assert np.array_equal(fields.read(q, "scales"), int_scales + 32)
     assert np.array_equal(decode(q, "iq2_kl", 256), (int_scales[..., None, None] * PAIRS[codes]).reshape(20, 256))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.codecs.iqk.iq4_kss import _decode, _pack
+from ggufmill.quantize.codecs.iqk.iq4_kss import _pack
 from ggufmill.quantize.codecs.iqk.iq4_kss_search import SIZE, assign_quads, gather_quads, scatter_quads, search_quads
 from ggufmill.quantize.codecs.iqk.value_tables import V4
 
@@ -58,17 +58,15 @@ def test_error_is_lower_than_that_of_the_reference(key, most):
 
 def test_every_even_quadruple_can_be_stored():
     rng = np.random.default_rng(2)
-    codes = CODES[rng.integers(0, len(CODES), (60, 8))]
+    codes = CODES[rng.integers(0, len(CODES), (64, 8))]
     codes[:2] = [CODES[:8], CODES[-8:]]
-    int_scales, flags = rng.integers(-64, 64, 60).astype(np.float32) * 2 + 1, rng.integers(0, 2, 60, np.uint8)
+    int_scales, flags = rng.integers(-64, 64, 64).astype(np.float32) * 2 + 1, rng.integers(0, 2, 64, np.uint8)
     int_scales[:2] = -127, 127
-    entries = np.empty((60, 32), np.float32)
+    entries = np.empty((64, 32), np.float32)
     for j, at in enumerate((0, 16, 1, 17)):
         entries[:, at : at + 16 : 2] = V4[flags[:, None], codes[:, :, j]]
-    words, out = np.empty((60, 8), np.uint16), np.empty((60, 32), np.float32)
-    _pack(entries, flags, int_scales, words)
-    _decode(words, np.float32([0.25]), 60, out)
-    assert np.array_equal(out, entries * int_scales[:, None] * np.float32(0.25))
+    q = _pack(entries.reshape(8, 256), flags.reshape(8, 8), int_scales.reshape(8, 8), np.full(8, 0.25, np.float32))
+    assert np.array_equal(decode(q, "iq4_kss", 256).reshape(64, 32), entries * int_scales[:, None] * np.float32(0.25))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,8 +13,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize.codecs.importance import guard_importance
 from ggufmill.quantize.codecs.iqk import value_tables as tables
 from ggufmill.quantize.codecs.iqk.boundary_search import search_boundaries, sorting_network
-from ggufmill.quantize.codecs.iqk.iq_k_ks import _TYPES, CODECS
-from ggufmill.quantize.codecs.iqk.scale_codes import read_header
+from ggufmill.quantize.codecs.iqk.iq_k_ks import _TYPES, CODECS, scale_numbers
 from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
 from ggufmill.simd import table_lookup
 from ggufmill.simd.instructions import permute
@@ -62,27 +61,14 @@ def test_iq2_ks_has_a_lower_error_than_the_reference(golden, key):
     assert ours < 0.98 * theirs
 
 
-@numba.njit
-def read_headers(number, blocks, int_scales, flag_bits):
-    for i in range(len(blocks)):
-        words = blocks[i, :24].copy().view(np.int64)
-        flag_bits[i, 0], lanes = read_header(number, words[0], words[1], words[2])
-        store(int_scales[i], 0, lanes)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_scale_codes_and_planes_round_trip(name):
-    spec = SPECS[name]
-    blocks = np.random.default_rng(1).integers(0, 256, (5, TYPES[name].block_bytes), dtype=np.uint8)
-    int_scales, flag_bits = np.empty((5, 16), np.float32), np.empty((5, 1), np.int64)
-    read_headers(spec.scale_codes.number, blocks, int_scales, flag_bits)
-    count = 256 // spec.block
-    int_scales, flags = int_scales[:, :count], (flag_bits >> np.arange(count) & 1).astype(np.uint8)
-    again = np.zeros_like(blocks)
-    spec.scale_codes.write(again, int_scales, flags)
-    start = spec.layout.codes.min() // 8
-    first = 0 if spec.has_row_scale else 2
-    assert np.array_equal(again[:, first:start], blocks[:, first:start])
+def test_scale_numbers_stand_for_the_integer_scales(name):
+    layout = SPECS[name].layout
+    levels = layout.levels if layout.signs is None else np.concatenate([layout.levels, -layout.levels])
+    int_scales = np.random.default_rng(1).permutation(levels)[None].astype(np.float32)
+    numbers = scale_numbers(layout, int_scales)
+    decoded = layout.levels[numbers["scales"]]
+    assert np.array_equal(np.where(numbers["signs"], -decoded, decoded) if layout.signs is not None else decoded, int_scales)
 
 
 @pytest.mark.parametrize("name", NAMES)

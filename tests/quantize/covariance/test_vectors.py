@@ -11,7 +11,7 @@ from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.fields import BlockFields
+from ggufmill.quantize.codecs.fields import BlockFields
 from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.vector_refinement import VectorRefinement

@@ -11,7 +11,7 @@ from .....simd.llvm import I1, I64, LANES, loop
 from .....simd.target import Target
 from .gemm import byte_tiles, vector_products
 from .gemm.float_panels import STEP, write_transposed
-from .gemm.unpack_panels import write_step
+from .gemm.unpack_panels import write_numbers
 from .gemv.float_rows import FLOATS
 from .gemv.gemv import write_product
 from .gemv.rows import steps
@@ -85,9 +85,9 @@ def unpack_loop(of: Target, type_name: str) -> InnerLoop:
 
     def write(b: Any, source, row_head, codes, scales, terms, count) -> None:
         def one(i: Any) -> None:
-            at, to = b.add(source, b.mul(i, I64(step.size))), b.add(codes, b.mul(i, I64(step.columns * LANES)))
+            at, to = b.add(source, b.mul(i, I64(step.reader.size))), b.add(codes, b.mul(i, I64(step.columns * LANES)))
             numbers = [b.add(place, b.mul(i, I64(step.columns * 4))) for place in (scales, terms)]
-            write_step(b, of, type_name, 0, at, row_head, to, *numbers)
+            write_numbers(b, of, type_name, 0, at, row_head, to, *numbers)
 
         loop(b, count, one)
 

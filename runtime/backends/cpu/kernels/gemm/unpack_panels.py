@@ -1,7 +1,7 @@
 """Packed weights to panels of bytes: the codes of 16 rows side by side, as multiply_bytes takes them.
 
-Codes and scales are read by the steps of the matrix-vector products (gemv/), which hold 64 codes in a vector. Rows of plain
-types are unpacked one after the other, and a step's columns of sixteen are transposed; interleaved rows go to their places at
+Codes and scales are read by the readers of `formats/layouts/reader`, 64 codes at a time. Rows of plain types are unpacked one
+after the other, and what a reader reads of sixteen is transposed; interleaved rows go to their places at
 once.
 """
 
@@ -15,14 +15,14 @@ import numpy as np
 from numba.core import types
 
 from ......formats import TYPES
+from ......formats.layouts.reader.code_layout import CodeLayout, code_layout
+from ......formats.layouts.reader.emitter import Emitter
+from ......formats.layouts.reader.rows import readers, row_scales
 from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.llvm import F32X16, I8X64, I32X16, I64, LANES, constant, load, shuffle, store
 from ......simd.memory import address, keep_alive, scratch, view
 from ......simd.target import Target, target
-from ..gemv.emitter import Emitter
-from ..gemv.gemv_layout import GemvLayout, gemv_layout
-from ..gemv.rows import row_scales, steps
 from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS, transposed
 
@@ -46,8 +46,8 @@ class PanelForm(NamedTuple):
 @cache
 def panel_form(type_name: str) -> PanelForm | None:
     """What panels of a type hold; None for floats, and for types that have to be decoded."""
-    layout = gemv_layout(type_name)
-    if layout is None:
+    layout = code_layout(type_name)
+    if layout is None or layout.digits is not None:
         return None
     lowest, highest = -min(layout.table), max(layout.table)
     zero = 1 << (lowest - 1).bit_length() if lowest > 0 else 0
@@ -57,7 +57,7 @@ def panel_form(type_name: str) -> PanelForm | None:
     return PanelForm(zero, most, layout.group, has_terms or (layout.flags is not None and not _shifts_codes(layout)))
 
 
-def _shifts_codes(layout: GemvLayout) -> bool:
+def _shifts_codes(layout: CodeLayout) -> bool:
     """Whether the shift of a flag is added to the codes of a group; else it is the group's term."""
     return layout.flags is not None and layout.codes is not None and not layout.gray_words
 
@@ -79,18 +79,18 @@ def _are_neighbours(places: np.ndarray) -> bool:
     return bool((np.diff(places) == 4).all())
 
 
-def write_step(
+def write_numbers(
     builder: Any, of: Target, type_name: str, number: int, blocks: Any, row_head: Any, codes: Any, scales: Any, terms: Any
 ) -> None:
-    """LLVM code that writes the numbers of a step (of those of a type the one of this number) of a row, or of each row of an
+    """LLVM code that writes what a reader (of those of a type the one of this number) reads of a row, or of each row of an
     interleaved group.
 
     Addresses: blocks, and row_head of the bytes before the row's first block, of a row or a group; codes, scales and terms
     (used if the type has them) of the row's numbers one after the other, or of the group's places in a panel.
     """
-    step, form, stored, emit = steps(type_name)[number], panel_form(type_name), TYPES[type_name], Emitter(builder, of)
+    reader, form, stored, emit = readers(type_name)[number], panel_form(type_name), TYPES[type_name], Emitter(builder, of)
     assert form is not None
-    layout, together = step.layout, of.choose(TILES).columns // _WORD
+    layout, together = reader.layout, of.choose(TILES).columns // _WORD
 
     def places(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Bytes from the first place to that of a scale of a row."""
@@ -105,16 +105,16 @@ def write_step(
 
     row_scale = row_scales(emit, layout, stored, row_head)
     shifts: list[Any] = []
-    for numbers in step.scale_vectors:
-        rows, groups = step.rows_and_groups(numbers)
-        scale = step.scale(emit, blocks, numbers)
+    for numbers in reader.scale_vectors:
+        rows, groups = reader.rows_and_groups(numbers)
+        scale = reader.scale(emit, blocks, numbers)
         if row_scale is not None:
             scale = builder.fmul(scale, emit.shuffle(row_scale, rows))
-        at = places(rows, np.where(numbers < step.numbers, groups, -1))
+        at = places(rows, np.where(numbers < reader.numbers, groups, -1))
         _store_lanes(builder, scale, at, scales)
-        term = step.term(emit, blocks, numbers)
+        term = reader.term(emit, blocks, numbers)
         if layout.flags is not None:
-            is_set = step.flags_set(emit, blocks, numbers)
+            is_set = reader.flags_set(emit, blocks, numbers)
             if _shifts_codes(layout):
                 shift = constant(I32X16, layout.shift * 0x01010101)
                 shifts.append(builder.select(is_set, shift, constant(I32X16, 0)))
@@ -124,28 +124,28 @@ def write_step(
         if term is not None:
             _store_lanes(builder, term, at, terms)
     bias = code_bias(of)
-    zero = bias - form.zero if layout.codes is not None and step.table is not None else step.lowest
+    zero = bias - form.zero if layout.codes is not None and reader.table is not None else reader.lowest
     loaded: dict = {}
-    for vector in step.code_vectors:
-        numbers = step.codes_less(zero, emit, blocks, vector, loaded)
+    for vector in reader.code_vectors:
+        numbers = reader.codes_less(zero, emit, blocks, vector, loaded)
         if zero != bias - form.zero:
             numbers = builder.add(numbers, constant(I8X64, zero + form.zero - bias))
         words = builder.bitcast(numbers, I32X16)
         if shifts:
-            number_of = np.array([group * step.rows + row if group >= 0 else -1 for row, group in step.keys(vector)])
+            number_of = np.array([group * reader.rows + row if group >= 0 else -1 for row, group in reader.keys(vector)])
             shift = emit.pick(shifts, number_of // LANES, np.where(number_of < 0, -1, number_of % LANES))
             words = builder.bitcast(builder.add(builder.bitcast(words, I8X64), builder.bitcast(shift, I8X64)), I32X16)
         _store_lanes(builder, words, word_places(np.array(vector.lane_rows), vector.words), codes)
 
 
 @intrinsic
-def _unpack_step(typingctx, name, number, blocks, row_head, codes, scales, terms):
-    """`write_step` for this process."""
+def _unpack_numbers(typingctx, name, number, blocks, row_head, codes, scales, terms):
+    """`write_numbers` for this process."""
     if not isinstance(name, types.StringLiteral) or not isinstance(number, types.IntegerLiteral):
         return None
 
     def generate(context, builder, signature, args):
-        write_step(builder, target(), name.literal_value, number.literal_value, *args[2:])
+        write_numbers(builder, target(), name.literal_value, number.literal_value, *args[2:])
         return context.get_dummy_value()
 
     i = types.int64
@@ -175,11 +175,11 @@ def _transpose_words(typingctx, source, step, count, together, out):
     return types.void(i, i, count, together, i), generate
 
 
-def _step_writer(name: str, number: int) -> Callable[..., None]:
-    """A kernel that writes the columns of a step, from `column` on, of sixteen rows of a plain type to a panel."""
-    step, form, stored = steps(name)[number], panel_form(name), TYPES[name]
+def _rows_writer(name: str, number: int) -> Callable[..., None]:
+    """A kernel that writes the columns of a reader, from `column` on, of sixteen rows of a plain type to a panel."""
+    reader, form, stored = readers(name)[number], panel_form(name), TYPES[name]
     assert form is not None
-    width, row_head, has_terms, together = step.columns, stored.row_meta, form.has_terms, CODE_COLUMNS // _WORD
+    width, row_head, has_terms, together = reader.columns, stored.row_meta, form.has_terms, CODE_COLUMNS // _WORD
     words, groups = min(width // _WORD, LANES), width // form.group
     block, size, group = stored.block, stored.block_bytes, form.group
 
@@ -191,7 +191,7 @@ def _step_writer(name: str, number: int) -> Callable[..., None]:
         for r in range(PANEL):
             row = base + row_bytes * min(first + r, last)
             at = row + row_head + column // block * size
-            _unpack_step(name, number, at, row, memory + r * width, own_scales + r * _LINE, own_terms + r * _LINE)
+            _unpack_numbers(name, number, at, row, memory + r * width, own_scales + r * _LINE, own_terms + r * _LINE)
         to = codes + first * columns + column * PANEL
         for c in range(0, width, _WORD * words):
             _transpose_words(memory + c, width, words, together, to + c * PANEL)
@@ -205,9 +205,9 @@ def _step_writer(name: str, number: int) -> Callable[..., None]:
 
 def _plain_part(name: str) -> Callable[[int, int], None]:
     """Rows beyond the last repeat it."""
-    wide, narrow = (step.columns for step in (steps(name)[0], steps(name)[-1]))
-    write = _step_writer(name, 0)
-    write_rest = write if wide == narrow else _step_writer(name, 1)
+    wide, narrow = (reader.columns for reader in (readers(name)[0], readers(name)[-1]))
+    write = _rows_writer(name, 0)
+    write_rest = write if wide == narrow else _rows_writer(name, 1)
 
     def unpack_rows(argument, number):
         table = view(argument, UNPACK_FIELDS, np.int64)
@@ -227,7 +227,7 @@ def _plain_part(name: str) -> Callable[[int, int], None]:
 
 def _interleaved_part(name: str) -> Callable[[int, int], None]:
     """As _plain_part, of groups of rows, a block at a time."""
-    stored, form, number = TYPES[name], panel_form(name), len(steps(name)) - 1
+    stored, form, number = TYPES[name], panel_form(name), len(readers(name)) - 1
     assert form is not None
     rows, block, groups = stored.rows, stored.block, stored.block // form.group
     size, row_head = rows * stored.block_bytes, rows * stored.row_meta
@@ -242,7 +242,7 @@ def _interleaved_part(name: str) -> Callable[[int, int], None]:
                 offset = number_of_block * groups * _LINE + 4 * row
                 at = head + row_head + b * size
                 codes = table[CODES] + number_of_block * block * PANEL + CODE_COLUMNS * row
-                _unpack_step(name, number, at, head, codes, table[SCALES] + offset, table[TERMS] + offset)
+                _unpack_numbers(name, number, at, head, codes, table[SCALES] + offset, table[TERMS] + offset)
 
     return unpack_rows
 

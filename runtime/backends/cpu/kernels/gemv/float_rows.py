@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.core import cgutils
 
-from .emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
+from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
 
 # (bytes, level of the caches: 2 the second) of interleaved rows: long runs of memory, a quarter faster so on Zen 4.
 _INTERLEAVED_PREFETCH = (2048, 2)

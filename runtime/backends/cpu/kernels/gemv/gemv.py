@@ -31,15 +31,16 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from ......formats.layouts.reader.code_layout import code_layout
+from ......formats.layouts.reader.emitter import Emitter
 from ......formats.types import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.memory import view
 from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from ..activations import Activations
-from .emitter import Emitter
+from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
-from .gemv_layout import gemv_layout
 from .rows import emit_product
 
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
@@ -152,8 +153,11 @@ def gemv(type_name: str, level: str = "") -> Gemv | None:
     stored = TYPES[type_name]
     if stored.name in FLOATS:
         return Gemv(stored.name, 0, stored.rows, FLOATS[stored.name].columns, level)
-    layout = gemv_layout(stored.name)
-    return Gemv(stored.name, layout.activations, stored.rows, max(layout.block, layout.activations), level) if layout else None
+    layout = code_layout(stored.name)
+    if layout is None or layout.digits is not None:
+        return None
+    activations = activation_block(layout)
+    return Gemv(stored.name, activations, stored.rows, max(layout.block, activations), level)
 
 
 def products() -> list[str]:

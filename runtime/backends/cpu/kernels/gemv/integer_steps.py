@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from ......formats.layouts.reader.code_layout import code_layout
+from ......formats.layouts.reader.emitter import F32, I16, I32, LANES, Emitter, constant, vector
 from ......formats.types import TYPES
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
-from .emitter import F32, I16, I32, LANES, Emitter, constant, vector
-from .gemv_layout import gemv_layout
 
 _I16_MAX = 32767
 
 
 def has_integer_scales(name: str) -> bool:
     """Whether the products of a type are computed by `IntegerStep`."""
-    layout = gemv_layout(name)
+    layout = code_layout(name)
     assert layout is not None
-    if TYPES[name].rows > 1 or (layout.block, layout.activations, layout.d_format, layout.unit) != (256, 256, "f16", 1):
+    if TYPES[name].rows > 1 or (layout.block, layout.d_format, layout.unit) != (256, "f16", 1):
         return False
     if layout.codes is None or layout.scales is None or (np.diff(layout.table) == 1).all():
         return False
@@ -49,7 +49,7 @@ class IntegerStep(BlockStep):
 
     def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i16>: the unsigned number of each run."""
-        return emit.numbers(base, self._runs(bits), self.size, I16)
+        return emit.numbers(base, self._runs(bits), self.reader.size, I16)
 
     def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i1>: the bit of each run."""
@@ -81,26 +81,26 @@ class IntegerStep(BlockStep):
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the superblock."""
-        f, builder = self.layout, emit.builder
-        emit.prefetch(base, self.size)
+        r, f, builder = self.reader, self.layout, emit.builder
+        emit.prefetch(base, r.size)
         scale = self._scale(emit, base)
         offset: Any = None
         if f.flags is not None:
-            low, high = (constant(I16, [v] * LANES) for v in (self.lowest, self.lowest + f.shift))
+            low, high = (constant(I16, [v] * LANES) for v in (r.lowest, r.lowest + f.shift))
             offset = builder.mul(scale, builder.select(self._set(emit, base, f.flags), high, low))
-        elif self.lowest:
-            offset = builder.mul(scale, constant(I16, [self.lowest] * LANES))
+        elif r.lowest:
+            offset = builder.mul(scale, constant(I16, [r.lowest] * LANES))
         scales = emit.scales_of_dots(scale)
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         loaded: dict = {}
-        for code_vector in self.code_vectors:
-            codes = self.codes_less(self.lowest, emit, base, code_vector, loaded)
+        for code_vector in r.code_vectors:
+            codes = r.codes_less(r.lowest, emit, base, code_vector, loaded)
             factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
             for t, token in enumerate(tokens):
                 words = self.activation_words(emit, token.codes, code_vector.words)
-                totals[t] = emit.scaled_dot(totals[t], codes, words, factors, self.highest)
+                totals[t] = emit.scaled_dot(totals[t], codes, words, factors, r.highest)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()
             factor = emit.splat(self._factor(emit, base, token))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import decode, layout_of
+from ggufmill.formats.layouts.reader.code_layout import code_layout
 from ggufmill.runtime.backends.cpu.kernels.activations import Activations, quantise
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv_layout import gemv_layout
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import target, target_at
@@ -138,7 +138,7 @@ def test_all_processors_get_the_same_bits(name):
     x[1] = np.where(np.arange(n) % 2, 3, -3)  # codes of 127 and -127 alone: the largest sums there can be
     given_activations = activations_for(name, x)[0]
     best = multiply(packed, name, given_activations)
-    layout = gemv_layout(name)
+    layout = code_layout(name)
     beyond_128 = layout.grid is None and layout.trellis is None and max(layout.table) - min(layout.table) > 128
     equal = {beyond_128 and multiplies_signed(target()): best}
     for level in LEVELS:

@@ -1,7 +1,7 @@
-"""LLVM code for dot products on packed weights: gathering bytes, taking numbers out of bits, tables, 8-bit products.
+"""LLVM code that works on packed weights: gathering bytes, taking numbers out of bits, tables, 8-bit products.
 
-An `Emitter` binds the pieces of `simd` to one builder and one target, and adds what matrix-vector products need: bytes and bits
-at constant places. All targets give the same integers, and floating-point numbers are added up in the order written, so
+An `Emitter` binds the pieces of `simd` to one builder and one target, and adds what readers of blocks need: bytes and bits at
+constant places. All targets give the same integers, and floating-point numbers are added up in the order written, so
 results are the same too.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from ......simd import llvm
-from ......simd.instructions import dot_products, permute, scaled_dots
-from ......simd.instructions.half_precision import half_to_float
-from ......simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
-from ......simd.target import Target, target
+from ....simd import llvm
+from ....simd.instructions import dot_products, permute, scaled_dots
+from ....simd.instructions.half_precision import half_to_float
+from ....simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
+from ....simd.target import Target, target
 
 __all__ = ["BYTES", "F32", "I1", "I8", "I16", "I32", "I64", "LANES", "Emitter", "constant", "runs_of_bits", "vector"]
 

@@ -1,4 +1,4 @@
-"""Steps over weights that are points of a grid, four or eight at a time, most of them with signs that are stored apart."""
+"""Reading weights that are points of a grid, four or eight at a time, most of them with signs that are stored apart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from .block_steps import BlockStep, CodeVector
+from .blocks import BlockReader, CodeVector
 from .emitter import BYTES, I8, I32, I64, Emitter, constant, vector
 
 _LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
 
 
-class GridStep(BlockStep):
+class GridReader(BlockReader):
     """Vectors hold 64 columns of one row, or 16 of each of four rows."""
 
     def _code_vectors(self) -> list[CodeVector]:
@@ -54,13 +54,13 @@ class GridStep(BlockStep):
             as_is = emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
             lift = builder.select(as_is, constant(I8, [0] * BYTES), constant(I8, [f.point_shift] * BYTES))
             value = builder.add(value, lift)
-        negative = self._negative(emit, base, code_vector)
+        negative = self.negative(emit, base, code_vector)
         if negative is None:
             return value
         middle = constant(I8, [-subtracted] * BYTES)
         return builder.select(negative, builder.sub(middle, value), builder.add(middle, value))
 
-    def _negative(self, emit: Emitter, base: Any, code_vector: CodeVector) -> Any:
+    def negative(self, emit: Emitter, base: Any, code_vector: CodeVector) -> Any:
         """<64 x i1>: which weights are negative; None for a type without signs."""
         f, builder = self.layout, emit.builder
         columns = np.where(code_vector.columns < 0, 0, code_vector.columns)

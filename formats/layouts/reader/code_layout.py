@@ -1,9 +1,8 @@
-"""What the matrix-vector products need to know of a type's blocks, derived from the type's `BlockLayout`.
+"""What LLVM code that reads blocks needs to know of a type, derived from its `BlockLayout`.
 
     weight = d * (level_step * code + level_zero) * (table[code] + shift * flag) - dmin * minimum + offset
 
-Kernels work on table entries as unsigned bytes (an entry less the smallest one), so tables hold integers, and weights are
-multiples of a `unit`. All bit arrays have a first axis of rows.
+Codes become bytes, so tables hold integers, and weights are multiples of a `unit`. All bit arrays have a first axis of rows.
 """
 
 from __future__ import annotations
@@ -14,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from ......formats.layouts import BlockLayout, layout_of
-from ......formats.layouts.description import SIGNED_BYTES
-from ......formats.layouts.tables import HALF_UE4M3, Trellis
-from ......formats.types import TYPES
-
-SUPERBLOCK = 256
+from ...types import TYPES
+from ..description import SIGNED_BYTES, BlockLayout
+from ..table import layout_of
+from ..tables import HALF_UE4M3, Trellis
 
 
 @dataclass(frozen=True, eq=False)
-class GemvLayout:
+class CodeLayout:
     """block       weights per block; group: weights per scale (16 or 32; 32 where the block has no scales but d)
-    activations  columns per scale of the activations, 32 or 256
     table        int [entries]: what a code stands for; of grids and trellises only the least and the largest weight
     codes        bits [rows, block, width], one for each weight; None for a grid or trellis
+    digits       int [block]: codes are base-3 digits of bytes, as in `BlockLayout`
+    decoded      float32 [entries]: what decoders use for the table
     code_offset  int [block] or None: added to the code (above its own bits), known from the weight's place alone
     signed_bytes the codes are the weights as signed bytes; `table` is what they stand for once their top bit is flipped
     grid         uint8 [points, size]: magnitudes where weights have signs, else what exceeds the least of the grid
@@ -52,9 +50,10 @@ class GemvLayout:
 
     block: int
     group: int
-    activations: int
     table: tuple[int, ...]
     codes: np.ndarray | None = None
+    digits: np.ndarray | None = None
+    decoded: np.ndarray | None = None
     code_offset: np.ndarray | None = None
     signed_bytes: bool = False
     grid: np.ndarray | None = None
@@ -85,22 +84,26 @@ class GemvLayout:
     unit: float = 1.0
 
 
+_SHARED = (
+    *("d", "d_format", "row_scale", "scales", "dmin", "minima", "offset", "sign_codes", "scrambled", "magnitudes"),
+    *("gray_words", "unit", "digits", "decoded"),
+)
+
+
 @cache
-def gemv_layout(type_name: str) -> GemvLayout | None:
-    """The layout of a type, plain or interleaved; None for one that no step of the products supports."""
+def code_layout(type_name: str) -> CodeLayout | None:
+    """The layout of a type, plain or interleaved; None for numbers, which have no codes, and for types without a codec."""
     layout = layout_of(type_name)
-    if not TYPES[type_name].has_codec or layout.number is not None or layout.digits is not None:
+    if not TYPES[type_name].has_codec or layout.number is not None:
         return None
     fields: dict[str, Any] = {
         "block": layout.block,
         "group": layout.group,
-        "activations": SUPERBLOCK if layout.block == SUPERBLOCK else 32,
-        **{name: getattr(layout, name) for name in ("d", "d_format", "row_scale", "scales", "dmin", "minima", "offset")},
-        **{name: getattr(layout, name) for name in ("sign_codes", "scrambled", "magnitudes", "gray_words", "unit")},
+        **{name: getattr(layout, name) for name in _SHARED},
     }
     fields |= _levels(layout) | _signs(layout)
     fields |= _trellis(layout) if layout.trellis else _grid(layout) if layout.codebook else _table(layout)
-    return GemvLayout(**fields)
+    return CodeLayout(**fields)
 
 
 def _levels(layout: BlockLayout) -> dict[str, Any]:

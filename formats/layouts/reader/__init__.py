@@ -1,0 +1,1 @@
+"""Blocks of packed weights read by LLVM code, derived from `formats.layouts`: what GEMV, panels and decoders share."""

@@ -1,0 +1,248 @@
+"""Blocks of one type read by LLVM code, written from its `CodeLayout`: codes as bytes, scales and terms as floats.
+
+A reader takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small). Codes are
+read 64 at a time, in the order in which they are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....simd.instructions.ue4m3 import half_ue4m3_to_float
+from ...types import TYPES
+from .code_layout import CodeLayout, code_layout
+from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
+
+SUPERBLOCK = 256
+
+
+@dataclass(frozen=True)
+class CodeVector:
+    """64 codes that are multiplied in one vector. rows, columns: int [64], of each code; column -1: there is no code."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @property
+    def lane_rows(self) -> tuple[int, ...]:
+        return tuple(self.rows[::4].tolist())
+
+    @property
+    def words(self) -> np.ndarray:
+        """Number of the four columns that each lane holds (column // 4): int [16], -1 for none."""
+        return np.where(self.columns[::4] < 0, -1, self.columns[::4] // 4)
+
+
+class BlockReader:
+    """Writes the code that reads `blocks` blocks of each row of a group of one type."""
+
+    def __init__(self, name: str, blocks: int):
+        stored, layout = TYPES[name], code_layout(name)
+        assert layout is not None
+        self.layout: CodeLayout = layout
+        self.rows, self.columns = stored.rows, blocks * layout.block
+        self.block_bytes = stored.rows * (stored.row_bytes(layout.block) - stored.row_meta)
+        self.size = blocks * self.block_bytes
+        self.code_vectors = self._code_vectors()
+        lowest, table = min(layout.table), np.array(layout.table)
+        self.lowest, self.highest = lowest, int(table.max()) - lowest
+        self.table = None if (np.diff(table) == 1).all() else [int(v) - lowest for v in table]
+        self.numbers = self.rows * self.columns // layout.group
+        self.scale_vectors = [np.arange(i, i + LANES) for i in range(0, self.numbers, LANES)]
+
+    def _in_all_blocks(self, bits: np.ndarray) -> np.ndarray:
+        """Bit addresses [rows, n, width] of one block -> [rows, blocks * n, width] of all blocks."""
+        starts = 8 * np.arange(0, self.size, self.block_bytes)
+        return (bits[:, None] + starts[:, None, None]).reshape(self.rows, -1, bits.shape[-1])
+
+    def _code_vectors(self) -> list[CodeVector]:
+        assert self.layout.codes is not None
+        self.codes = self._in_all_blocks(self.layout.codes)
+        rows, columns = (axis.reshape(-1) for axis in np.indices(self.codes.shape[:2]))
+        first = self.codes[:, :, 0].reshape(-1)
+        for order in (np.lexsort((columns, first // 8, first % 8)), np.lexsort((columns, rows))):
+            r, c = rows[order].reshape(-1, 4), columns[order].reshape(-1, 4)
+            if (r == r[:, :1]).all() and (c == c[:, :1] + np.arange(4)).all() and not (c[:, 0] % 4).any():
+                break
+        r, c = (np.concatenate([a.reshape(-1), np.full(-a.size % BYTES, -1)]) for a in (r, c))
+        r = np.where(r < 0, np.resize(r[: len(order)], len(r)), r)
+        code_vectors = [CodeVector(a, b) for a, b in zip(r.reshape(-1, BYTES), c.reshape(-1, BYTES), strict=True)]
+        # Vectors of the same rows and groups follow each other: their products are summed before they are scaled.
+        keys = [self.keys(code_vector) for code_vector in code_vectors]
+        return [code_vectors[i] for i in sorted(range(len(code_vectors)), key=lambda i: (keys.index(keys[i]), i))]
+
+    def row_vectors(self) -> list[CodeVector]:
+        """The codes in the order of rows and columns instead, a row's last vector filled up."""
+        columns = np.append(np.arange(self.columns), np.full(-self.columns % BYTES, -1))
+        return [CodeVector(np.full(BYTES, r), c) for r in range(self.rows) for c in columns.reshape(-1, BYTES)]
+
+    def keys(self, code_vector: CodeVector) -> tuple:
+        """What the products of each lane are scaled by: (row, group of weights), group -1 for none."""
+        groups = np.where(code_vector.words < 0, -1, code_vector.words * 4 // self.layout.group)
+        return tuple(zip(code_vector.lane_rows, groups.tolist(), strict=True))
+
+    # --- instructions -------------------------------------------------------------------------------------------------
+
+    def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """<64 x i8>: table[code] - subtracted of 64 codes. loaded: values that were loaded for other codes of these blocks."""
+        table = None if self.table is None and subtracted == self.lowest else [v - subtracted & 255 for v in self.layout.table]
+        if table is not None and self.codes.shape[-1] == 2:
+            bits = self._bits(code_vector)
+            shift = bits[:, 0] % 8
+            if len(runs_of_bits(self.codes)) == 1 and (shift == shift[0]).all():
+                key = (bits[:, 0] // 8).tobytes()
+                value = self._stored_bytes(emit, base, bits[:, 0] // 8, loaded)
+                return self._look_up_pairs(emit, table, value, int(shift[0]), (key, "halves"), loaded)
+        total = self.raw_codes(emit, base, code_vector, loaded)
+        if self.layout.signed_bytes:
+            return emit.builder.sub(total, constant(I8, [subtracted] * BYTES)) if subtracted else total
+        if self.layout.code_offset is not None:
+            total = emit.builder.or_(total, constant(I8, self.layout.code_offset[code_vector.columns]))
+        return total if table is None else emit.look_up(table, total)
+
+    def _bits(self, code_vector: CodeVector) -> np.ndarray:
+        return self.codes[code_vector.rows, np.where(code_vector.columns < 0, 0, code_vector.columns)]
+
+    def _stored_bytes(self, emit: Emitter, base: Any, addresses: np.ndarray, loaded: dict) -> Any:
+        """<64 x i8> at offsets from the first block, loaded once."""
+        key = addresses.tobytes()
+        if key not in loaded:
+            value = emit.gather(base, addresses, self.size)
+            loaded[key] = self._gray_of_words(emit, value) if self.layout.gray_words else value
+        return loaded[key]
+
+    def raw_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """<64 x i8>: the codes themselves, below 256."""
+        bits = self._bits(code_vector)
+        total: Any = None
+        for first, stop in runs_of_bits(self.codes):
+            shift, width = bits[:, first] % 8, stop - first
+            value = self._stored_bytes(emit, base, bits[:, first] // 8, loaded)
+            by_word = shift.reshape(LANES, 4)
+            if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
+                part = self._tested_bits(emit, value, shift, width, first)
+            else:
+                part = emit.byte_shift(value, shift - first)
+                if width < 8:
+                    part = emit.builder.and_(part, constant(I8, [((1 << width) - 1) << first] * BYTES))
+            total = part if total is None else emit.builder.or_(total, part)
+        return (
+            total
+            if self.layout.digits is None
+            else self._digits(emit, total, self.layout.digits[code_vector.columns % self.layout.block])
+        )
+
+    @staticmethod
+    def _digits(emit: Emitter, codes: Any, powers: np.ndarray) -> Any:
+        """<64 x i8>: 3 * (byte * power mod 256) >> 8."""
+        builder, kind = emit.builder, vector(I16, BYTES)
+        fraction = builder.and_(builder.mul(builder.zext(codes, kind), constant(I16, powers)), constant(I16, [255] * BYTES))
+        digits = builder.lshr(builder.mul(fraction, constant(I16, [3] * BYTES)), constant(I16, [8] * BYTES))
+        return builder.trunc(digits, vector(I8, BYTES))
+
+    @staticmethod
+    def _tested_bits(emit: Emitter, value: Any, shift: np.ndarray, width: int, first: int) -> Any:
+        """<64 x i8>: `width` bits of each byte from bit shift[byte] on, tested one by one, as bits `first` and higher."""
+        none, total = constant(I8, [0] * BYTES), None
+        for i in range(width):
+            part = emit.builder.select(emit.test(value, 1 << shift + i), constant(I8, [1 << first + i] * BYTES), none)
+            total = part if total is None else emit.builder.or_(total, part)
+        return total
+
+    @staticmethod
+    def _look_up_pairs(emit: Emitter, table: list[int], value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+        """Entries for codes of two bits by a look-up of four bits of each byte: shift and mask then serve two codes."""
+        key = (*key, shift // 4)
+        if key not in loaded:
+            right = np.full(BYTES, shift // 4 * 4)
+            loaded[key] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
+        return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
+
+    @staticmethod
+    def _gray_of_words(emit: Emitter, value: Any) -> Any:
+        words = emit.builder.bitcast(value, vector(I16, BYTES // 2))
+        words = emit.builder.and_(words, constant(I16, [0xFFFE] * (BYTES // 2)))
+        words = emit.builder.xor(words, emit.builder.lshr(words, constant(I16, [1] * (BYTES // 2))))
+        return emit.builder.bitcast(words, vector(I8, BYTES))
+
+    def rows_and_groups(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(row, group) of scales by their number in the step; numbers past the end stand for the last."""
+        numbers = np.minimum(numbers, self.numbers - 1)
+        return numbers % self.rows, numbers // self.rows
+
+    def _integers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        rows, blocks = self.rows_and_groups(numbers)
+        if self.layout.gray_words:
+            return self._lowest_bits_of_words(emit, base, bits, blocks)
+        return emit.numbers(base, self._in_all_blocks(bits)[rows, blocks], self.size)
+
+    @staticmethod
+    def _lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
+        """<16 x i32> of numbers whose bits are the lowest bits of neighbouring 16-bit words, eight words per group."""
+        builder, words = emit.builder, BYTES // 2
+        halves = []
+        for half in range(2):
+            lowest = builder.trunc(emit.load(base, BYTES * half, vector(I16, words)), vector(I1, words))
+            halves.append(builder.bitcast(builder.bitcast(lowest, I32), vector(I8, 4)))
+        value = builder.zext(emit.shuffle(emit.concat(halves), blocks), vector(I32, LANES))
+        first = int(bits.reshape(-1)[0]) // 16
+        value = builder.lshr(value, constant(I32, [first] * LANES)) if first else value
+        return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
+
+    def _are_set(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        flags = self._integers(emit, base, bits, numbers)
+        return emit.builder.icmp_unsigned("!=", flags, constant(I32, [0] * LANES))
+
+    def flags_set(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x i1>: whether the flags of these groups are set, for a type that has them."""
+        assert self.layout.flags is not None
+        return self._are_set(emit, base, self.layout.flags, numbers)
+
+    def _float16_or_e8m0(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        """<16 x float>: d, dmin or offset of the block that each scale belongs to."""
+        rows, blocks = self.rows_and_groups(numbers)
+        where = self._in_all_blocks(bits)[rows, blocks * self.layout.group // self.layout.block]
+        if self.layout.d_format == "f16":
+            if (np.diff(where) == 1).all():
+                return emit.halves(base, where[:, 0] // 8)
+            return emit.half_to_float(emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES)))
+        assert self.layout.d_format == "e8m0"
+        power = emit.numbers(base, where, self.size)
+        one = constant(I32, [1] * LANES)
+        normal = emit.builder.shl(emit.builder.sub(power, one), constant(I32, [23] * LANES))
+        small = emit.builder.shl(constant(I32, [0x00200000] * LANES), emit.builder.and_(power, one))
+        is_normal = emit.builder.icmp_unsigned(">", power, one)
+        return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, LANES))
+
+    def scale(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x float>: what the values of these groups are multiplied by."""
+        f, builder = self.layout, emit.builder
+        scale = constant(F32, [1.0] * LANES) if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
+        if f.scales is not None:
+            level = self._integers(emit, base, f.scales, numbers)
+            if f.level_table is not None:
+                level = emit.look_up_words(f.level_table, level)
+            if f.signed_levels:
+                flip = constant(I32, [128] * LANES)
+                level = builder.sub(builder.xor(level, flip), flip)
+            if f.level_step != 1:
+                level = builder.mul(level, constant(I32, [f.level_step] * LANES))
+            if f.level_zero:
+                level = builder.add(level, constant(I32, [f.level_zero] * LANES))
+            if f.scale_signs is not None:
+                negative = self._are_set(emit, base, f.scale_signs, numbers)
+                level = builder.select(negative, builder.neg(level), level)
+            level = half_ue4m3_to_float(builder, level) if f.ue4m3_levels else emit.to_float(level)
+            scale = level if f.d is None else builder.fmul(scale, level)
+        return scale if f.unit == 1 else builder.fmul(scale, constant(F32, [f.unit] * LANES))
+
+    def term(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x float>: what is added to all weights of these groups; None if the type adds nothing."""
+        f, builder = self.layout, emit.builder
+        if f.minima is not None and f.dmin is not None:
+            minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))
+            return builder.fneg(builder.fmul(self._float16_or_e8m0(emit, base, f.dmin, numbers), minimum))
+        return None if f.offset is None else self._float16_or_e8m0(emit, base, f.offset, numbers)
