@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,9 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     if option.is_argument:
         how.setdefault("required", field.is_required)
         return click.argument(field.name, **how)
-    usual = {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required}
-    how = usual | {"envvar": option.envvar, "show_envvar": option.envvar is not None} | how
+    how = {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required} | how
+    if option.envvar is not None:
+        how |= {"envvar": option.envvar, "show_envvar": True, "cls": _FromVariable}
     if "Sequence" in field.type and field.default == () and not option.kind:
         how["multiple"] = True
     names = option.flags.split() or [f"--{field.name.replace('_', '-')}"]
@@ -92,6 +94,13 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     elif not field.is_required and field.default not in (None, (), {}) and not may_be_unset:
         how = {"default": field.default, "show_default": not option.shown} | how
     return click.option(*names, field.name, **how)
+
+
+class _FromVariable(click.Option):
+    """An option that a variable of the environment sets, also where it is empty: click passes over one that is."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return os.environ.get(str(self.envvar))
 
 
 def _switch(names: list[str], default: bool | None, how: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:

@@ -105,6 +105,7 @@ def test_it_serves_from_a_device(start):
         (["--host", "0.0.0.0"], None, "--api-key asks them for a key, --no-key does not"),
         (["--api-key", ""], None, "the API key is empty"),
         ([], " ", "the API key is empty"),
+        ([], "", "the API key is empty"),
     ],
 )
 def test_a_key_is_needed_where_others_can_connect(options, key, message, capsys, monkeypatch):

@@ -304,6 +304,27 @@ def test_messages_of_the_server_are_limited(caplog):
         connections.limit_logs(LineLimit())
 
 
+def test_replies_are_sent_at_once():
+    """Without TCP_NODELAY each request of a kept connection waits 40 ms for an acknowledgement."""
+    from ggufmill.runtime.serve.listen import _listen
+
+    class Accepted(asyncio.Protocol):
+        def connection_made(self, transport):
+            delays.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def connect():
+        server = await asyncio.get_running_loop().create_server(Accepted, sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        while not delays:
+            await asyncio.sleep(0.001)
+        writer.close()
+        server.close()
+
+    delays, listener = [], _listen("127.0.0.1", 0)
+    asyncio.run(asyncio.wait_for(connect(), 30))
+    assert delays[0]
+
+
 @pytest.mark.parametrize(("bound", "family"), [("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)])
 def test_the_printed_address_is_one_that_reaches_the_server(bound, family):
     from ggufmill.runtime.serve.listen import browser_url
