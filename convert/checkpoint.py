@@ -36,7 +36,7 @@ IGNORED_SUFFIXES = (
     ".k_scale",
     ".v_scale",
 )
-# Files beside config.json and the weights; a checkpoint may have any of them.
+# Files in addition to config.json and the weights; a checkpoint may have any of them.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -1,7 +1,7 @@
 """Draft layers, which predict further tokens (multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2).
 
 A draft layer is an ordinary layer of the model whose input is eh_proj @ [enorm(embedding of the next token), hnorm(hidden
-state)]. In a GGUF it is a block behind those of the model: block_count counts it, nextn_predict_layers says how many there are,
+state)]. In a GGUF it is a block after those of the model: block_count counts it, nextn_predict_layers says how many there are,
 and its own tensors are blk.N.nextn.*, as llama.cpp and ik_llama.cpp name them.
 """
 

@@ -52,7 +52,7 @@ def hparam_keys(
 ) -> dict[str, Any]:
     """The keys that every architecture has. Raises FormatError if config.json lacks one.
 
-    other: keys beside those of HPARAMS, or with another key of config.json; norm: the keys of the norms' epsilon.
+    other: keys in addition to those of HPARAMS, or with another key of config.json; norm: the keys of the norms' epsilon.
     """
     sources = HPARAMS | dict(other or {})
     keys: dict[str, Any] = {f"{architecture}.{key}": np.uint32(config.integer(source)) for key, source in sources.items()}

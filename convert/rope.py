@@ -44,7 +44,7 @@ class RopeConfig:
 
 
 def read_rope(config: Config, other_names: Mapping[str, str] = OTHER_NAMES) -> RopeConfig:
-    """From rope_theta beside rope_scaling (with `type` or `rope_type`), or from rope_parameters, which contains both.
+    """From rope_theta and rope_scaling (with `type` or `rope_type`), or from rope_parameters, which contains both.
 
     other_names: name in config.json -> scaling, where these differ. Raises FormatError for a scaling that cannot be converted.
     """
@@ -114,7 +114,7 @@ def rope_scaling_keys(architecture: str, rope: RopeConfig, notes: list[str], *, 
 
 
 def _magnitude(factor: float, mscale: float) -> float:
-    """Of the cosines and sines, as YaRN has it: 1 + 0.1 mscale ln(factor)."""
+    """The factor of cosines and sines, as YaRN has it: 1 + 0.1 mscale ln(factor)."""
     return 1.0 + 0.1 * mscale * float(np.log(factor)) if factor > 1 else 1.0
 
 

@@ -183,7 +183,7 @@ def scaled(factors: float | np.ndarray) -> Transform:
 
 
 def padded_rows(count: int) -> Transform:
-    """A matrix with at most `count` rows; behind its own, copies of its first one fill it up to `count`."""
+    """A matrix with at most `count` rows; after its own, copies of its first one fill it up to `count`."""
 
     def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]

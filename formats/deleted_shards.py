@@ -1,6 +1,6 @@
 """Source shards deleted once their tensors were written: the record that is left, with which the job can still be resumed.
 
-NAME.released, beside the shard of that name, holds one line of JSON (size and modification time of the shard), then the shard's
+NAME.released, next to the shard of that name, holds one line of JSON (size and modification time of the shard), then its
 header: of a safetensors file its JSON, of a GGUF all bytes before the first tensor's.
 """
 
@@ -45,7 +45,7 @@ class DeletedShardRecord:
 
 
 def record_path(shard: Path) -> Path:
-    """Where the record of a deleted shard is: beside it."""
+    """Where the record of a deleted shard is: next to it."""
     return shard.with_name(shard.name + SUFFIX)
 
 

@@ -49,7 +49,7 @@ def read_range(path: Path, offset: int, nbytes: int) -> np.ndarray:
 def check_regular(path: Path, limit: int | None = None) -> None:
     """Raises FormatError for what is no regular file, as pipes block and devices never end; limit: the most bytes it may have.
 
-    A file that is absent is left to whoever opens it.
+    A file that is absent is an error for the caller that opens it.
     """
     try:
         status = path.stat()

@@ -1,6 +1,6 @@
 """Reading GGUF v3 files: metadata, tensor directory, memory-mapped data; a split model opens as one.
 
-Format: ggml-org/ggml docs/gguf.md. A metadata value's Python type tells its GGUF type: numpy scalars (np.uint32(5)) and arrays
+Format: ggml-org/ggml docs/gguf.md. A metadata value's Python type gives its GGUF type: numpy scalars (np.uint32(5)) and arrays
 for numbers, bool, str, and list[str] for arrays of strings, so that metadata can be written again unchanged.
 """
 
@@ -117,7 +117,7 @@ def split_paths(path: Path) -> list[Path]:
 def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
     """Opens a GGUF file, or all shards of a split model when given any of them; no tensor data is read.
 
-    deletable: for a job that deletes shards as it goes on. Nothing is mapped, and shards that it has deleted before are known
+    deletable: for a job that deletes shards as it proceeds. Nothing is mapped, and shards that it has deleted before are known
     from their records (see `deleted_shards`).
 
     Raises FormatError for anything but complete, well-formed GGUF v3 files, naming the file and the byte.

@@ -140,4 +140,4 @@ def _convert(value: Any, type: str) -> Any:
     return dtype.type(int(value))
 
 
-TYPE_NAMES = (*_SCALARS, "bool", "string")  # each may have [] behind it
+TYPE_NAMES = (*_SCALARS, "bool", "string")  # each may have [] after it

@@ -36,7 +36,7 @@ _PATTERN = "attention.sliding_window_pattern"
 
 @dataclass(frozen=True)
 class Fact:
-    """Of files of some architectures: what a program does with those that `holds` for.
+    """What a program does with files of some architectures for which `holds` is true.
 
     architectures  names, separated by spaces, or ANY; programs: of those with facts of their own
     holds          (metadata without the architecture's prefix, tensors) -> whether it concerns the file
@@ -85,7 +85,7 @@ def _head_rotation(keys: Mapping[str, Any], tensors: Tensors) -> bool:
 
 
 def _dense_among_experts(keys: Mapping[str, Any], tensors: Tensors) -> bool:
-    """A layer without a router behind the leading dense ones."""
+    """A layer without a router after the leading dense ones."""
     layers = range(int(keys.get("leading_dense_block_count", 0)), _layers(keys))
     return any(f"blk.{i}.ffn_gate_inp.weight" not in tensors for i in layers)
 
@@ -206,7 +206,7 @@ PROBLEMS = (
         "mamba jamba granitehybrid nemotron_h nemotron_h_moe falcon-h1",
         "a bias of the convolution",
     ),
-    Fact(_LC_IK, "deepseek2 dots1", _unshared, "it needs a shared expert beside the others"),
+    Fact(_LC_IK, "deepseek2 dots1", _unshared, "it needs a shared expert"),
     Fact(_LC, "cohere2 afmoe", _all_global, "it needs a window in some layer"),
     Fact(
         _IK, "gemma3", lambda keys, tensors: "attention.sliding_window" not in keys, "it needs the key attention.sliding_window"
@@ -265,7 +265,7 @@ PROBLEMS = (
         _LC_IK,
         "qwen2moe qwen3moe qwen3vlmoe qwen3next ernie4_5-moe mellum",
         _dense_among_experts,
-        "it needs experts in all layers behind the first dense ones",
+        "it needs experts in all layers after the first dense ones",
     ),
     Fact(_LC_IK, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
     _unread(r"blk\.\d+\.attn_[qkv]\.bias", _LC, "qwen4exp", "biases of queries, keys and values"),

@@ -18,7 +18,7 @@ PROGRAMS = (LLAMA_CPP, IK_LLAMA_CPP, OLLAMA)
 
 @dataclass(frozen=True)
 class Loader:
-    """What a program takes beside the facts below.
+    """What a program takes, apart from the facts below.
 
     reads       whether it knows the id of a tensor type
     facts_of    the program whose architectures and facts are its own

@@ -237,7 +237,7 @@ def _open_deleted(path: Path) -> StoredTensors:
 
 
 class _Row(int):
-    """The number of a tensor's entry, to be told from a number that the file has in place of an entry."""
+    """The number of a tensor's entry, to be distinguished from a number that the file has in place of an entry."""
 
 
 class _Entries:

@@ -1,4 +1,4 @@
-"""The interface of tensor sources: what quantize, imatrix and the runtime read models through, whatever the files behind it.
+"""The interface of tensor sources: what quantize, imatrix and the runtime read models through, whatever files it comes from.
 
 `convert.open_source` makes one of a GGUF, of a Hugging Face checkpoint folder, or of a repository on the hub.
 """
@@ -48,7 +48,7 @@ LOST_CONFIG = "ggufmill.lost_config"  # metadata key: what of config.json conver
 
 @dataclass(frozen=True)
 class TensorScale:
-    """Factors of a tensor's matrices, kept beside its encoded rows: in a GGUF as tensors NAME.scale and NAME.input_scale.
+    """Factors of a tensor's matrices, kept apart from its encoded rows: in a GGUF as tensors NAME.scale and NAME.input_scale.
 
     factors  () -> float32 [matrices]: weights are the decoded rows times their matrix's factor
     inputs   () -> float32 [matrices]: with which llama.cpp may quantise the inputs of the matrices; None if there are none

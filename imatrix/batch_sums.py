@@ -104,7 +104,7 @@ class BatchSums:
             raise NotFiniteError(weight.name)
 
     def take(self, weight: int) -> Iterator[Addition]:
-        """What the batch adds, whose tokens count so many times; the next one begins."""
+        """What the batch adds, whose tokens count `weight` times; the next one begins."""
         entries, self._entries, self._last = self._entries, {}, ((), None)
         for (name, _), entry in entries.items():
             yield Addition(name, entry.sums, entry.counts, weight)

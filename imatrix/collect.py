@@ -34,7 +34,7 @@ _EMBEDDING_ROWS = 4096  # read at a time
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Which tensors are collected beside those of the layers, and how.
+    """Which tensors are collected in addition to those of the layers, and how.
 
     output      the output matrix; if it is tied to the embeddings, the entry has their name
     nextn       the draft layers (multi-token prediction), run on the model's hidden states and the tokens of the text

@@ -1,4 +1,4 @@
-"""The state of an interrupted collection: its exact sums, in a file beside the result until that is complete."""
+"""The state of an interrupted collection: its exact sums, in a file next to the result until that is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..jobs.atomic_write import atomic_file
 
 @dataclass(frozen=True)
 class CollectState:
-    """What a collection needs to go on.
+    """What a collection needs to be resumed.
 
     fingerprint    of the job (`Calibration.fingerprint`)
     done           windows that are included

@@ -191,7 +191,7 @@ def has_data(sums: np.ndarray, counts: np.ndarray) -> bool:
 
 
 def _substitute_name(name: str) -> str:
-    """The tensor that may take an entry's data, beside the one of its name."""
+    """The tensor that may take an entry's data, other than the one of its name."""
     for part, other in _SUBSTITUTES.items():
         if name.endswith("." + part):
             return name.removesuffix(part) + other

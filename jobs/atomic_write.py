@@ -19,14 +19,14 @@ def atomic_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     parent folders are created, and what dead processes have left of the same file is removed.
 
     part: the name until then, by default one with this process's id, since other processes may be writing the same file.
-    Raises MillError, and leaves nothing behind, when it cannot be written.
+    Raises MillError, and leaves no file, when it cannot be written.
     """
     part = part or path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
         with part.open("wb") as file:
-            lock_file(file)  # tells other processes that this one lives
+            lock_file(file)  # shows other processes that this one lives
             yield file
             file.flush()
             sync_file(file.fileno())
@@ -58,7 +58,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """As `write_text`, line by line, each with a line break behind it."""
+    """As `write_text`, line by line, each with a line break at its end."""
     with atomic_file(path) as file:
         file.writelines(f"{line}\n".encode("utf-8", "surrogateescape") for line in lines)
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-# beside the packages, where the program runs from its repository
+# next to the packages, where the program runs from its repository
 _OTHER_FOLDERS = {"tests", "docs", "benchmarks", "build", "out", "__pycache__"}
 _SUFFIXES = (".py", ".npz", ".txt", ".toml")
 

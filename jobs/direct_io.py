@@ -4,7 +4,7 @@ Copying a large model into the page cache can take longer than the disk does, ab
 only provided when it is touched; and what the copy pushes out of memory is often what is read next. So large tensors are
 gathered in an aligned buffer and written with O_DIRECT, block by block. What lies before the first and after the last complete
 block is written through the cache, and so is everything when the file system refuses O_DIRECT or the disk is so slow that
-whoever reads the file next had better find it in memory.
+a program that reads the file next should find it in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Executing a plan: chunks of rows are made by a pool of threads in any order and written at their planned offsets.
 
 Each output file is allocated as NAME.part. The journal records every complete tensor with a checksum, so a killed job leaves
-the .part files and the journal, and resuming verifies what the journal claims and goes on. Finished files are synced and
+the .part files and the journal, and resuming verifies what the journal claims and continues. Finished files are synced and
 renamed, so a reader never sees a part of one. Memory is bounded by the threads, whatever the size of the model.
 """
 
@@ -31,7 +31,7 @@ from .preflight import is_as_planned
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB; a thread needs about 20 times that at the worst
 CHUNKS_PER_THREAD = 3  # in flight: being made, or waiting for those before them to be written
-MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output had better stay in the page cache, for whoever reads it next
+MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output should stay in the page cache, for what reads it next
 
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
 # (tensor name -> checksum of all complete tensors, a function that brings them and the journal to disk)
@@ -65,7 +65,7 @@ class OpenFiles:
 
     def sync(self) -> None:
         """Brings what was written so far to disk, and after that what the journal says of it. Raises OSError; the journal then
-        says so, since the system may forget that these bytes are not on disk once it has told."""
+        says so, since the system may forget that these bytes are not on disk once it has reported the failure."""
         try:
             for fd in self.fds.values():
                 sync_file(fd)
@@ -105,14 +105,14 @@ def execute(
     """Writes the files of a plan. Call `preflight` first.
 
     threads        by default one per processor
-    resume         go on from the journal of an interrupted job, if there is one; force: start over whatever is there
+    resume         continue from the journal of an interrupted job, if there is one; force: start over whatever is there
     existing       indexes of files that are complete already; they are neither written nor read
     on_finished    called by one thread at a time as tensors are completed, for a job that frees disk space as it goes on: the
                    output is then not allocated in advance
     write          makes and writes the tensors; None: threads of this process do, with `write_by_threads`
     verify_inputs  called when everything is written, before a file gets its name; raises MillError if the inputs have changed
 
-    Raises what a tensor's `produce` raises; .part files and journal then stay, and resume=True goes on from them. Raises
+    Raises what a tensor's `produce` raises; .part files and journal then stay, and resume=True continues from them. Raises
     PlanError when the journal belongs to another plan or another process holds it.
     """
     threads = threads or available_cpus()

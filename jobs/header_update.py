@@ -1,4 +1,4 @@
-"""Replacing the header of a file in place: what a kill or a power cut interrupts is completed from a record beside the file."""
+"""Replacing the header of a file in place: what a kill or a power cut interrupts is completed from a record next to it."""
 
 from __future__ import annotations
 

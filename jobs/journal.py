@@ -1,7 +1,7 @@
-"""The journal of a job: which tensors are complete, with their checksums, so that a killed job can go on.
+"""The journal of a job: which tensors are complete, with their checksums, so that a killed job can be resumed.
 
-A text file beside the output, one JSON object per line: first {"fingerprint": ..., "tensors": ..., "code": ...} of the plan and
-of the program, then
+A text file next to the output, one JSON object per line: first {"fingerprint": ..., "tensors": ..., "code": ...} of the plan
+and of the program, then
 
     {"tensor": name, "xxh3": hex}  when the last byte of a tensor has been written
     {"event": "synced"}            everything so far is on disk
@@ -29,7 +29,7 @@ from .plan import Plan
 
 
 def journal_path(plan: Plan) -> Path:
-    """Where the plan's journal is: beside its first file, NAME.journal."""
+    """Where the plan's journal is: next to its first file, NAME.journal."""
     first = plan.files[0].path
     return first.with_name(first.name + ".journal")
 

@@ -1,4 +1,4 @@
-"""Locks on outputs: a file beside the output that a job holds open and locked."""
+"""Locks on outputs: a file next to the output that a job holds open and locked."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Location:
 
 
 class Locations(LazySequence[Location]):
-    """Of the outputs of a plan. files: index of each one's file, int64 [n]; offsets: bytes from its start, int64 [n]."""
+    """Where the outputs of a plan lie. files: index of each one's file, int64 [n]; offsets: bytes from its start, int64 [n]."""
 
     def __init__(self, files: np.ndarray, offsets: np.ndarray):
         self.files, self.offsets = files, offsets

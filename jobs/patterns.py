@@ -40,7 +40,7 @@ def form_of(name: str) -> str:
 class NamePattern:
     """A compiled regular expression. Raises PatternError for a text that is none.
 
-    ignores_numbers  whether it finds the same in all names of a form (`form_of`), as far as its text tells
+    ignores_numbers  whether it finds the same in all names of a form (`form_of`), as far as its text shows
     """
 
     def __init__(self, text: str):

@@ -132,8 +132,8 @@ def make_plan(
     """The plan of one file, or of shards NAME-00001-of-0000N.gguf (as gguf-split names them).
 
     identity            whatever else decides the bytes (the source's digest, the imatrix, options); part of the fingerprint
-    content             what decides the bytes beside the headers, and is the same on every machine that plans this: every shard
-                        then holds a digest of the plan, by which shards of another are told; None: it does not
+    content             what decides the bytes other than headers, and is the same on every machine that plans this: every shard
+                        then holds a digest of the plan, which shards of another plan lack; None: it does not
     split_max_size      bytes per shard at most; split_max_tensors: tensors per shard at most
     tensor_first_split  False: the first shard holds only the metadata
     always_split        a single shard is named and marked as one too, as gguf-split does it
@@ -184,7 +184,7 @@ def make_plan(
 
 
 def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> tuple[bytes, array[int], int]:
-    """Of a file with the outputs from `start` to `stop`, as `header_bytes`."""
+    """The header of a file with the outputs from `start` to `stop`, as `header_bytes`."""
     return header_bytes(metadata, ((name, kind.shape, kind.type) for name, kind in outputs.entries(start, stop)), alignment)
 
 
@@ -219,8 +219,8 @@ def plan_copy(
 
 
 def _plan_digest(outputs: Outputs, files: np.ndarray, metadata: dict[str, Any], content: str) -> str:
-    """Of what decides the bytes of a split, so far as it is the same on every machine: no path, no file's time. files: the
-    number of each tensor's, int64 [n]."""
+    """A digest of what decides the bytes of a split, so far as it is the same on every machine: no path, no file's time.
+    files: the number of each tensor's, int64 [n]."""
     digest = hashlib.sha256(content.encode() + header_bytes(metadata, [], DEFAULT_ALIGNMENT)[0])
     for number, (name, kind) in zip(files.data, outputs.entries(), strict=True):
         digest.update(f"{number}\0{name}\0{kind.shape}\0{kind.source_type}\0{kind.type.name}\n".encode())

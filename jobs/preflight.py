@@ -30,7 +30,7 @@ def preflight(
     the exact size of the plan.
 
     existing: indexes of the plan's files that are complete already and stay (`complete_files`). needed: bytes of disk space,
-    if not the size of the plan, for a job that frees space as it goes on.
+    if not the size of the plan, for a job that frees space as it proceeds.
     """
     journal, parts = journal_path(plan), [f.part for f in plan.files]
     input_paths = {p.resolve() for p in inputs or []}
@@ -66,7 +66,7 @@ def preflight(
 
 
 def check_space(folder: Path, needed: int, parts: Collection[Path] = ()) -> None:
-    """Raises PlanError when so many bytes are not free for files in a folder; what their .part files take counts as free."""
+    """Raises PlanError when that many bytes are not free for files in a folder; what their .part files take counts as free."""
     parent = _existing_folder(folder.resolve())
     allocated = sum(allocated_bytes(part) for part in parts if part.exists())
     missing = needed - allocated - shutil.disk_usage(parent).free

@@ -46,7 +46,7 @@ def parse_shards(text: str) -> list[int]:
 def only_shards(plan: Plan, numbers: Collection[int]) -> Plan:
     """The plan of some files of a split alone, numbers counted from 1; each file is as the whole plan has it.
 
-    Raises PlanError if the plan has one file, or not so many.
+    Raises PlanError if the plan has one file, or fewer.
     """
     count = len(plan.files)
     if count == 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StreamedJson:
-    """A result with a description of each tensor: as one object for callers, and in parts for whoever prints it."""
+    """A result with a description of each tensor: as one object for callers, and in parts for printing it."""
 
     def json_fields(self) -> dict[str, Any]:
         """What --json prints, key by key; long lists as iterators, which make an item when it is asked for."""

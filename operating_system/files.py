@@ -98,7 +98,7 @@ def allocated_bytes(path: Path) -> int:
 def lock_file(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Takes an advisory lock on an open file until it is closed; False if another process has it. Does not wait.
 
-    On Windows the lock is on one byte behind all others, so that it hinders nobody who reads the file, and a shared one only
+    On Windows the lock is on one byte after all others, so that it hinders nobody who reads the file, and a shared one only
     looks whether it is free. Always True where a file system has no locks: two jobs for one output then go unnoticed.
     """
     try:

@@ -62,7 +62,7 @@ def _free_by_limit(root: Path) -> Iterator[int]:
 
 
 def _free_in_group(top: Path, path: str, limit: str, used: str) -> Iterator[int]:
-    """What a group and those around it leave beside memory that is no file's. Within a container only the top is to be seen."""
+    """What a group and those around it leave, without memory that is no file's. Within a container only the top shows."""
     group = top / path.strip("/")
     while group != top.parent:
         words = _text(group / limit).split()

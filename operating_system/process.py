@@ -88,7 +88,7 @@ def limit_process(memory: int) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Lets the system end this process once it has used so many seconds of processor time from now on, and one more. Nothing on
+    """Lets the system end this process once it has used `seconds` of processor time from now on, and one more. Nothing on
     Windows."""
     if resource is None:
         return

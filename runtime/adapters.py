@@ -1,4 +1,4 @@
-"""LoRA adapters of a running model (arXiv:2106.09685, section 4.1): two more products beside each matrix that one changes.
+"""LoRA adapters of a running model (arXiv:2106.09685, section 4.1): two more products for each matrix that one changes.
 
 The factors become tensors of the model's source, `NAME.lora_a` and `NAME.lora_b`; where `GraphBuilder` finds them it adds the
 products b (a x) to that of the matrix, whatever type this has. What is not multiplied with a value (embeddings, the matrices of
@@ -26,7 +26,7 @@ from .models import build_graph
 def with_adapters(source: TensorSource, lora: Sequence[str]) -> TensorSource:
     """The source with the factors of adapters, FILE or FILE=SCALE each, as tensors.
 
-    Raises FormatError for adapters that are damaged or of another model, PlanError for a folder of peft beside a GGUF.
+    Raises FormatError for adapters that are damaged or of another model, PlanError for a folder of peft with a GGUF.
     """
     if not lora:
         return source

@@ -14,7 +14,7 @@ from .graph.values import CacheSpec, StateSpec
 from .settings import Settings
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
-_LANES = 16  # rows of the float types are filled up to a multiple of so many numbers, which kernels read at once
+_LANES = 16  # rows of the float types are filled up to a multiple of this many numbers, which kernels read at once
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CachePart:
         return -(-self.heads * self.row_bytes // self.every)
 
     def rows_of(self, tokens: int) -> int:
-        """Rows of a head that so many tokens have."""
+        """Rows of a head that `tokens` tokens have."""
         return tokens // self.every
 
 

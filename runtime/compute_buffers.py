@@ -1,4 +1,4 @@
-"""Buffers that attention and what passes through the layers take, beside weights and cache.
+"""Buffers that attention and what passes through the layers take, apart from weights and cache.
 
 `compute_bytes` is what a GPU needs that computes whole layers, by the formulae of ik_llama.cpp with latent attention (its pull
 request 235 and the sizes that its runs log); of other models it is an estimate. `processor_bytes` is what the cpu backend
@@ -77,7 +77,7 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     """The buffer that a device which computes whole layers needs.
 
     Latent attention: per token of the context the expanded keys and values in f16, the latents in f32 and a row of the mask;
-    beside them the scores up to their bound, queries, and what every model has. Within 4 % of the logged single-GPU sizes.
+    with them the scores up to their bound, queries, and what every model has. Within 4 % of the logged single-GPU sizes.
     """
     hparams = HParams(dict(metadata), "the model")
     n_head, ub, n_ctx = of_layer(hparams, "attention.head_count", 0), use.ubatch, use.n_ctx
@@ -113,7 +113,7 @@ def _scores(n_ctx: int, n_head: int, ub: int, bound: int | None) -> int:
 @dataclass(frozen=True)
 class Expansion:
     """How the keys and values of heads are made from latents, for `tokens` tokens: those of `heads` heads at a time, by all
-    threads together, or `concurrent`: by each of so many threads for heads of its own.
+    threads together, or `concurrent`: by each of that many threads for heads of its own.
 
     k_width, v_width  numbers of a row in memory
     """
@@ -138,7 +138,7 @@ class Expansion:
 
     @property
     def nbytes(self) -> int:
-        """Of the keys and values that there are at a time."""
+        """Bytes of the keys and values that there are at a time."""
         return 4 * self.tokens * (self.k_width + self.v_width) * self.heads * max(1, self.concurrent)
 
 

@@ -1,4 +1,4 @@
-"""Running a model's draft layers: from hidden states and the tokens behind them to predictions of the tokens after those."""
+"""Running a model's draft layers: from hidden states and the tokens after them to predictions of the tokens after those."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DraftingModel(Protocol):
 
 
 class DraftHead:
-    """A draft layer with its head. Row i of the first comes from the hidden state behind token i and the embedding of token
+    """A draft layer with its head. Row i of the first comes from the hidden state after token i and the embedding of token
     i + 1, and predicts token i + 2; row i of each further one predicts the token after, and reads the one that the layer before
     it predicts.
 
@@ -54,7 +54,7 @@ class DraftHead:
     def hidden(self, cache: Cache, tokens: np.ndarray, states: np.ndarray, step: int | None = None) -> np.ndarray:
         """The next rows of a sequence, `step` per pass (None: `settings.ubatch`): normalised outputs float32 [n, n_embd].
 
-        tokens: int [n]; states: float32 [n, n_embd], the hidden states behind the tokens before them. Raises MillError when the
+        tokens: int [n]; states: float32 [n, n_embd], the hidden states after the tokens before them. Raises MillError when the
         cache is full; whatever is raised, it is then as it was before.
         """
         cache.check_capacity(len(tokens))

@@ -1,4 +1,4 @@
-"""Embeddings of texts: a model's outputs for all tokens, pooled into one vector, behind dense layers where it has some."""
+"""Embeddings of texts: a model's outputs for all tokens, pooled into one vector, after dense layers where it has some."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def embed_tokens(
 
 
 def pair_tokens(model: Model, first: str, second: str) -> list[int]:
-    """The tokens of a query and a document as rankers read them: BERT's [CLS] query [SEP] document [SEP], where the model tells
-    texts by their token types, else XLM-RoBERTa's <s> query </s></s> document </s>.
+    """The tokens of a query and a document as rankers read them: BERT's [CLS] query [SEP] document [SEP], where the model
+    distinguishes texts by their token types, else XLM-RoBERTa's <s> query </s></s> document </s>.
 
     Raises PlanError for a vocabulary without the token in between.
     """
@@ -84,7 +84,7 @@ def similarities(vectors: np.ndarray) -> np.ndarray:
 
 
 def _normalised(model: Model, outputs: np.ndarray) -> np.ndarray:
-    """Outputs of `Model.hidden` behind the last norm, where that is the head's (see `Graph.hidden`)."""
+    """Outputs of `Model.hidden` after the last norm, where that is the head's (see `Graph.hidden`)."""
     norm = model.graph.head[0] if model.graph.head else None
     if not isinstance(norm, Norm) or norm.weight is None:
         return outputs
@@ -111,7 +111,7 @@ def _batches(sequences: Sequence[Sequence[int]], size: int) -> Iterator[list[Seq
 
 
 def _matrix(model: Model, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Weight float32 [rows, columns] and bias [rows] (zeros where it has none) of a layer behind the pooling; None without."""
+    """Weight float32 [rows, columns] and bias [rows] (zeros where it has none) of a layer after the pooling; None without."""
     weight, bias = (model.source.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
     if weight is None:
         return None

@@ -140,10 +140,10 @@ class HParams:
 
 
 def n_layers(hparams: HParams) -> int:
-    """Layers that are run: without those behind them that predict several tokens at once."""
+    """Layers that are run: without those after them that predict several tokens at once."""
     return hparams.size("block_count", maximum=MAX_LAYERS) - n_draft_layers(hparams)
 
 
 def n_draft_layers(hparams: HParams) -> int:
-    """Layers behind the last one that is run, which predict further tokens (multi-token prediction)."""
+    """Layers after the last one that is run, which predict further tokens (multi-token prediction)."""
     return hparams.size("nextn_predict_layers", 0, 0, hparams.size("block_count", maximum=MAX_LAYERS) - 1)

@@ -128,7 +128,7 @@ class Placement(StreamedJson):
 
 
 def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, tensors: Collection[str] = ()) -> int:
-    """Bytes that a layer keeps per token. tensors: names, which tell the layers with keys of an indexer.
+    """Bytes that a layer keeps per token. tensors: names, which show the layers with keys of an indexer.
 
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
@@ -152,7 +152,7 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
 
 
 def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Collection[str]) -> dict[str, CachePart]:
-    """Of entries that each stand for a run of tokens, and of the keys that an indexer has of them."""
+    """The parts of the cache for entries that each stand for a run of tokens, and of the keys that an indexer has of them."""
     every = run_length(hparams, layer)
     if not every:
         return {}
@@ -180,7 +180,7 @@ def _heads(hparams: HParams, layer: int) -> Heads:
 
 
 def _is_local(hparams: HParams, layer: int) -> bool:
-    """Of an architecture whose layers with a window have heads of another width (Gemma 4); without a pattern all have one."""
+    """Whether a layer has a window, and so heads of another width (Gemma 4); without a pattern all have one."""
     flags = hparams.flags("attention.sliding_window_pattern", hparams.int("block_count"))
     return flags[layer] if flags else "attention.sliding_window" in hparams
 

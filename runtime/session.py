@@ -84,7 +84,7 @@ class Session:
         return length if self.drafter is None else length - self.drafter.lacking(length)
 
     def rewind(self, length: int) -> None:
-        """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the
+        """Forgets everything from position `length` on, to continue differently from there. What the cache then lacks of the
         tokens (see `resumable`) is computed again with the next ones."""
         _check_length(length)
         del self.tokens[length:]  # first: an interruption may come in between

@@ -1,4 +1,4 @@
-"""Sessions in files: the tokens and the KV cache of a sequence, to go on after a restart without reading its prompt again."""
+"""Sessions in files: tokens and KV cache of a sequence, to continue after a restart without reading the prompt again."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _model_digest(source: TensorSource) -> str:
-    """Of a model's files, as `file_digest` reads them, and of what its tensors are."""
+    """A digest of a model's files, as `file_digest` reads them, and of what its tensors are."""
     digest = xxhash.xxh3_64()
     for path in source.files:
         digest.update(file_digest(Path(path)).encode())

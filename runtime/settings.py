@@ -185,7 +185,7 @@ class Settings(Placement):
 
     @property
     def cache_types(self) -> tuple[str, str]:
-        """Of keys and of values."""
+        """The types of keys and of values."""
         usual = "f32" if self.exact else "f16"
         return self.cache_k or usual, self.cache_v or usual
 

@@ -125,7 +125,7 @@ class DecoderSpec:
         rope: Config | None = None,
         rope_names: Mapping[str, str] = OTHER_NAMES,
     ):
-        """keys: metadata keys beside `metadata.HPARAMS`, or other keys of config.json for them; norm: those of the norms'
+        """keys: metadata keys besides `metadata.HPARAMS`, or other keys of config.json for them; norm: those of the norms'
         epsilon; rope: the config with the rotary settings, by default `config`; rope_names: see `read_rope`.
 
         Raises FormatError for missing or impossible sizes.
@@ -259,7 +259,7 @@ class DecoderSpec:
         """The router and the stacked gate, up and down matrices of n experts.
 
         rows: of an expert's gate and up; sources: names in the checkpoint as in EXPERTS. may_be_transposed: some checkpoints
-        have stacks of transposed matrices, which their shape tells.
+        have stacks of transposed matrices, as their shape shows.
         """
         stacks = expert_stacks(n, rows, self.hidden_size, sources, may_be_transposed=may_be_transposed)
         return [LayerTensor("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden_size)), *stacks]

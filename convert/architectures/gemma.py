@@ -94,7 +94,7 @@ def gemma3(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def gemma_embedding(config: Config, mla_layout: str) -> ModelSpec:
-    """EmbeddingGemma: Gemma 3 whose tokens see later ones too, without a head; two dense layers behind the pooling."""
+    """EmbeddingGemma: Gemma 3 whose tokens see later ones too, without a head; two dense layers after the pooling."""
     config = config.with_defaults(GEMMA3_DEFAULTS)
     _require_supported(config)
     if not config.flag("use_bidirectional_attention", False):

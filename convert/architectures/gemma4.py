@@ -1,4 +1,4 @@
-"""Gemma 4: heads of two widths, embeddings per layer, keys and values that layers share, experts beside the dense block."""
+"""Gemma 4: heads of two widths, embeddings per layer, keys and values that layers share, experts next to the dense block."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _layer(spec: DecoderSpec, width: int, kv_heads: int, k_is_v: bool, rows: int
 
 
 def _experts(spec: DecoderSpec, n: int, rows: int) -> list[LayerTensor]:
-    """A layer's router, which has a norm of its own, and n experts beside the dense block; gate and up of all in one tensor."""
+    """A layer's router, which has a norm of its own, and n experts next to the dense block; all gates and ups in one tensor."""
     hidden_size = spec.hidden_size
     return [
         LayerTensor("ffn_gate_inp.weight", "router.proj.weight", (n, hidden_size)),

@@ -1,4 +1,4 @@
-"""Hunyuan: queries and keys are normalised after their rotation; dense, or with experts beside a shared one (A13B).
+"""Hunyuan: queries and keys are normalised after their rotation; dense, or with experts and a shared one (A13B).
 
 Both functions raise FormatError for settings that cannot be converted.
 """

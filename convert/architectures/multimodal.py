@@ -35,7 +35,7 @@ RENAMED_PREFIXES = {
 
 
 def text_model(config: Config, mla_layout: str) -> ModelSpec:
-    """The text model under text_config (InternVL: llm_config), or beside the other settings (Qwen 2 VL's first files). Raises
+    """The text model under text_config (InternVL: llm_config), or among the other settings (Qwen 2 VL's first files). Raises
     FormatError for one that is unknown or cannot be converted."""
     outer = config.section("thinker_config") if config.get("thinker_config") is not None else config
     key = next((key for key in ("text_config", "llm_config") if outer.get(key) is not None), None)

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Relative:
-    """A known architecture beside a checkpoint.
+    """A known architecture compared with a checkpoint.
 
     name     as in config.json's architectures
     alike    share of kinds of tensors that both have, of those that either has; a kind is a name with N for each number

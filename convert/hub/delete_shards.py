@@ -61,7 +61,7 @@ def _possible_tensors(model: ModelSpec, names: Collection[str]) -> list[set[str]
 class ShardDeleter:
     """The `on_finished` callback of `execute`: deletes the shards that no pending tensor needs, after syncing the output.
 
-    The records that a resumed job needs stay beside them (see `formats.deleted_shards`) until `close`.
+    The records that a resumed job needs stay next to them (see `formats.deleted_shards`) until `close`.
     """
 
     def __init__(self, source: TensorSource, plan: Plan, existing: Collection[int] = ()):

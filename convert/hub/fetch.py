@@ -29,7 +29,7 @@ from ..checkpoint import TOKENIZER_FILES
 
 PREFIX = "hf:"
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
-# What is fetched beside the weights, if the repository has it; of folders only those of chat templates and of the modules of
+# What is fetched with the weights, if the repository has it; of folders only those of chat templates and of the modules of
 # sentence-transformers.
 _SMALL_FILES = (
     "config.json",

@@ -1,4 +1,4 @@
-"""Byte ranges of files on a web server (RFC 9110, section 14), with retries that go on where a connection broke."""
+"""Byte ranges of files on a web server (RFC 9110, section 14), with retries that continue where a connection broke."""
 
 from __future__ import annotations
 

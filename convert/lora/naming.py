@@ -100,8 +100,8 @@ def _change_of_source(
 def _change_of_stack(
     folder: PeftFolder, spec: TensorSpec, source: str, modules: Mapping[str, PeftFactors], used: set[str]
 ) -> LowRank | None:
-    """Of a stack of experts that is one parameter of a module (target_parameters of peft). The factors of several parameters of
-    a module are only told apart by their shapes; a stack of square matrices is taken as [outputs, inputs]. Experts beyond those
+    """The change of a stack of experts that is one parameter of a module (target_parameters of peft). The factors of several
+    parameters of a module differ in their shapes only; square matrices are taken as [outputs, inputs]. Experts beyond those
     that are stored have no matrices that count (LongCat-Flash's, which return their input)."""
     module, (n, first, second) = source.rpartition(".")[0], spec.shape
     for name, factors in modules.items():

@@ -1,4 +1,4 @@
-"""Reading an adapter as peft saves it: adapter_config.json beside adapter_model.safetensors.
+"""Reading an adapter as peft saves it: adapter_config.json and adapter_model.safetensors.
 
 Names and factors are those of `peft.tuners.lora` (huggingface/peft): the scale is alpha / r, with rslora alpha / sqrt(r)
 (arXiv:2312.03732); rank_pattern and alpha_pattern set both for modules by regular expressions.

@@ -1,4 +1,4 @@
-"""Rows of a tower's table, and the transforms that its tensors need beside those of `tensor_transforms`."""
+"""Rows of a tower's table, and the transforms that its tensors need in addition to those of `tensor_transforms`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Tower:
 
 
 def block(layer: str, name: str, names: Mapping[str, str]) -> tuple[Row, ...]:
-    """Rows of each layer, from the part of the name behind the layer's."""
+    """Rows of each layer, from the part of the name after the layer's."""
     return tuple(Row(f"{layer}.{source}", f"{name}.{target}") for source, target in names.items())
 
 

@@ -3,7 +3,7 @@
 Symmetric int4 in groups of 32 (Kimi-K2-Thinking, Kimi-K2.5) is what ggml's q4_0 is, (code - 8) * scale, in another order: `raw`
 gives such weights without a loss.
 
-config_groups assigns a scheme to modules by name or pattern, but the tensors of a module tell the same: `weight_packed` of
+config_groups assigns a scheme to modules by name or pattern, but the tensors of a module show the same: `weight_packed` of
 int32 (integers of 1 to 8 bits, -2^(bits-1) stored as 0) or of uint8 (see fp4.py), or a `weight` of int8. So neither groups with
 different schemes nor lists of ignored modules have to be looked up.
 """

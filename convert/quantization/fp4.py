@@ -150,7 +150,7 @@ class Fp4Weight(DecodedWeight):
 
 
 def find_mxfp4_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
-    """A weight NAME in MXFP4 beside weights in fp8, with e8m0 scales under one of SCALE_NAMES: the experts of DeepSeek-V4."""
+    """A weight NAME in MXFP4 among weights in fp8, with e8m0 scales under one of SCALE_NAMES: the experts of DeepSeek-V4."""
     codes, scales = stored.get(name), find_scale(name, stored)
     if codes is None or codes.dtype not in _PACKED or scales is None or scales.dtype not in ("F8_E8M0", "U8"):
         return None

@@ -1,6 +1,6 @@
 """The quantisation methods of checkpoints: their names in config.json, and the functions that find the weights they store.
 
-quantization_config names a method and its settings; which weights are quantised, and how each is, the tensors themselves tell.
+quantization_config names a method and its settings; which weights are quantised, and how each is, the tensors themselves show.
 So a finder looks at the tensors under a weight's name, and returns None if they are not of its method.
 """
 

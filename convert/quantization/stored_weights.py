@@ -2,7 +2,7 @@
 
 Scales of fp8: DeepSeek's `weight_scale_inv` (V4: `scale`) has a multiplier (despite its name) for each block of
 weight_block_size, in float32 or as powers of two (e8m0); other checkpoints have `weight_scale`, one multiplier per row, per run
-of columns or for the whole matrix. The shape of the scale tensor tells which. Integer and four-bit weights have modules of
+of columns or for the whole matrix. The shape of the scale tensor shows which. Integer and four-bit weights have modules of
 their own (see `methods`).
 """
 
@@ -20,7 +20,7 @@ from ...formats.safetensors import StoredTensor
 
 Rows = slice | np.ndarray  # of a matrix: a run (with start and stop), or row numbers in any order
 
-SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale")  # beside the `weight` that they scale; scale: DeepSeek-V4
+SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale")  # next to the `weight` that they scale; scale: DeepSeek-V4
 BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"  # of the names of mxfp4 weights and their scales
 _FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _FP8 = ("F8_E4M3", "F8_E5M2")

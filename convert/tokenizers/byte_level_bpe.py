@@ -1,4 +1,4 @@
-"""Byte-level BPE: GPT-2's characters for bytes, and its files vocab.json and merges.txt, beside or instead of a tokenizer.json.
+"""Byte-level BPE: GPT-2's characters for bytes, and its files vocab.json and merges.txt, with or without a tokenizer.json.
 
 vocab.json has the tokens, written as in a GGUF, with their ids; merges.txt a pair per line, in order of rank. Tokens that were
 added later are in added_tokens.json. The pre-tokenizer is in none of these files; it follows from the tokenizer class that
@@ -19,7 +19,7 @@ _ADDED_TOKENS = "added_tokens.json"
 _GPT2_END = "<|endoftext|>"
 _VERSION_LINE = "#version"
 # prefix of model_type or of tokenizer_class -> name for tokenizer.ggml.pre. Families first: some name GPT-2's class but split
-# digits, which only their tokenizer.json would tell
+# digits, which only their tokenizer.json would show
 PRE_TOKENIZERS = {"starcoder2": "starcoder", "qwen": "qwen2", "Qwen": "qwen2", "GPT2": "gpt-2", "CodeGen": "gpt-2"}
 # special tokens that the tokenizer classes define themselves: name for tokenizer.ggml.pre -> names of tokens
 _DEFAULT_SPECIAL = {"qwen2": ("eos", "pad", "unk")}
@@ -41,7 +41,7 @@ def has_files(folder: Path) -> bool:
 
 
 def pre_tokenizer_name(settings: dict[str, Any], model_type: str) -> str | None:
-    """The name for tokenizer.ggml.pre; None if neither tokenizer_config.json (settings) nor model_type tells it."""
+    """The name for tokenizer.ggml.pre; None if neither tokenizer_config.json (settings) nor model_type shows it."""
     names = (model_type, str(settings.get("tokenizer_class")))
     return next((pre for prefix, pre in PRE_TOKENIZERS.items() if any(name.startswith(prefix) for name in names)), None)
 

@@ -29,7 +29,7 @@ def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes:
 
 
 def _products_per_second() -> float:
-    """Of one thread."""
+    """Products that one thread adds to sums per second, measured now."""
     block = np.ones((BLOCK, _COLUMNS), np.float32)
     sums, alone = Sums("", _COLUMNS), Workers(1)
     sums.add(block, 1, alone)
@@ -39,7 +39,7 @@ def _products_per_second() -> float:
 
 
 def _multiplications(model: Model) -> Iterator[tuple[int, bool]]:
-    """Of each matrix with a token, and whether it is one of floats."""
+    """Multiplications of each matrix with a token, and whether its weights are floats."""
     for op in model.graph.ops:
         weights = op.weights if isinstance(op, LatentAttention) else op.weights[:1]
         if not isinstance(op, Linear | ExpertLinear | LatentAttention | GroupedLinear):

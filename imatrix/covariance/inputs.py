@@ -99,7 +99,7 @@ def reads_head(inputs: Sequence[Input]) -> bool:
 
 
 def _latent_inputs(op: LatentAttention) -> Iterator[Input]:
-    """Of the matrices that the model has; a stack of a matrix per head gets a covariance for each."""
+    """The inputs of the latent matrices that the model has; a stack of a matrix per head gets a covariance for each."""
     for weight in filter(None, (op.kv_b, op.k_b, op.v_b)):
         yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), _layer(weight.name))
 

@@ -20,7 +20,7 @@ from .products import BLOCK
 from .state import CollectionProgress, load_progress, restore_sums, save_state
 from .writer import CovarianceWriter, PlannedInput
 
-_SAVING_SHARE = 20  # a state is written when so many times the time has passed that writing the last one took
+_SAVING_SHARE = 20  # a state is written when this many times the time has passed that writing the last one took
 BITS = {16: "i16", 32: "f32"}  # of a number in the file -> its type
 
 
@@ -68,7 +68,7 @@ class CovarianceJob:
 
     @property
     def collector(self) -> CovarianceCollector:
-        """Of the pass that runs; its sums take memory from the first use on."""
+        """The collector of the pass that runs; its sums take memory from the first use on."""
         if self._collector is None:
             self._collector = CovarianceCollector(self.passes[self.number], self._model.workers)
         return self._collector
@@ -120,13 +120,13 @@ class CovarianceJob:
             path.replace(self.state_path)
 
     def resume_finished(self) -> None:
-        """Goes on with what the file has already; sums of other inputs are begun anew. Raises PlanError as `resume` does."""
+        """Continues with what the file has already; sums of other inputs start over. Raises PlanError as `resume` does."""
         found = self._load_progress(None)
         if found is not None:
             self._leave_out(found[1].finished)
 
     def _load_progress(self, windows: int | None) -> tuple[Path, CollectionProgress] | None:
-        """The file of the last state that goes with so many windows of the importance matrix, or with any, and what it says."""
+        """The file of the last state with `windows` windows of the importance matrix (None: any), and what it says."""
         for path in (_next(self.state_path), self.state_path):
             if not path.exists():
                 continue
@@ -154,7 +154,7 @@ class CovarianceJob:
         return time.monotonic() - self._saved_at >= _SAVING_SHARE * self._saving_seconds
 
     def prepare_state(self, windows: int) -> None:
-        """Writes the state after so many windows, beside the last one, which stays valid until `commit_state`."""
+        """Writes the state after `windows` windows, next to the last one, which stays valid until `commit_state`."""
         begun = time.monotonic()
         current = [one.name for one in self.passes[self.number]] if windows else []
         progress = CollectionProgress(self.fingerprint, self.finished, current, windows)

@@ -55,7 +55,7 @@ def _common(files: Sequence[CovarianceFile]) -> dict[str, StoredInput]:
 
 
 def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int) -> Covariance:
-    """The mean over all tokens; one part is in memory beside the result."""
+    """The mean over all tokens; one part is in memory at a time, with the result."""
     total = sum(int(stored.tokens[matrix]) for _, stored in parts)
     result: np.ndarray | None = None
     for file, stored in parts:

@@ -27,7 +27,7 @@ class CollectionProgress:
 
     fingerprint  of the job
     finished     names of the inputs that the covariance file has
-    current      names of those that have sums here, of so many windows; none: no pass has been begun
+    current      names of those that have sums here, of the first `windows` windows; none: no pass has been begun
     """
 
     fingerprint: str

@@ -57,7 +57,7 @@ class CovarianceWriter:
         self._offsets = {name: offset for (name, _, _), offset in zip(tensors, offsets, strict=True)}
 
     def check_space(self, beside: int = 0) -> None:
-        """Raises PlanError if the folder has too little free space for the file and so many bytes beside it."""
+        """Raises PlanError if the folder has too little free space for the file and `beside` bytes more."""
         folder = self.path.resolve().parent
         there = self.part.stat().st_size if self.part.exists() else 0
         missing = self.nbytes + beside - there - shutil.disk_usage(folder).free

@@ -153,7 +153,7 @@ def sweep(
     """Fills a context of n_ctx tokens in steps of pp tokens and measures both speeds at each depth.
 
     At each depth tg tokens are generated and removed from the cache again, then a prompt of pp tokens is run, which stays;
-    both so many times. tg: pp / 4 if None. Raises PlanError when not one step fits.
+    both that many times. tg: pp / 4 if None. Raises PlanError when not one step fits.
     """
     tg = max(1, pp // 4) if tg is None else tg
     if pp < 1 or tg < 1 or n_ctx < max(pp, tg):

@@ -14,7 +14,7 @@ from .divergence import BLOCK_BYTES
 
 @dataclass(frozen=True)
 class DraftFigures:
-    """Of one draft layer. Layer d = 0, 1, ... predicts d + 2 tokens ahead, from the text as far as it reaches.
+    """How well one draft layer predicts. Layer d = 0, 1, ... predicts d + 2 tokens ahead, from the text as far as it reaches.
 
     perplexity      on these tokens
     top1_agreement  percent of predictions with the same most probable token as the model's, which are accepted at temperature 0
@@ -79,7 +79,7 @@ class DraftScores:
                 )
 
     def figures(self) -> list[DraftFigures]:
-        """Of each draft layer, in order."""
+        """The figures of each draft layer, in order."""
         return [
             DraftFigures(float(np.exp(loss / count)), float(100 * agreeing / count), float(accepted / count))
             for _, (count, loss, agreeing, accepted) in sorted(self._sums.items())
@@ -87,6 +87,6 @@ class DraftScores:
 
 
 def _log_probability(logits: np.ndarray, index: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Of one token per row of logits, float64 [n]."""
+    """Log probability of one token per row of logits, float64 [n]."""
     peak = logits.max(axis=1)
     return logits[index, tokens] - peak - np.log(np.exp(logits - peak[:, None]).sum(axis=1))

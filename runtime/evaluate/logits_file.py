@@ -23,7 +23,7 @@ from .divergence import Logits, Predictions
 
 MAGIC = b"_logits_"
 _SIZES = struct.Struct("<III")
-_RANGE = 16.0  # of the logits that are told apart, and lower limit of log probabilities, in nats
+_RANGE = 16.0  # of the logits that are distinguished, and lower limit of log probabilities, in nats
 _CODES = 65535
 _TOKEN_BYTES = 4
 _MASS = 0.9, 1.1  # that a distribution may have, which was rounded and lacks the least probable tokens

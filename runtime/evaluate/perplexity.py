@@ -103,7 +103,7 @@ RunWindows = Callable[[np.ndarray, Sequence[slice]], Iterator[list[WindowScores]
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model that is scored, the statistics of its predictions, and what is told its outputs: see `scored_outputs`."""
+    """A model that is scored, the statistics of its predictions, and what is called with its outputs: see `scored_outputs`."""
 
     model: Model
     statistics: ScoreStatistics

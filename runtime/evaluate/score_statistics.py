@@ -195,7 +195,7 @@ class RecordedScores(ScoreStatistics):
     """Keeps the scores of windows as they are, to be added to statistics of more windows in order.
 
     scores   of each window; None: of a model that predicts nothing
-    seconds  beside those of the scores
+    seconds  in addition to those of the scores
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ _TINY = 1e-30  # in place of a probability of 0, whose logarithm is not finite
 
 
 def record_type(n_vocab: int, k: int) -> np.dtype:
-    """Of a prediction."""
+    """The dtype of a stored prediction: its k most probable tokens."""
     ids = "<u2" if n_vocab <= 1 << 16 else "<u4"
     return np.dtype(
         [("target", "<f4"), ("rest", "<f4"), ("scale", "<f4"), ("minimum", "<f4"), ("ids", ids, k), ("codes", "<u2", k)]

@@ -66,11 +66,11 @@ class Drafter:
         self.depths = [_Depth(head, depth, n_ctx, model.graph.n_embd) for depth, head in heads]
 
     def reaches(self, draft_max: int) -> bool:
-        """Whether it runs all draft layers that so many tokens want."""
+        """Whether it runs all draft layers that `n` tokens want."""
         return len(self.depths) == len(self.model.draft_heads[:draft_max])
 
     def observe(self, first: int, hidden: np.ndarray, tokens: Sequence[int]) -> None:
-        """Takes the hidden states behind tokens first, first + 1, ... of a session that now has these tokens."""
+        """Takes the hidden states after tokens first, first + 1, ... of a session that now has these tokens."""
         for each in self.depths:
             if each.reads_model and first <= each.known:
                 each.extend(hidden[each.known - first :])

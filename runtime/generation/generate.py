@@ -229,7 +229,7 @@ class Generation:
 
     @property
     def n_logits(self) -> int:
-        """Of how many of the last pending tokens `advance` needs the logits."""
+        """Number of the last pending tokens whose logits `advance` needs."""
         if self.score_prompt and len(self.session.tokens) < len(self.prompt):
             return len(self.pending_tokens)
         return 1 + len(self._drafts)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..text.tokenizer import Tokenizer
 
-_MAX_TAIL = 20  # tokens of a breaker behind its first one
+_MAX_TAIL = 20  # tokens of a breaker after its first one
 _CACHED_BREAKERS = 8  # of one tokenizer
 _LARGEST_EXPONENT = 88.7  # e to this is the largest float32; penalties grow no further
 

@@ -200,7 +200,7 @@ class SampledToken:
 
     @staticmethod
     def from_candidates(token: int, ids: np.ndarray, weights: np.ndarray, n_top: int) -> SampledToken:
-        """Of a token that was drawn. ids, weights: `Sampler.candidates`; n_top: number of most probable tokens to record."""
+        """A token that was drawn. ids, weights: `Sampler.candidates`; n_top: number of most probable tokens to record."""
         with np.errstate(divide="ignore"):  # a weight may be too small for its logarithm
             logs = np.log(weights / weights.sum())
         order = np.argsort(-logs, kind="stable")[:n_top]

@@ -44,7 +44,7 @@ def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
 @request
 class Sampling:
     """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, DRY, top_n_sigma, top_k,
-    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count beside it."""
+    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count with it."""
 
     reference: ClassVar[str] = "Fields of `Sampling`"
 

@@ -76,7 +76,7 @@ def make_app(
     body_seconds  time that a client has for the body of a request
     on_refused    called with each request that is answered with an error
     options       n_predict, draft_max and fields of `Sampling` for requests that do not set them
-    metrics       /metrics tells what the server has done
+    metrics       /metrics shows what the server has done
     slot_save_path  folder of prompts that clients save and restore
 
     Raises PlanError if `template` does not exist, options are out of range, or draft_max is set for a model without draft

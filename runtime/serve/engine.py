@@ -244,7 +244,7 @@ class Engine:
     def _slot_for(self, task: Task) -> _Slot:
         """The free slot whose session has most of the prompt, of equals the one least recently used; a new slot if no session
         has more than one of its tokens and there are less than n_slots. If a running task's session has more of the prompt than
-        any that is free, the slot gets a copy of that. Prompts that are scored are read anew. A task that names a slot gets
+        any that is free, the slot gets a copy of that. Prompts that are scored are read again. A task that names a slot gets
         it as it is."""
         prompt = [] if task.options.get("score_prompt") else task.prompt
         cached = {slot: slot.session.resumable(common_prefix(slot.session.tokens, prompt)) for slot in self._slots}

@@ -1,6 +1,6 @@
 """Renders messages with a chat template that may expect earlier tool calls in another form than OpenAI's API has.
 
-Clients send the arguments of a call as JSON text and, beside calls, an empty content. Templates differ in whether they expect
+Clients send the arguments of a call as JSON text and, with calls, an empty content. Templates differ in whether they expect
 arguments as an object and a content of null; which form a template needs is found by rendering a sample with each.
 """
 
@@ -17,7 +17,7 @@ from .checks import JsonObject
 
 
 class _CallForm(NamedTuple):
-    """arguments_as_object: not as JSON text; null_content: None instead of an empty content beside calls."""
+    """arguments_as_object: not as JSON text; null_content: None instead of an empty content with calls."""
 
     arguments_as_object: bool
     null_content: bool

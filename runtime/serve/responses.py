@@ -120,7 +120,7 @@ class TaskResponse:
             await events.aclose()
         if not all(answer.end.reason for answer in answers):
             return Response(status_code=499)  # the client has disconnected
-        # Beside the event loop: there may be a million log probabilities.
+        # Outside the event loop: there may be a million log probabilities.
         return await run_in_threadpool(lambda: json_response(replies.complete(answers), 200, headers))
 
     def stream(self, replies: Replies, headers: Mapping[str, str], with_usage: bool) -> Response:
@@ -148,7 +148,7 @@ class TaskResponse:
                     if (error := error_of(event)) is not None:
                         yield _server_sent_event(error.as_json()) + replies.last_line
                         return
-                if isinstance(event, PromptEvent):  # beside the event loop: a prompt may have many tokens
+                if isinstance(event, PromptEvent):  # outside the event loop: a prompt may have many tokens
                     chunks = await run_in_threadpool(encoded, index, event)
                 else:
                     chunks = encoded(index, event)
@@ -186,7 +186,7 @@ async def result_while_connected(request: Request, computing: Future[Any]) -> An
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What the client is told about an exception of the engine; details of unexpected ones stay on the server."""
+    """What the client gets to know about an exception of the engine; details of unexpected ones stay on the server."""
     if isinstance(error, Busy):
         return RequestError(str(error), code="server_overloaded", status=503)
     if isinstance(error, PlanError):
@@ -196,7 +196,7 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def error_of(end: EndEvent) -> RequestError | None:
-    """What the client is told of an answer that failed; None of one that did not."""
+    """The error that the client gets for an answer that failed; None of one that did not."""
     if end.error is not None:
         return as_request_error(end.error)
     if end.reason == "cancelled":  # by the server: if the client had disconnected, nobody would receive this

@@ -82,7 +82,7 @@ class Service:
         return body
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function that may take long for a long text. Few run at once: other requests go on meanwhile."""
+        """The result of a function that may take long for a long text. Few run at once: other requests are served meanwhile."""
         return await to_thread.run_sync(function, *arguments, limiter=self._text_threads)
 
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
@@ -186,7 +186,7 @@ class Service:
         return renderer
 
     def render(self, parsed: CompletionRequest) -> str:
-        """The prompt text of a chat request, which goes on after a last message of the assistant's. Raises RequestError."""
+        """The prompt text of a chat request, which continues a last message of the assistant's. Raises RequestError."""
         renderer, tools = self.renderer(parsed), {"tools": parsed.tools} if parsed.tools else {}
         messages, begun = parsed.messages or [], ""
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):

@@ -150,7 +150,7 @@ class Conversation:
         self.n_dropped = 0
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yields the answer to a message piece by piece. Of a cancelled or abandoned answer, what was yielded is kept.
+        """Yields the answer to a message piece by piece. What was yielded of a cancelled or abandoned answer is kept.
 
         Raises PlanError when the template refuses the messages, MillError when the message alone does not fit into the context;
         the conversation then is as it was before.

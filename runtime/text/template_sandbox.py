@@ -149,7 +149,7 @@ _counter = threading.local()  # total: sum of the sizes of the values that this 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Context in which Python code of this thread raises SecurityError after so many seconds of processor time."""
+    """Context in which Python code of this thread raises SecurityError after `seconds` of processor time."""
     end, outer_trace, n_events = time.thread_time() + seconds, sys.gettrace(), 0
     _counter.total = 0
 
@@ -274,7 +274,7 @@ _WARM_UP = (
 def serve(requests: BinaryIO, results: BinaryIO, limit_time: Callable[[float], None]) -> None:
     """Runs each request, a line of JSON, and writes its result as a line of JSON, until the input ends.
 
-    limit_time: lets the system end this process after so many seconds of processor time.
+    limit_time: lets the system end this process after that many seconds of processor time.
     """
     for line in requests:
         request = json.loads(line)

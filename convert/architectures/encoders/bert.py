@@ -1,4 +1,4 @@
-"""BERT and its relatives: norms behind every block, whose input they include.
+"""BERT and its relatives: norms after every block, whose input they include.
 
 Bert, RoBERTa, XLM-RoBERTa and CamemBERT with learned positions; Nomic BERT and Jina v3 with a rotary embedding, Jina v2 with
 linear biases. All functions raise FormatError for settings that cannot be converted.
@@ -28,7 +28,7 @@ BERT_BLOCK = {
     "ffn_down": "output.dense",
 }
 BERT_NORMS = {"attn_output_norm": "attention.output.LayerNorm", "layer_output_norm": "output.LayerNorm"}
-# Behind the first token's output: a layer with tanh, and the one that gives the score
+# After the first token's output: a layer with tanh, and the one that gives the score
 BERT_CLASSIFIER = ("pooler.dense", "classifier")
 ROBERTA_CLASSIFIER = ("classifier.dense", "classifier.out_proj")
 # Nomic's keys of config.json -> those of others
@@ -38,7 +38,7 @@ NOMIC_KEYS |= {"layer_norm_eps": "layer_norm_epsilon", "rope_theta": "rotary_emb
 
 
 def bert(config: Config, mla_layout: str) -> ModelSpec:
-    """Bert, and with positions that begin behind the padding token's RoBERTa, XLM-RoBERTa, CamemBERT; with a classifier of one
+    """Bert, and with positions that begin after the padding token's RoBERTa, XLM-RoBERTa, CamemBERT; with a classifier of one
     label a model that ranks documents (pooling 'rank')."""
     if config.get("hidden_act", "gelu") not in GELU:
         raise config.error(f"hidden_act is {config.get('hidden_act')!r}: this activation cannot be converted, only 'gelu'")

@@ -52,7 +52,7 @@ def modern_bert(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def _thetas(config: Config) -> tuple[float, float]:
-    """Of global and of local layers: from rope_parameters by type of layer, or from older keys."""
+    """The thetas of global and of local layers: from rope_parameters by type of layer, or from older keys."""
     parameters = config.get("rope_parameters")
     if not isinstance(parameters, dict):
         return tuple(config.number(f"{part}_rope_theta", positive=True) for part in ("global", "local"))  # type: ignore[return-value]
@@ -63,7 +63,7 @@ def _thetas(config: Config) -> tuple[float, float]:
 
 
 def _period(spec: DecoderSpec) -> int:
-    """Every so many layers, from the first on, one is global. Raises FormatError for another pattern."""
+    """The n of which every n-th layer, from the first on, is global. Raises FormatError for another pattern."""
     period = spec.config.integer("global_attn_every_n_layers")
     is_local = spec.local_layers(lambda i: i % period != 0)
     period = next((i for i in range(1, spec.n_layers) if not is_local[i]), spec.n_layers)

@@ -1,5 +1,5 @@
-"""What sentence-transformers keeps beside a checkpoint: modules.json, and in a folder each the pooling and the dense layers
-behind it."""
+"""What sentence-transformers keeps next to a checkpoint: modules.json, and in a folder each the pooling and the dense layers
+after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE = "modules.json"
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """The modules behind the transformer.
+    """The modules after the transformer.
 
     pooling  a key of POOLINGS, or None: no file says
     dense    (folder, inputs, outputs, whether it has a bias) of each dense layer, in order
@@ -65,7 +65,7 @@ def pooling_keys(architecture: str, config: Config, default: str, notes: list[st
 
 
 def dense_tensors(architecture: str, config: Config) -> tuple[list[TensorSpec], dict[str, np.uint32]]:
-    """The tensors dense_2, dense_3 of the layers behind the pooling (embeddinggemma's two), and their metadata.
+    """The tensors dense_2, dense_3 of the layers after the pooling (embeddinggemma's two), and their metadata.
 
     Raises FormatError for more layers, or ones with a bias.
     """

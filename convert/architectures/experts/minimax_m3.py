@@ -1,4 +1,4 @@
-"""The text model of MiniMax-M3: heads with norms, partial rotation, experts by sigmoid beside a shared one, and an indexer that
+"""The text model of MiniMax-M3: heads with norms, partial rotation, experts by sigmoid and a shared one, and an indexer that
 selects the blocks of keys which a query sees (MiniMax Sparse Attention)."""
 
 from __future__ import annotations

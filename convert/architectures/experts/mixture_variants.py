@@ -115,7 +115,7 @@ def _local_drafts(config: Config, is_local: list[bool], count: int) -> list[bool
 
 
 def hy_v3(config: Config, mla_layout: str) -> ModelSpec:
-    """Hunyuan 3 (Hy3): normalised heads; experts by sigmoid plus bias, beside shared ones, after dense layers."""
+    """Hunyuan 3 (Hy3): normalised heads; experts by sigmoid plus bias, and shared ones, after dense layers."""
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("mlp_bias", False, "biases in the feed-forward block"),

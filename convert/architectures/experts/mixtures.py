@@ -105,7 +105,7 @@ def minimax_m2(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def bailing(config: Config, mla_layout: str) -> ModelSpec:
-    """Ling and Bailing (inclusionAI): a Llama's attention from one matrix, experts by softmax beside shared ones."""
+    """Ling and Bailing (inclusionAI): a Llama's attention from one matrix, experts by softmax and shared ones."""
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("use_bias", False, "a model with biases"),

@@ -179,7 +179,7 @@ def latent_rope(config: Config) -> RopeConfig:
 
 
 def _draft_layers(config: Config, a: LatentSizes, mla_layout: str, n_layers: int) -> DraftLayers | None:
-    """The layers behind the last one, with experts and tensors of their own."""
+    """The draft layers after the last layer, with experts and tensors of their own."""
     sizes = config.integer("vocab_size"), config.integer("hidden_size")
     count = config.count("num_nextn_predict_layers", 0, minimum=0)
     if not count:

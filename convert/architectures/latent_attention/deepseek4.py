@@ -187,7 +187,7 @@ def _tensors(config: Config, kinds: list[str], rates: dict[str, int], n_hashed: 
 
 
 def _attention(config: Config) -> list[LayerTensor]:
-    """Of every layer, with the mixing of streams."""
+    """The tensors of every layer's attention, with those that mix streams."""
     width, heads, head_dim = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
     q_rank, groups, o_rank = (config.integer(key) for key in ("q_lora_rank", "o_groups", "o_lora_rank"))
     if heads % groups:
@@ -208,7 +208,7 @@ def _attention(config: Config) -> list[LayerTensor]:
 
 
 def _mixing(config: Config, block: str) -> list[LayerTensor]:
-    """What the streams of residuals are mixed with, before and behind a block: 'attn' or 'ffn'."""
+    """What the streams of residuals are mixed with, before and after a block: 'attn' or 'ffn'."""
     hc, width = config.integer("hc_mult"), config.integer("hidden_size")
     shapes = {"fn": ((2 + hc) * hc, hc * width), "base": ((2 + hc) * hc,), "scale": (3,)}
     return [LayerTensor(f"hc_{block}_{part}.weight", f"hc_{block}_{part}", shape) for part, shape in shapes.items()]

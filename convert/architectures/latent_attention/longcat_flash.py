@@ -2,7 +2,7 @@
 experts goes; experts that return their input.
 
 Neither llama.cpp nor ik_llama.cpp has this architecture. The file has the names and layouts of deepseek2: every sub-layer is a
-block; the even ones have a dense block beside the experts, whose result is added after the odd one. The factors of the latents
+block; the even ones have a dense block next to the experts, whose result is added after the odd one. The factors of the latents
 are multiplied into their norms. Keys of its own: expert_zero_count, the experts that return their input, which are the last
 rows of the router and have no matrices.
 """

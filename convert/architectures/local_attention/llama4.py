@@ -1,4 +1,4 @@
-"""Llama 4: local layers attend within chunks and are rotated, global ones are not; experts beside a shared one."""
+"""Llama 4: local layers attend within chunks and are rotated, global ones are not; experts and a shared one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor
 
 PERIOD = 4  # every fourth layer is global; llama.cpp assumes that
 CHUNK, TEMPERATURE = 8192, 0.1  # llama.cpp knows no others
-EXPERTS_WITHOUT_HEAD_NORMS = 128  # of Maverick, by which readers tell whether queries and keys are normalised
+EXPERTS_WITHOUT_HEAD_NORMS = 128  # of Maverick, from which readers know whether queries and keys are normalised
 DEFAULTS = {
     "head_dim": 128,
     "rope_theta": 500000.0,

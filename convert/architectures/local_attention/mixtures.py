@@ -26,7 +26,7 @@ GATE_BY_ELEMENT = ("per-element", "per_element")
 
 def laguna(config: Config, mla_layout: str) -> ModelSpec:
     """Laguna (poolside): heads per layer, attention with a gate by softplus, another rotation in local layers; experts by
-    sigmoid plus bias, beside a shared one, after dense layers."""
+    sigmoid plus bias, and a shared one, after dense layers."""
     config.require("hidden_act", "silu", "this activation")
     config.require("moe_apply_router_weight_on_input", False, "weights of experts on their inputs")
     spec, local_dim = _spec_with_local_rope("laguna", config.with_defaults({"head_dim": 128}), LAGUNA_ROPE)
@@ -100,7 +100,7 @@ def mellum(config: Config, mla_layout: str) -> ModelSpec:
 
 def afmoe(config: Config, mla_layout: str) -> ModelSpec:
     """Trinity (Arcee): norms before and after both blocks, attention with a gate by sigmoid, rotation in local layers only;
-    experts by sigmoid plus bias, beside shared ones, after dense layers."""
+    experts by sigmoid plus bias, and shared ones, after dense layers."""
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("score_func", "sigmoid", "this choice of experts"),

@@ -151,7 +151,7 @@ def _ropes(config: Config, is_local: list[bool]) -> tuple[Config, Config]:
 
 
 def _of_drafts(config: Config, key: str, n: int, count: int, default: str) -> list[str]:
-    """The types of `count` draft layers: from mtp_KEY, or behind those of the n layers under KEY; else all the default."""
+    """The types of `count` draft layers: from mtp_KEY, or after those of the n layers under KEY; else all the default."""
     types, own = config.get(key), config.get(f"mtp_{key}")
     found = own if isinstance(own, list) else types[n:] if isinstance(types, list) else []
     return [str(t) for t in [*found, *[default] * count][:count]]

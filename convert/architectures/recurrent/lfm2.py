@@ -26,7 +26,7 @@ def lfm2(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def lfm2moe(config: Config, mla_layout: str) -> ModelSpec:
-    """LFM2 MoE: experts by sigmoid plus bias behind the first layers."""
+    """LFM2 MoE: experts by sigmoid plus bias after the first layers."""
     spec = _spec("lfm2moe", config)
     config, dense = spec.config, spec.config.integer("num_dense_layers", 2, minimum=0)
     rows = config.integer("moe_intermediate_size")
@@ -58,7 +58,7 @@ def _spec(architecture: str, config: Config) -> DecoderSpec:
 
 
 def _rows(config: Config) -> int:
-    """Of gate and up: two thirds of intermediate_size times a factor, up to a multiple, unless this is switched off."""
+    """Rows of gate and up: two thirds of intermediate_size times a factor, up to a multiple, unless this is switched off."""
     rows = config.integer("intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", True):
         return rows

@@ -57,12 +57,12 @@ class Mamba2:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: the values, b and c of all groups."""
+        """Channels of the convolution: the values, b and c of all groups."""
         return self.inner + 2 * self.groups * self.size
 
     @property
     def rows(self) -> int:
-        """Of the input's matrix: the gate, the convolution's channels, the steps."""
+        """Rows of the input's matrix: the gate, the convolution's channels, the steps."""
         return self.inner + self.channels + self.heads
 
     def add_metadata(self, spec: DecoderSpec) -> None:

@@ -97,7 +97,7 @@ class _Reader:
         return struct.unpack("<I", self._take(4))[0]
 
     def count(self, number: int, nbytes: int, what: str) -> int:
-        """The number, if so many things of at least nbytes can follow."""
+        """The number, if that many things of at least nbytes can follow."""
         if not 0 < number <= (len(self.data) - self.at) // nbytes:
             raise FormatError(f"{self.path} is no file of multiple-choice tasks: {number} {what} in {len(self.data)} bytes")
         return number

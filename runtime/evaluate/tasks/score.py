@@ -144,7 +144,7 @@ def _means(choices: _Choices, log_probs: np.ndarray) -> list[float]:
 
 
 def _log_probs(model: Model, group: Sequence[_Choices]) -> list[np.ndarray]:
-    """Of each task what is wanted, float64."""
+    """Log probabilities that are wanted of each task, float64."""
     caches = [model.new_cache(max(map(len, choices.tokens))) for choices in group]
     common = [choices.tokens[0][: choices.common] for choices in group]
     beginnings = model.hidden(list(zip(caches, common, strict=True)))

@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def mean_logprob(self) -> float:
-        """Of all tokens, that which ended the answer included."""
+        """The mean over all tokens, that which ended the answer included."""
         tokens = [*self.sampled, *filter(None, [self.end.ending])]
         return sum(each.logprob for each in tokens) / len(tokens) if tokens else -math.inf
 

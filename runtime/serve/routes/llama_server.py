@@ -1,4 +1,4 @@
-"""Routes of llama-server and vLLM beside OpenAI's: the state of the server, and texts as tokens."""
+"""Routes of llama-server and vLLM that OpenAI's API lacks: the state of the server, and texts as tokens."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         return Response(text, media_type=media_type)
 
     async def adapters(request: Request) -> Response:
-        return json_response([])  # they are merged into files, not loaded beside them
+        return json_response([])  # they are merged into files, not loaded with them
 
     return [
         Route("/completion", completion, methods=["POST"]),
