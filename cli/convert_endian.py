@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import gib
+from ..pipeline.requests.files import EndianRequest
 from .command import Verb
 from .display.console import call
-from .options import flags
-from .options.types import FILE, OUT_FILE
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.convert_endian import EndianResult
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=FILE)
-@click.argument("out", type=OUT_FILE)
-@click.option("--dry-run", is_flag=True, help="Only check whether the file can be converted.")
-@flags.force
-@flags.as_json
-def command(file: Any, out: Any, as_json: bool, **options: Any) -> None:
+@options_of(EndianRequest)
+def command(**options: Any) -> None:
     """Write the GGUF FILE with the bytes of every number reversed: for a big-endian machine (s390x), or from one.
 
     A little-endian FILE becomes a big-endian OUT, and the reverse; twice gives the same file again. Types: floats, integers,
@@ -35,7 +31,7 @@ def command(file: Any, out: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.convert_endian import convert_endian
 
-    call(convert_endian, file, out, show=_text, as_json=as_json, **options)
+    call(convert_endian, show=_text, **options)
 
 
 def _text(result: EndianResult) -> str:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..formats.loaders import PROGRAMS
 from ..pipeline.common.messages import gib, printable
+from ..pipeline.requests.files import InspectRequest
 from .command import Verb
 from .display.console import call, table
 from .display.metadata import metadata_text
-from .options import flags
+from .options.fields import options_of
 from .options.types import Source
 
 if TYPE_CHECKING:
@@ -20,18 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=Source(), required=False)
-@click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
-@click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
-@click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")
-@click.option(
-    "--for",
-    "program",
-    type=click.Choice(PROGRAMS, case_sensitive=False),
-    help="Whether this program loads the file, as far as is known; exit code 1 if not.",
-)
+@options_of(InspectRequest, file={"type": Source(), "required": False})
 @click.option("--cpu", is_flag=True, help="Without FILE: what the processor can do, and what kernels make use of.")
-@flags.as_json
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
     """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import printable
+from ..pipeline.requests.files import MetadataRequest
 from .command import Verb
 from .display.console import call, table
 from .display.metadata import metadata_text, short_text
-from .options import flags
-from .options.types import FILE, OUT_FILE
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.metadata import MetadataResult
@@ -40,22 +40,18 @@ class _Pair(click.ParamType):
         return left, right
 
 
+def _pairs(name: str) -> dict[str, Any]:
+    return {"type": _Pair(name), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)}
+
+
 @click.command(cls=Verb)
-@click.argument("file", type=FILE)
-@click.option("--set", type=_Pair("KEY[:TYPE]=VALUE"), multiple=True, help="Set KEY; it keeps its type without TYPE.")
-@click.option("--set-file", type=_Pair("KEY=FILE"), multiple=True, help="Set KEY to the text in FILE.")
-@click.option("--remove", metavar="KEY", multiple=True, help="Leave KEY out.")
-@click.option("--rename", type=_Pair("KEY=NEW"), multiple=True, help="Give KEY another name.")
-@click.option("-o", "--output", "out", type=OUT_FILE, help="Write this file instead of changing FILE.")
-@click.option("--dry-run", is_flag=True, help="Only show what would change.")
-@flags.force
-@flags.as_json
-def command(file: Any, as_json: bool, **options: Any) -> None:
+@options_of(MetadataRequest, set=_pairs("KEY[:TYPE]=VALUE"), set_file=_pairs("KEY=FILE"), rename=_pairs("KEY=NEW"))
+def command(**options: Any) -> None:
     """Metadata of the GGUF FILE (any shard of a split one): shown, or with options changed. Tensors stay as they are.
 
-    A header that keeps its size, rounded up to the alignment, is changed in place; else the file is written anew and replaced,
-    which takes its size in free disk space. VALUE of an array is JSON. TYPE is uint8 ... uint64, int8 ... int64, float32,
-    float64, bool or string, with [] behind it for an array; a new key whose VALUE looks like a number needs one.
+    A header that keeps its size, rounded up to the alignment, is changed in place; else a new file is written and takes the
+    place of the old one, which needs its size in free disk space. VALUE of an array is JSON. TYPE is uint8 ... uint64, int8 ...
+    int64, float32, float64, bool or string, followed by [] for an array; a new key whose VALUE looks like a number needs one.
 
     \b
     Examples:
@@ -67,9 +63,8 @@ def command(file: Any, as_json: bool, **options: Any) -> None:
     from ..pipeline.metadata import edit_metadata
 
     asked = any(options[name] for name in ("set", "set_file", "remove", "rename"))
-    pairs = {name: dict(options.pop(name)) for name in ("set", "set_file", "rename")}
     show = _changes_text if asked else lambda result: metadata_text(result.metadata)
-    call(edit_metadata, file, show=show, as_json=as_json, **pairs, **options)
+    call(edit_metadata, show=show, **options)
 
 
 def _changes_text(result: MetadataResult) -> str:

@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..formats import TYPES
+from ..pipeline.requests.running import WarmUpRequest
 from .command import Verb
 from .display.console import call
-from .options import flags
-from .options.types import MODEL, Listed
+from .options.fields import options_of
+from .options.types import Listed
 
 if TYPE_CHECKING:
     from ..pipeline.warm_up import WarmUpResult
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL, required=False)
-@click.option(
-    "--types", type=Listed(TYPES.find, "a tensor type"), default=(), help="Codecs of these types, separated by commas."
-)
-@flags.threads
-@flags.reading
-@flags.as_json
-def command(model: Any, as_json: bool, **options: Any) -> None:
+@options_of(WarmUpRequest, types={"type": Listed(TYPES.find, "a tensor type"), "default": ()})
+def command(**options: Any) -> None:
     """Compile the kernels that MODEL needs for prompts and generation, and the codecs of --types.
 
     Kernels are compiled when they are first needed, and kept on disk. This does it beforehand, for instance while an image of a
@@ -37,7 +32,7 @@ def command(model: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.warm_up import warm_up
 
-    call(warm_up, model, show=_text, as_json=as_json, **options)
+    call(warm_up, show=_text, **options)
 
 
 def _text(result: WarmUpResult) -> str:

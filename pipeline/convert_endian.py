@@ -14,7 +14,9 @@ from ..formats.gguf import SPLIT_NAME
 from ..jobs.atomic_write import atomic_file
 from ..jobs.lock import output_lock
 from .common.arguments import check_new, check_space, refuse_inputs
-from .common.progress import OnProgress, Stage, reporting
+from .common.progress import Stage, reporting
+from .requests.files import EndianRequest
+from .requests.verb import verb
 
 _BLOCK = 1 << 24  # bytes at a time, at most; whole blocks of the type
 
@@ -34,20 +36,9 @@ class EndianResult:
         return {**vars(self), "file": str(self.file)}
 
 
-def convert_endian(
-    file: str | Path,
-    out: str | Path,
-    *,
-    dry_run: bool = False,
-    force: bool = False,
-    progress: OnProgress | bool | None = None,
-) -> EndianResult:
+@verb(EndianRequest)
+def convert_endian(request: EndianRequest) -> EndianResult:
     """Writes a GGUF with the bytes of every number reversed: a little-endian file becomes a big-endian one, and the reverse.
-
-    file      one GGUF file, not a shard of a split model (merge it first)
-    out       the file to write; force: an existing one is replaced
-    dry_run   everything is checked and nothing is written
-    progress  stage 'convert-endian' in bytes
 
     Returns an `EndianResult`. Raises FormatError for a file that is damaged, PlanError for types that have no agreed form on
     big-endian machines, MillError if it cannot be written.
@@ -59,7 +50,7 @@ def convert_endian(
         >>> convert_endian("demo.gguf", "demo-be.gguf", force=True).order
         'big'
     """
-    path, target = Path(file), Path(out)
+    path, target = Path(request.file), Path(request.out)
     if SPLIT_NAME.match(path.name):
         raise PlanError(f"{path} is a file of a split model; `ggufmill merge` it first")
     check_regular(path)
@@ -71,13 +62,13 @@ def convert_endian(
     except (OSError, ValueError) as error:
         raise FormatError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     refuse_inputs([target], [path])
-    check_new(target, force)
+    check_new(target, request.force)
     nbytes = path.stat().st_size
     check_space(target, nbytes)
     result = EndianResult("planned", target, OTHER[order], len(swapped.names), nbytes)
-    if dry_run:
+    if request.dry_run:
         return result
-    with output_lock(target), reporting(progress) as report, atomic_file(target) as output:
+    with output_lock(target), reporting(request.progress) as report, atomic_file(target) as output:
         stage = Stage(report, "convert-endian", nbytes)
         output.write(swapped.header)
         for name, kind, offset, size in swapped.located():

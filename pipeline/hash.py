@@ -13,7 +13,9 @@ from ..formats.hashes import ALGORITHMS, Hashes, escape_line_breaks, hash_file, 
 from ..jobs.atomic_write import write_lines
 from ..jobs.streamed_json import StreamedJson
 from .common.arguments import check_new, refuse_inputs
-from .common.progress import OnProgress, Stage, reporting
+from .common.progress import Stage, reporting
+from .requests.files import HashRequest
+from .requests.verb import verb
 
 
 @dataclass
@@ -44,30 +46,9 @@ class HashResult(StreamedJson):
         return summary
 
 
-def hash_model(
-    file: str | Path,
-    *,
-    xxh64: bool = False,
-    sha1: bool = False,
-    sha256: bool = False,
-    all: bool = False,
-    uuid: bool = False,
-    no_layer: bool = False,
-    output: str | Path | None = None,
-    check: str | Path | None = None,
-    force: bool = False,
-    progress: OnProgress | bool | None = None,
-) -> HashResult:
+@verb(HashRequest)
+def hash_model(request: HashRequest) -> HashResult:
     """Hashes every tensor of a GGUF file and all its tensors together, as llama.cpp's gguf-hash does.
-
-    file                 a GGUF file, or any shard of a split one: all shards are hashed, each as a file
-    xxh64, sha1, sha256  the algorithms; none: xxh64, or with check the strongest that the manifest has; all: all three
-    uuid                 a UUIDv5 of the tensors of each file
-    no_layer             only the files, not each tensor
-    output               file that the lines are written to; force: an existing one is replaced
-    check                a manifest to compare with; names are compared without their folder, and the name of a
-                         single file may be another than the manifest has
-    progress             stage 'hash', in bytes
 
     Returns a `HashResult`. Raises CheckFailed when a hash is not as the manifest says, PlanError for a manifest of another
     file or without the algorithms asked for, FormatError for a file that cannot be read.
@@ -80,24 +61,24 @@ def hash_model(
         >>> set(hash_model("demo.gguf", check="demo.manifest").verdicts)
         {'Ok'}
     """
-    opened = open_gguf(Path(file))
-    manifest = Path(check) if check is not None else None
-    if output is not None:
-        refuse_inputs([Path(output)], [*opened.paths, *([manifest] if manifest is not None else [])])
-        check_new(Path(output), force)
-    asked = {"xxh64": xxh64, "sha1": sha1, "sha256": sha256}
-    wanted = [name for name in ALGORITHMS if all or asked[name]]
+    opened = open_gguf(Path(request.file))
+    manifest = Path(request.check) if request.check is not None else None
+    if request.output is not None:
+        refuse_inputs([Path(request.output)], [*opened.paths, *([manifest] if manifest is not None else [])])
+        check_new(Path(request.output), request.force)
+    asked = {"xxh64": request.xxh64, "sha1": request.sha1, "sha256": request.sha256}
+    wanted = [name for name in ALGORITHMS if request.all or asked[name]]
     expected: dict[tuple[str, str], str] = {}
     if manifest is not None:
         expected = _expected(manifest, opened)
-        wanted = _algorithms_of(manifest, expected, wanted, all)
-    elif not wanted and not uuid:
+        wanted = _algorithms_of(manifest, expected, wanted, request.all)
+    elif not wanted and not request.uuid:
         wanted = ["xxh64"]
     result = HashResult(opened.paths, manifest=manifest)
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         stage = Stage(report, "hash", sum(info.nbytes for info in opened.tensors.values()))
-        algorithms = [*wanted, "uuid"] if uuid and manifest is None else wanted
-        for entry in hash_file(opened, algorithms, layers=not no_layer, progress=stage.advance):
+        algorithms = [*wanted, "uuid"] if request.uuid and manifest is None else wanted
+        for entry in hash_file(opened, algorithms, layers=not request.no_layer, progress=stage.advance):
             result.hashes.append(entry)
             if manifest is not None:
                 digest = expected.pop((entry.algorithm, _without_folder(entry.name)), None)
@@ -105,12 +86,12 @@ def hash_model(
                 if result.verdicts[-1] != "Ok":
                     result.bad.append(f"{entry.name} ({entry.algorithm}): {result.verdicts[-1]}")
     total = len(result.hashes)
-    if manifest is not None and not no_layer:
+    if manifest is not None and not request.no_layer:
         missing = [f"{name} ({a}): in the manifest, not in the file" for a, name in expected if a in wanted]
         result.bad += missing
         total += len(missing)
-    if output is not None:
-        write_lines(Path(output), (entry.line() for entry in result.hashes))
+    if request.output is not None:
+        write_lines(Path(request.output), (entry.line() for entry in result.hashes))
     if result.bad:
         raise CheckFailed(
             f"{len(result.bad)} of {total} hashes are not as {manifest} says, the first is {result.bad[0]}", result

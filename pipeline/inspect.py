@@ -21,8 +21,10 @@ from ..formats.source import LOST_CONFIG
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ..jobs.streamed_json import StreamedJson
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
-from .common.progress import OnProgress, Stage, reporting
+from .common.progress import Stage, reporting
 from .common.rows import Rows
+from .requests.files import InspectRequest
+from .requests.verb import verb
 
 _SHOWN = 16  # values of an array that are listed in full
 _FIRST = 8  # values of a longer one
@@ -87,23 +89,9 @@ class InspectResult(StreamedJson):
         }
 
 
-def inspect_model(
-    file: str | Path,
-    *,
-    check: bool = False,
-    checksums: bool = False,
-    arrays: bool = False,
-    program: str | None = None,
-    progress: OnProgress | bool | None = None,
-) -> InspectResult:
+@verb(InspectRequest)
+def inspect_model(request: InspectRequest) -> InspectResult:
     """Reads metadata, tensors, types and sizes of a GGUF file. Unknown types are named by number.
-
-    file       a GGUF file, or any shard of a split one
-    check      every tensor is decoded, and NaN and infinite values are counted
-    checksums  xxh3-64 of every tensor's bytes
-    arrays     long arrays of the metadata in full; else their length and first values
-    program    'llama.cpp' or 'ik_llama.cpp': whether it loads the file, as far as is known, and what it computes otherwise
-    progress   stage 'inspect' in bytes, with check or checksums
 
     Returns an `InspectResult`. Raises FormatError for a file that is damaged, CheckFailed when `check` finds such values or
     `program` does not load the file.
@@ -116,19 +104,19 @@ def inspect_model(
         >>> result.architecture, result.metadata["deepseek2.block_count"], result.tensors[0]["shape"]
         ('deepseek2', 4, [256, 1536])
     """
-    opened = open_gguf(Path(file))
-    asked = {"xxh3": checksums, "nonfinite": check}
+    opened = open_gguf(Path(request.file))
+    asked = {"xxh3": request.checksums, "nonfinite": request.check}
     found: dict[str, dict[str, Any]] = {key: {} for key in asked if asked[key]}  # name -> what reading a tensor's data gave
     tensors = Rows(opened.tensors, lambda info: _describe(info) | {k: v[info.name] for k, v in found.items() if info.name in v})
     types = type_histogram(tensors)
     total = sum(entry["nbytes"] for entry in types.values())
-    if check or checksums:
-        with reporting(progress) as report:
+    if request.check or request.checksums:
+        with reporting(request.progress) as report:
             stage = Stage(report, "inspect", total)
             for info in opened.tensors.values():
-                if checksums:
+                if request.checksums:
                     found["xxh3"][info.name] = range_checksum(info.path, info.offset, info.nbytes)
-                if check:
+                if request.check:
                     found["nonfinite"][info.name] = _count_nonfinite(info)
                 stage.advance(info.nbytes, info.name)
     result = InspectResult(
@@ -137,7 +125,7 @@ def inspect_model(
         gguf_version=VERSION,
         alignment=opened.alignment,
         architecture=opened.architecture,
-        metadata=plain_metadata(opened.metadata, arrays),
+        metadata=plain_metadata(opened.metadata, request.arrays),
         metadata_types={key: value_type(key, value) for key, value in opened.metadata.items()},
         tensors=tensors,
         types=types,
@@ -145,15 +133,17 @@ def inspect_model(
         total_bytes=total,
     )
     result.notes = _notes(opened.metadata, result.types)
-    if program is not None:
+    if request.program is not None:
         headers = {name: LoaderTensor(tuple(info.shape), info.type) for name, info in opened.tensors.items()}
-        result.problems = loader_problems(opened.metadata, headers, program)
-        result.notes += [f"in {program} {line}" for line in loader_differences(opened.metadata, headers, program)]
+        result.problems = loader_problems(opened.metadata, headers, request.program)
+        result.notes += [
+            f"in {request.program} {line}" for line in loader_differences(opened.metadata, headers, request.program)
+        ]
     damaged = [name for name, count in found.get("nonfinite", {}).items() if count]
     if damaged:
         raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
     if result.problems:
-        raise CheckFailed(f"{program} does not load {file}: {'; '.join(result.problems)}", result)
+        raise CheckFailed(f"{request.program} does not load {request.file}: {'; '.join(result.problems)}", result)
     return result
 
 

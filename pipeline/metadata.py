@@ -18,8 +18,10 @@ from ..jobs.header_update import finish_replacing, replace_header
 from ..jobs.lock import output_lock, remove_abandoned_lock
 from .common.arguments import check_folder, check_new, check_space, refuse_inputs
 from .common.messages import note
-from .common.progress import OnProgress, Stage, reporting
+from .common.progress import Stage, reporting
 from .inspect import plain_metadata, plain_value
+from .requests.files import MetadataRequest
+from .requests.verb import verb
 
 _BLOCK = 1 << 24  # bytes copied at a time
 _LAYOUT_KEYS = ("general.alignment", "split.")  # what the file's own layout follows
@@ -59,32 +61,13 @@ class MetadataResult:
         return {**vars(self), "file": str(self.file), "changes": [vars(change) for change in self.changes]}
 
 
-def edit_metadata(
-    file: str | Path,
-    out: str | Path | None = None,
-    *,
-    set: Mapping[str, Any] | None = None,
-    set_file: Mapping[str, str | Path] | None = None,
-    remove: Sequence[str] = (),
-    rename: Mapping[str, str] | None = None,
-    dry_run: bool = False,
-    force: bool = False,
-    progress: OnProgress | bool | None = None,
-) -> MetadataResult:
+@verb(MetadataRequest)
+def edit_metadata(request: MetadataRequest) -> MetadataResult:
     """Sets, removes and renames metadata of a GGUF; without any of them they are only read. The tensors stay as they are.
 
-    A header that keeps its size (rounded up to the alignment) is written in place; else the file is written anew beside itself
-    and takes its name, which needs its size as free disk space. Either way a kill or a power cut loses nothing: an interrupted
+    A header that keeps its size (rounded up to the alignment) is written in place; else a new file is written beside it
+    and takes its name, which needs its size in free disk space. Either way a kill or a power cut loses nothing: an interrupted
     change in place is completed by the next call.
-
-    file      a GGUF file, or any shard of a split one, whose first shard has the metadata
-    out       file to write instead of changing FILE; force: an existing one is replaced
-    set       key -> value: a key that is there keeps its type, a new one takes that of the value; KEY:TYPE chooses one (uint8
-              to float64, bool, string, int32[] ...). A text stands for a number too, a JSON text for an array
-    set_file  key -> file whose text is the value
-    remove    keys to leave out; rename: key -> new name. The order is remove, rename, set
-    dry_run   nothing is written
-    progress  stage 'metadata' in bytes, where the file is written anew
 
     Returns a `MetadataResult`. Raises PlanError for a key that is not there, for one that the file's layout follows (alignment,
     split) and for a value that does not fit the type; FormatError for a damaged file; MillError if it cannot be written.
@@ -97,12 +80,12 @@ def edit_metadata(
         >>> result.metadata["general.name"]
         'Demo'
     """
-    path, target = Path(file), Path(out) if out is not None else None
+    path, target = Path(request.file), Path(request.out) if request.out is not None else None
     _complete_interrupted(path)
     path = open_gguf(path).paths[0]
     header = read_header(path)
-    values = {**(set or {}), **{key: _read_text(Path(name)) for key, name in (set_file or {}).items()}}
-    metadata = _changed(header.metadata, values, remove, rename or {})
+    values = {**(request.set or {}), **{key: _read_text(Path(name)) for key, name in (request.set_file or {}).items()}}
+    metadata = _changed(header.metadata, values, request.remove, request.rename or {})
     new = header.with_metadata(metadata)
     result = MetadataResult("unchanged", target or path, _changes(header.metadata, metadata), plain_metadata(metadata))
     if not result.changes and target is None:
@@ -110,11 +93,11 @@ def edit_metadata(
         return result
     in_place = target is None and len(new) == header.nbytes
     result.nbytes = len(new) if in_place else path.stat().st_size + len(new) - header.nbytes
-    _check(path, target, result.nbytes, force)
-    if dry_run:
+    _check(path, target, result.nbytes, request.force)
+    if request.dry_run:
         result.status = "planned"
         return result
-    with output_lock(target or path), reporting(progress) as report:
+    with output_lock(target or path), reporting(request.progress) as report:
         if in_place:
             replace_header(path, new)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import lcm
@@ -20,9 +20,11 @@ from ..operating_system.process import low_priority
 from ..quantize import can_encode, codecs, decode, encode
 from ..simd.compile.compile_time import compiled_kernels, compiling_for, waiting_for_compilation
 from ..simd.compile.kernel_cache import is_marked_compiled, mark_compiled
-from .common.arguments import TypeName, as_type
+from .common.arguments import as_type
 from .common.models import ModelLike, model_name, open_model
 from .common.progress import OnProgress, Stage, reporting
+from .requests.running import WarmUpRequest
+from .requests.verb import verb
 
 _PASSES = (33, 4, 1)  # tokens: as for a prompt, for several requests at once, for generation
 _COLUMNS = 512
@@ -47,25 +49,12 @@ class WarmUpResult:
         return {"types": list(self.types), "model": self.model, "kernels": self.kernels, "seconds": self.seconds}
 
 
-def warm_up(
-    model: ModelLike | None = None,
-    *,
-    types: Sequence[TypeName] = (),
-    threads: int | None = None,
-    architecture: str | None = None,
-    allow_lossy_config: bool = False,
-    progress: OnProgress | bool | None = None,
-) -> WarmUpResult:
+@verb(WarmUpRequest)
+def warm_up(request: WarmUpRequest) -> WarmUpResult:
     """Compiles the kernels that a model needs for prompts and generation, and the codecs of types.
 
     Kernels are compiled when they are first needed, and kept on disk: this does it beforehand, for instance while an image of a
     container is built. What is compiled already is not compiled again.
-
-    model     a GGUF file or a checkpoint folder, of which a few tokens are read: this takes as long as reading its weights
-    types     tensor types to encode and decode, by name
-    threads   of the model; None: one per processor
-    architecture, allow_lossy_config  how a checkpoint is read, as for `convert_model`
-    progress  stages 'codecs' in types and 'model' in passes
 
     Raises UsageError when there is nothing to compile, PlanError for an unknown type.
 
@@ -74,21 +63,25 @@ def warm_up(
         >>> warm_up(types=["q4_K", "q4_k_r4"]).types
         ('q4_K', 'q4_k_r4')
     """
-    if model is None and not types:
+    if request.model is None and not request.types:
         raise UsageError("nothing to compile: name a MODEL or --types")
     started, before = time.monotonic(), compiled_kernels()
-    wanted = [tensor_type for name in types if (tensor_type := as_type(name)) is not None]
-    with reporting(progress) as report:
+    wanted = [tensor_type for name in request.types if (tensor_type := as_type(name)) is not None]
+    with reporting(request.progress) as report:
         if wanted:
             stage = Stage(report, "codecs", len(wanted), "type")
             for tensor_type in wanted:
                 _compile_codec(tensor_type)
                 stage.advance(1, tensor_type.name)
-        if model is not None:
-            given = {"threads": threads, "architecture": architecture, "allow_lossy_config": allow_lossy_config or None}
-            _compile_model(model, {name: value for name, value in given.items() if value is not None}, report)
+        if request.model is not None:
+            given = {
+                "threads": request.threads,
+                "architecture": request.architecture,
+                "allow_lossy_config": request.allow_lossy_config or None,
+            }
+            _compile_model(request.model, {name: value for name, value in given.items() if value is not None}, report)
     names = tuple(tensor_type.name for tensor_type in wanted)
-    name = model_name(model) if model is not None else None
+    name = model_name(request.model) if request.model is not None else None
     return WarmUpResult(names, name, compiled_kernels() - before, time.monotonic() - started)
 
 

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from ...request_fields import fields_of, option, request
+from ...request_fields import argument, fields_of, option, request
 from ...runtime.settings import Settings
+from ..common.arguments import TypeName
+from ..common.progress import OnProgress
 from .groups import Reading
+
+if TYPE_CHECKING:
+    from ..common.models import ModelLike
 
 
 @request
 class RunningModel(Settings, Reading):
     """How a model is opened and run."""
+
+
+@request
+class WarmUpRequest(Reading):
+    model: ModelLike | None = argument(
+        "A GGUF file or a checkpoint folder, of which a few tokens are read: this takes as long as reading its weights.",
+        default=None,
+        kind="model",
+        kw_only=False,
+    )
+    types: Sequence[TypeName] = option("Codecs of these types, separated by commas.", default=(), kind="types")
+    threads: int | None = option("Threads of the model.", default=None, flags="-t --threads", least=1, shown="all processors")
+    progress: OnProgress | bool | None = option(
+        "Called with each `Progress` report; True: a bar. Stages 'codecs' in types and 'model' in passes.",
+        default=None,
+        in_cli=False,
+    )
 
 
 def settings_of(request: RunningModel, *without: str) -> dict[str, Any]:
