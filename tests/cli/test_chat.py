@@ -151,7 +151,7 @@ def test_in_a_terminal():
 
     def wait_for(text):
         nonlocal seen
-        until = time.monotonic() + 90
+        until = time.monotonic() + 300
         while text not in seen:
             assert time.monotonic() < until, seen
             if select.select([ours], [], [], 1)[0]:

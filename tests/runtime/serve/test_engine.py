@@ -93,7 +93,7 @@ def passes(monkeypatch):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -137,7 +137,7 @@ def test_tasks_start_and_end_at_any_pass(engine):
     assert not endless.done.is_set()
     assert [Client(shared, prompt, n_predict=10).text() for prompt in PROMPTS[1:]] == alone
     endless.task.cancel()
-    assert endless.done.wait(20)
+    assert endless.done.wait(120)
     assert endless.end.reason == "cancelled"
     assert endless.end.timings.generated_tokens >= 40
 
@@ -171,7 +171,7 @@ def test_cancelled_tasks_end_at_once(engine):
     running, waiting, other = (Client(shared, prompt, n_predict=-1) for prompt in PROMPTS[:3])
     assert running.started.wait(20)
     waiting.task.cancel()
-    assert waiting.done.wait(20)  # without having started: its place in the queue is free
+    assert waiting.done.wait(120)  # without having started: its place in the queue is free
     assert (waiting.end.reason, waiting.texts) == ("cancelled", [])
     assert not running.done.is_set()
     assert shared.n_tasks == 2
@@ -192,7 +192,7 @@ def test_an_error_ends_only_the_task_that_causes_it(engine, monkeypatch):
 
     monkeypatch.setattr(Model, "feed", fails)
     clients = [Client(shared, prompt, n_predict=40) for prompt in PROMPTS[:3]]
-    assert all(client.done.wait(20) for client in clients)
+    assert all(client.done.wait(120) for client in clients)
     assert str(clients[0].end.error) == "this one cannot go on"
     monkeypatch.setattr(Model, "feed", feed)
     assert [client.text() for client in clients[1:]] == [Client(shared, p, n_predict=40).text() for p in PROMPTS[1:3]]
@@ -211,7 +211,7 @@ def test_nonfinite_logits_end_only_their_task(engine, monkeypatch):
     monkeypatch.setattr(Model, "feed", broken)
     bad, good = (Client(shared, prompt, n_predict=20) for prompt in PROMPTS[:2])
     assert good.text()
-    assert bad.done.wait(20)
+    assert bad.done.wait(120)
     assert "not finite" in str(bad.end.error)
 
 
@@ -244,7 +244,7 @@ def test_cached_prompts_are_not_read_again(engine):
     more.text()
     assert more.end.timings.cached_tokens == 41
     busy.task.cancel()
-    assert busy.done.wait(20)
+    assert busy.done.wait(120)
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 4])

@@ -15,7 +15,7 @@ ASK = [{"role": "user", "content": "Hello"}]
 
 
 def client_of(url, key="none", **options):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30, **options)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=300, **options)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def load(url):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -41,7 +41,7 @@ def saying(tiny, served, monkeypatch):
 
         monkeypatch.setattr(Sampler, "sample", sample)
         url = served(model, warm_up=False, **options)
-        return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
 
     return start
 
