@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import formatannotation, get_annotations
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
 Travel = Literal["value", "no", "path", "file", "adapters"]
 _METADATA = "option"
 C = TypeVar("C", bound=type)
+Q = TypeVar("Q")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Option:
     metavar      what stands for the value in `--help`
     shown        what the default means, in words; '': the default itself
     key          where a TOML recipe says it, 'convert.mtp'; '': nowhere
+    one_of       a name that fields share of which a recipe's value counts only if no argument gives any; '': none
     travel       what a worker of a cluster gets
     is_argument  of the command line without a flag
     in_cli       False: of the library alone
@@ -58,6 +60,7 @@ class Option:
     metavar: str | None = None
     shown: str = ""
     key: str = ""
+    one_of: str = ""
     travel: Travel = "value"
     is_argument: bool = False
     in_cli: bool = True
@@ -126,3 +129,10 @@ def _classes(cls: type) -> list[type]:
 def values_of(request: Any, group: type | None = None) -> dict[str, Any]:
     """The values of a request by name; of the fields of one group only, if that is given."""
     return {field.name: getattr(request, field.name) for field in fields_of(group or type(request))}
+
+
+def shared(request: Any, kind: Callable[..., Q], **more: Any) -> Q:
+    """A request of another class with the values of the fields that both have. more: values of other fields."""
+    assert isinstance(kind, type)
+    common = values_of(request).keys() & {field.name for field in fields_of(kind)}
+    return kind(**{**{name: getattr(request, name) for name in common}, **more})

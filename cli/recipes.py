@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import gib
+from ..pipeline.requests.recipes import ExplainRequest, LintRequest
 from .command import Verbs
 from .display.console import call, table
 from .display.plans import weights_text
 from .options import flags
-from .options.types import FILE_TYPE, Source
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.recipes import Explanation, LintResult, ShippedRecipes
@@ -52,18 +53,9 @@ def show(name: str) -> None:
     click.echo(read_recipe(name), nl=False)
 
 
-_default = click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes. [default: the recipe's]")
-
-
 @command.command(short_help="Check a recipe, by itself or against a model")
-@click.argument("recipe")
-@click.argument("model", type=Source(), required=False)
-@_default
-@flags.imatrix
-@flags.reading
-@click.option("--strict", is_flag=True, help="Exit with 1 if there is anything to warn of.")
-@flags.as_json
-def lint(recipe: str, model: Any, as_json: bool, **options: Any) -> None:
+@options_of(LintRequest)
+def lint(**options: Any) -> None:
     """Check RECIPE by itself, and against MODEL (a GGUF or a Hugging Face folder) if one is given.
 
     \b
@@ -73,7 +65,7 @@ def lint(recipe: str, model: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.recipes import lint_recipe
 
-    call(lint_recipe, recipe, model, show=_lint_text, as_json=as_json, bars=False, **options)
+    call(lint_recipe, show=_lint_text, bars=False, **options)
 
 
 def _lint_text(result: LintResult) -> str:
@@ -84,13 +76,8 @@ def _lint_text(result: LintResult) -> str:
 
 
 @command.command(short_help="Which rule takes which tensors, in bytes")
-@click.argument("model", type=Source())
-@click.option("--recipe", metavar="FILE", help="The recipe; left out, --type alone counts.")
-@_default
-@flags.imatrix
-@flags.reading
-@flags.as_json
-def explain(model: Any, as_json: bool, **options: Any) -> None:
+@options_of(ExplainRequest)
+def explain(**options: Any) -> None:
     """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
 
     The size of the file itself depends on the imatrix and metadata it names too: `ggufmill quantize --dry-run` says it.
@@ -102,7 +89,7 @@ def explain(model: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.recipes import explain_recipe
 
-    call(explain_recipe, model, show=_explanation_text, as_json=as_json, bars=False, **options)
+    call(explain_recipe, show=_explanation_text, bars=False, **options)
 
 
 def _explanation_text(result: Explanation) -> str:

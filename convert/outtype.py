@@ -61,10 +61,9 @@ def adapter_types(source: TensorSource, name: str) -> dict[str, TensorType]:
 
 def recipe_types(source: TensorSource, recipe: Recipe) -> tuple[TensorType | str | None, list[Rule]]:
     """A recipe's (default type, rules) for a source; [convert] outtype decides where no rule of [quantize] matches."""
-    name = recipe.stages.get("convert", {}).get("outtype")
-    if name is None:
+    if recipe.outtype is None:
         return recipe.type, recipe.rules
-    default, more_rules = outtype_rules(source, name)
+    default, more_rules = outtype_rules(source, recipe.outtype)
     matcher = RuleMatcher(recipe.rules)
     unmatched = TensorNames(n for n in source.tensors if matcher.first(n) is None)
     return default, [*recipe.rules, *(rule for rule in more_rules if rule.first_match(unmatched) is not None)]

@@ -56,6 +56,8 @@ class Plan(StreamedJson):
     metadata     of the model, without split.* keys
     fingerprint  a digest of everything that decides the output's bytes; a resumed job has to have the same
     warnings     for the user, one line each
+    replaced     gets (tensor, weights) of weights that are not finite and are written as 0, as rows are made; None: they are
+                 errors
     """
 
     outputs: Outputs
@@ -64,6 +66,7 @@ class Plan(StreamedJson):
     metadata: dict[str, Any] = field(repr=False)
     fingerprint: str
     warnings: list[str] = field(default_factory=list)
+    replaced: list[tuple[str, int]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def total_bytes(self) -> int:
@@ -128,6 +131,7 @@ def make_plan(
     always_split: bool = False,
     shards: Mapping[str, int] | None = None,
     warnings: list[str] | None = None,
+    replaced: list[tuple[str, int]] | None = None,
 ) -> Plan:
     """The plan of one file, or of shards NAME-00001-of-0000N.gguf (as gguf-split names them).
 
@@ -139,6 +143,7 @@ def make_plan(
     always_split        a single shard is named and marked as one too, as gguf-split does it
     shards              tensor name -> number of its shard, counted from 0, for the split of another file; a tensor that is
                         not in it goes where the one before it went
+    warnings, replaced  of the `Plan`
 
     Raises PlanError when a single tensor exceeds split_max_size, and for contradictory split options.
     """
@@ -180,7 +185,7 @@ def make_plan(
         del header
     for name, kind in outputs.entries():
         digest.update(f"{name}\0{kind.source_type}\0{kind.rule}\0{kind.note}\n".encode())
-    return Plan(outputs, locations, files, metadata, digest.hexdigest()[:32], warnings or [])
+    return Plan(outputs, locations, files, metadata, digest.hexdigest()[:32], warnings or [], replaced)
 
 
 def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> tuple[bytes, array[int], int]:

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..convert import open_source
-from ..convert.hub.fetch import is_repository
-from ..convert.outtype import recipe_types
 from ..errors import CheckFailed, UsageError
 from ..jobs.plan import Plan
 from ..quantize.importance import AssumedImportance
-from ..quantize.planning import plan_quantize
 from ..quantize.recipes.lint import (
     RuleShare,
     rule_shares,
@@ -22,14 +18,16 @@ from ..quantize.recipes.lint import (
     unportable_rules,
     unreachable_rules,
 )
-from ..quantize.recipes.recipe import Recipe, load_recipe
+from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find, names
-from .common.adapters import adapters_of_recipe
-from .common.arguments import FileType, as_file_type
-from .common.importance import load_importance
+from ..request_fields import shared
+from .common.arguments import as_file_type
 from .common.losses import warn_of_losses
 from .common.messages import note
-from .recipe_search.options import target_of
+from .planning import Quantization
+from .requests.quantize import QuantizeRequest
+from .requests.recipes import ExplainRequest, LintRequest
+from .requests.verb import verb
 
 
 @dataclass(frozen=True)
@@ -83,24 +81,11 @@ class LintResult:
         return {"recipe": self.recipe, "rules": self.rules, "warnings": self.warnings, "notes": self.notes}
 
 
-def lint_recipe(
-    recipe: str | Path,
-    model: str | Path | None = None,
-    *,
-    type: FileType | None = None,
-    imatrix: str | Path | None = None,
-    architecture: str | None = None,
-    allow_lossy_config: bool = False,
-    strict: bool = False,
-) -> LintResult:
+@verb(LintRequest)
+def lint_recipe(request: LintRequest) -> LintResult:
     """Checks a recipe by itself, and against a model if one is given.
 
-    recipe   a file, or the name of a shipped recipe
-    model    a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
-    type     file type for what no rule takes; None: the recipe's
-    imatrix  importance matrix; without one it is assumed that there is data for every tensor
-    architecture, allow_lossy_config  how a checkpoint is read, as for `convert_model`
-    strict   warnings are an error
+    Without an imatrix it is assumed that there is data for every tensor.
 
     Returns a `LintResult`. Raises RecipeError for what cannot be read, CheckFailed for warnings if strict.
 
@@ -110,17 +95,18 @@ def lint_recipe(
         >>> lint_recipe("demo", FOLDER / "demo").warnings
         []
     """
+    recipe, model = request.recipe, request.model
     loaded = load_recipe(find(recipe), several=model is None)
     rules = [rule for one in loaded.each for rule in one.rules]
     notes = unportable_rules(rules)
     if model is not None:
-        warnings = _plan(model, recipe, type, imatrix, architecture, allow_lossy_config).warnings
+        warnings = _plan(model, request).warnings
     else:
         warnings = [text for one in loaded.each for text in (*suspicious_rules(one.rules), *unreachable_rules(one.rules))]
-        if imatrix is None and "imatrix" not in loaded.stages:
+        if request.imatrix is None and "imatrix" not in loaded.stages:
             notes += rules_needing_imatrix(rules)
     result = LintResult(str(recipe), len(rules), warnings, notes)
-    if strict and warnings:
+    if request.strict and warnings:
         raise CheckFailed(f"--strict: {recipe} has {len(warnings)} warnings", result)
     return result
 
@@ -142,19 +128,13 @@ class Explanation:
         }
 
 
-def explain_recipe(
-    model: str | Path,
-    *,
-    recipe: str | Path | None = None,
-    type: FileType | None = None,
-    imatrix: str | Path | None = None,
-    architecture: str | None = None,
-    allow_lossy_config: bool = False,
-) -> Explanation:
+@verb(ExplainRequest)
+def explain_recipe(request: ExplainRequest) -> Explanation:
     """Which rule takes which of a model's tensors, how many bytes come of each, and which rules do nothing.
 
-    Arguments as for `lint_recipe`; without a recipe `type` alone counts. Returns an `Explanation`. Raises UsageError without
-    either.
+    Without an imatrix it is assumed that there is data for every tensor.
+
+    Returns an `Explanation`. Raises UsageError without a recipe and a type.
 
     Example:
         >>> from ggufmill import explain_recipe
@@ -163,50 +143,24 @@ def explain_recipe(
         >>> sum(share.tensors for share in explanation.shares) == len(explanation.plan.outputs)
         True
     """
-    if recipe is None and type is None:
+    if request.recipe is None and request.type is None:
         raise UsageError("give --recipe FILE, --type TYPE or both")
-    plan = _plan(model, recipe, type, imatrix, architecture, allow_lossy_config)
+    plan = _plan(request.model, request)
     return Explanation(rule_shares(plan), plan)
 
 
-def _plan(
-    model: str | Path,
-    recipe: str | Path | None,
-    type: FileType | None,
-    imatrix: str | Path | None,
-    architecture: str | None,
-    allow_lossy_config: bool,
-) -> Plan:
+def _plan(model: str | Path, request: LintRequest | ExplainRequest) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
-    path, given = find(recipe) if recipe is not None else None, as_file_type(type, "--type")
-    loaded, folder = (load_recipe(path), path.parent) if path is not None else (Recipe("", [], ""), Path())
-    how, lora = loaded.stages.get("convert", {}), adapters_of_recipe(loaded, folder)
-    source = open_source(
-        model,
-        mla_layout=how.get("mla_layout"),
-        mtp=how.get("mtp"),
-        vocab=how.get("vocab"),
-        remote=is_repository(model),
-        architecture=architecture or how.get("architecture"),
-        allow_lossy_config=allow_lossy_config or how.get("allow_lossy_config", False),
-        lora=lora,
-    )
-    warn_of_losses(source)
-    importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})
-    default, rules = recipe_types(source, loaded)
-    plan = plan_quantize(
-        source,
-        "out.gguf",
-        type=given or default,
-        rules=rules if given is None else loaded.rules,
-        recipe_text=loaded.text,
-        importance=importance,
-        ignore_imatrix_rules=True,
-        allow_requantize=True,
-    )
-    if target_of(loaded) is not None:
-        note(f"note: {loaded.name} has a target: types for what no rule takes are found by `run`, `quantize`")
+    as_file_type(request.type, "--type")
+    fixed: dict[str, Any] = {"dry_run": True, "strict": False, "ignore_imatrix_rules": True, "allow_requantize": True}
+    job = Quantization(shared(request, QuantizeRequest, source=model, out="out.gguf", **fixed), is_written=False)
+    warn_of_losses(job.source)
+    if request.imatrix is None:
+        job.importance = AssumedImportance({})
+    plan = job.plan()
+    if job.target is not None:
+        note(f"note: {job.given.recipe.name} has a target: types for what no rule takes are found by `run`, `quantize`")
         plan.warnings[:] = [w for w in plan.warnings if not w.startswith("no rule takes")]
-    if imatrix is None:
+    if request.imatrix is None:
         plan.warnings.extend(tensors_needing_imatrix(plan))
     return plan

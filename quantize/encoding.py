@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The tensors of a job and what it encodes their rows with; nonfinite_counts: see `plan_quantize`."""
+    """The tensors of a job and what it encodes their rows with; nonfinite_counts: `replaced` of the plan."""
 
     tensors: Mapping[str, SourceTensor]
     importance: Importance | None

@@ -81,7 +81,7 @@ def plan_quantize(
     ignore_imatrix_rules: bool = False,
     hide_imatrix: bool = False,
     strict: bool = False,
-    nonfinite_counts: list[tuple[str, int]] | None = None,
+    allow_nonfinite: bool = False,
     device: str | None = None,
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
@@ -103,8 +103,8 @@ def plan_quantize(
     overrides         types that flags give single tensors and roles
     pure              every quantisable tensor becomes `type`: mix and rules are ignored
     strict            every warning is an error
-    nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are written as 0; if None, they
-                      are errors when the plan is executed
+    allow_nonfinite   weights that are NaN or infinite are written as 0, and counted in the plan's `replaced`; else they are
+                      errors when the plan is executed
     device            of torch, which encodes the types that `quantize.torch_encoders` knows; the metadata name it
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
@@ -124,7 +124,8 @@ def plan_quantize(
     selector = TypeSelector(source, type, rules, overrides, weighted, pure, program)
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
-    encoding = Encoding(source.tensors, importance, covariances, nonfinite_counts, device)
+    replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
+    encoding = Encoding(source.tensors, importance, covariances, replaced, device)
     outputs = Outputs(encoding.produce)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
@@ -168,6 +169,7 @@ def plan_quantize(
         tensor_first_split=tensor_first_split,
         shards=shards_with_scales(source.split(), outputs) if keep_split else None,
         warnings=warnings,
+        replaced=replaced,
     )
     check_loads(plan, program)
     return plan

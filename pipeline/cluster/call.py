@@ -1,23 +1,19 @@
-"""What a call of a verb says about a cluster, and what workers are told of the call."""
+"""What a request says about a cluster, and the request as workers get it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...convert.hub.fetch import is_repository
 from ...errors import UsageError
+from ...jobs.plan import Plan
+from ...request_fields import fields_of
 from ..common.arguments import as_adapters
 
 OUTPUTS = ("shared", "collect")
-_PATHS = ("source", "out", "base", "recipe", "imatrix", "covariance", "metadata")
-SENT = ("recipe", "imatrix", "covariance", "metadata")  # of these, files that are sent to the workers if they are small
-_ONLY_OF_THE_WRITER = (
-    *("cluster", "cluster_output", "progress", "threads", "verify", "manifest", "resume", "force", "dry_run"),
-    *("partial_requant", "delete_source_shards"),
-)
 
 
 @dataclass(frozen=True)
@@ -26,53 +22,59 @@ class ClusterCall:
 
     address    as `open_cluster` takes it
     output     'shared': workers write into the output's folder; 'collect': they send what they make
-    verb       name of the library's function; arguments: those of its call
+    plan       makes the plan of a request; workers call it
+    request    as workers get it, see `worker_request`
     """
 
     address: str
     output: str
-    verb: str
-    arguments: Mapping[str, Any]
+    plan: Callable[[Any], Plan]
+    request: Any
 
     def with_found(self, recipe_text: str) -> ClusterCall:
         """The call with the recipe that a search has found in place of its target."""
-        searched = dict.fromkeys(("recipe", "target_size", "target_bpw", "max_kld", "types", "calibration"))
-        return self.resolved(**searched, custom_q=(recipe_text,))
+        searched = dict.fromkeys(("recipe", "target_size", "target_bpw", "max_kld"))
+        return self.resolved(replace(self.request, **searched, custom_q=(recipe_text,)))
 
-    def resolved(self, **arguments: Any) -> ClusterCall:
-        """The call with these arguments, such as what the recipe says in paths relative to its own folder."""
-        return replace(self, arguments=_worker_arguments({**self.arguments, **arguments}))
+    def resolved(self, request: Any) -> ClusterCall:
+        """The call of a request with all that the recipe says and that follows from it."""
+        return replace(self, request=worker_request(request))
 
 
-def cluster_call(verb: str, arguments: Mapping[str, Any]) -> ClusterCall | None:
-    """The cluster that a call of a verb names, if it does; arguments: all of the call's, by name.
+def cluster_call(plan: Callable[[Any], Plan], request: Any) -> ClusterCall | None:
+    """The cluster that a request names, if it does; plan: see `ClusterCall`.
 
     Raises UsageError for arguments that go without a cluster, or do not go with one.
     """
-    address, output = arguments["cluster"], arguments["cluster_output"]
+    address, output = request.cluster, request.cluster_output
     if address is None:
         if output is not None:
             raise UsageError("--cluster-output does nothing without --cluster")
         return None
     if output not in (None, *OUTPUTS):
         raise UsageError(f"--cluster-output is {output!r}; it can be {' or '.join(OUTPUTS)}")
-    if arguments["threads"] is not None:
+    if request.threads is not None:
         raise UsageError("--threads does nothing with --cluster: how many a worker has is said where it is started")
-    if arguments["delete_source_shards"]:
+    if request.delete_source_shards:
         raise UsageError("--delete-source-shards does not go with --cluster: workers may still read the shards")
-    return ClusterCall(str(address), output or OUTPUTS[0], verb, _worker_arguments(arguments))
+    return ClusterCall(str(address), output or OUTPUTS[0], plan, worker_request(request))
 
 
-def _worker_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a verb's call as workers need them: absolute paths, nothing of what concerns the writer only."""
-    kept = {name: value for name, value in arguments.items() if name not in _ONLY_OF_THE_WRITER}
-    for name in _PATHS:
-        if kept.get(name) is not None and not is_repository(kept[name]):
-            kept[name] = str(Path(kept[name]).absolute())
-    kept["lora"] = tuple(_absolute_adapter(str(adapter)) for adapter in as_adapters(kept["lora"]))
-    return kept
+def worker_request(request: Any) -> Any:
+    """A request as workers need it: absolute paths, and the defaults of what concerns the writer only."""
+    changed: dict[str, Any] = {}
+    for field in fields_of(type(request)):
+        travel = field.option.travel
+        value: Any = getattr(request, field.name)
+        if travel == "no":
+            changed[field.name] = field.default
+        elif travel in ("path", "file") and value is not None and not is_repository(value):
+            changed[field.name] = str(Path(value).absolute())
+        elif travel == "adapters":  # FILE=SCALE: the scale follows the last part of the path
+            changed[field.name] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(value or ()))
+    return replace(request, **changed)
 
 
-def _absolute_adapter(adapter: str) -> str:
-    """FILE or FILE=SCALE with an absolute path."""
-    return str(Path(adapter).absolute())  # the scale follows the last part of the path
+def sent_fields(request: Any) -> list[str]:
+    """The fields whose files are sent to workers."""
+    return [f.name for f in fields_of(type(request)) if f.option.travel == "file" and getattr(request, f.name) is not None]

@@ -6,22 +6,23 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MillError
-from ...formats import TYPES, TensorSource, TensorType
-from ...quantize.planning import Importance, importance_digest
+from ...formats import TYPES, TensorType
+from ...quantize.planning import importance_digest
 from ...quantize.search.quant_error import sample_rows
 from ..common.covariance import load_covariances
 from ..common.importance import load_importance
+from ..requests.sources import reading_of
 from .connection import Cluster, open_cluster
 from .models import SourceAddress, address_of, hashable, source_here, worker_threads
 from .ordered_map import values_of
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.sensitivity import Divergence, Reference
+    from ..planning import Quantization
     from ..recipe_search.options import SearchOptions
     from .sent_files import SentFile
 
@@ -105,30 +106,18 @@ class SearchWorkers:
 
 
 @contextmanager
-def search_workers(
-    address: str | None,
-    model: str | Path,
-    source: TensorSource,
-    reading: Mapping[str, Any],
-    *,
-    importance: Importance | None,
-    imatrix: str | Path | None,
-    covariance: str | Path | None,
-    effort: int,
-    options: SearchOptions,
-) -> Iterator[SearchWorkers | None]:
-    """The workers of a cluster, which is left with the context; without an address None.
-
-    source: the model as it is open here; reading: how workers open it, arguments of `open_source`.
-    """
+def search_workers(address: str | None, job: Quantization, options: SearchOptions) -> Iterator[SearchWorkers | None]:
+    """The workers of a cluster, which is left with the context; without an address None. job: what types are searched for."""
     if address is None:
         yield None
         return
-    where, fixed = address_of(model, source, **reading), hashable(options.placement)
+    request = job.request
+    where = address_of(request.source, job.source, **reading_of(request), remote=request.remote)
     with open_cluster(address) as cluster:
-        sent = [cluster.send(path) if path is not None else None for path in (imatrix, covariance)]
-        digest, sample = importance_digest(importance), (options.rows, options.seed)
-        yield SearchWorkers(cluster, SearchInputs(where, sent[0], digest, sent[1], effort, *sample, fixed))
+        sent = [cluster.send(path) if path is not None else None for path in (request.imatrix, request.covariance)]
+        digest, sample = importance_digest(job.importance), (options.rows, options.seed)
+        fixed = hashable(options.placement)
+        yield SearchWorkers(cluster, SearchInputs(where, sent[0], digest, sent[1], job.effort, *sample, fixed))
 
 
 class _Measuring:

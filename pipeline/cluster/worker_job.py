@@ -9,9 +9,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,6 +25,7 @@ from ...jobs.journal import journal_path
 from ...jobs.outputs import Location, Output
 from ...jobs.plan import Plan
 from ...operating_system.files import BINARY, NO_FOLLOW, sync_file, write_at
+from ...request_fields import values_of
 from .ordered_map import UnfitWorker
 from .pieces import Cut, Span
 from .sent_files import SentFile
@@ -35,20 +35,20 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """The call that made the plan, so that a worker can make it again.
+    """The request that a plan was made of, so that a worker can make it again.
 
-    verb         name of a function of the library that writes models
-    arguments    its keyword arguments, with absolute paths, or files that were sent
+    plan         makes the plan of the request
+    request      with absolute paths, or files that were sent
     fingerprint  of the plan that has to come of it
     """
 
-    verb: str
-    arguments: Mapping[str, Any] = field(repr=False)
+    plan: Callable[[Any], Plan]
+    request: Any = field(repr=False)
     fingerprint: str
 
     def opened(self) -> _OpenJob:
         """The plan, made once in a process. Raises UnfitWorker if it is another than that of the one who gives the work."""
-        key = repr((self.verb, sorted(self.arguments.items()), self.fingerprint))
+        key = repr((self.plan.__qualname__, self.request, self.fingerprint))
         with _opening:
             job = _open_jobs.get(key)
             if job is None:
@@ -59,24 +59,21 @@ class WorkerJob:
 
 
 class _OpenJob:
-    """A plan that was made again. counts: weights that were replaced as rows were made, see `nonfinite_counts`."""
+    """A plan that was made again."""
 
     def __init__(self, job: WorkerJob):
-        package = __name__.rpartition(".pipeline.")[0]
-
         try:
-            arguments = {k: v.path() if isinstance(v, SentFile) else v for k, v in job.arguments.items()}
+            here = {k: v.path() for k, v in values_of(job.request).items() if isinstance(v, SentFile)}
             with _quiet():
-                result = getattr(import_module(package), job.verb)(**arguments, dry_run=True)
+                self.plan = job.plan(replace(job.request, **here))
         except MillError as error:
             raise UnfitWorker(str(error)) from None
-        self.plan: Plan = result.plan
         if self.plan.fingerprint != job.fingerprint:
             raise UnfitWorker(
-                f"the plan made there is another: {job.arguments['source']}, the recipe or importance data differ from those "
+                f"the plan made there is another: {job.request.source}, the recipe or importance data differ from those "
                 "here (names, sizes, modification times, contents)"
             )
-        self._replaced: list[tuple[str, int]] | None = result.nonfinite
+        self._replaced = self.plan.replaced
         self._lock = Lock()
         pairs = zip(self.plan.outputs, self.plan.locations, strict=True)
         self.outputs: dict[str, tuple[Output, Location]] = {o.name: (o, location) for o, location in pairs}

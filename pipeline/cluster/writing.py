@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...formats import TensorSource
 from ...jobs.execute import OpenFiles, Pending, Progress, ordered_writer
 from ...jobs.plan import Plan
-from .call import SENT, ClusterCall
+from .call import ClusterCall, sent_fields
 from .connection import Cluster, open_cluster
 from .ordered_map import PER_THREAD, Done, map_ordered, run_on_each
 from .pieces import Cut, Span, cut, piece_weights
@@ -35,11 +35,9 @@ def cluster_writer(call: ClusterCall, plan: Plan, source: TensorSource) -> Itera
     """Opens the cluster, and has every worker make the plan. Raises PlanError, before anything is written, as `open_cluster`
     does, and where a plan cannot be made or is another."""
     with open_cluster(call.address) as cluster:
-        arguments = dict(call.arguments)
-        for name in SENT:
-            if arguments.get(name) is not None:
-                arguments[name] = cluster.send(arguments[name])
-        writer = ClusterWriter(cluster, WorkerJob(call.verb, arguments, plan.fingerprint), call.output, source)
+        sent = {name: cluster.send(getattr(call.request, name)) for name in sent_fields(call.request)}
+        job = WorkerJob(call.plan, replace(call.request, **sent), plan.fingerprint)
+        writer = ClusterWriter(cluster, job, call.output, source)
         run_on_each(cluster, run, Preparation(writer.job))
         yield writer
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ...formats import PlanError, TensorType
-from ...jobs.patterns import NamePattern, compile_pattern
+from ...jobs.patterns import NamePattern
 from ...quantize.recipes.loader_types import LoaderTypes
-from ...quantize.recipes.recipe import TARGETS, Recipe
 from ...quantize.recipes.rules import parse_type
 from ...quantize.search.quant_error import DEFAULT_TYPES
-from ..common.arguments import as_bytes
+from ...request_fields import values_of
+from ..common.arguments import as_bytes, as_pattern
+from ..requests.groups import Measuring, TargetOptions
 
 
 @dataclass(frozen=True)
@@ -98,44 +99,18 @@ def parse_types(
     return tuple(parsed_types.values())
 
 
-def target_of(
-    recipe: Recipe, size: int | None = None, bits: float | None = None, divergence: float | None = None
-) -> Target | None:
-    """The target that arguments give, else that of [quantize] in the recipe; None if neither gives one."""
-    quantize, search = recipe.stages.get("quantize", {}), recipe.stages.get("search", {})
-    if size is None and bits is None and divergence is None:
-        if not set(TARGETS) & set(quantize):
-            return None
-        size, bits, divergence = as_bytes(quantize.get("target_size")), quantize.get("target_bpw"), quantize.get("max_kld")
-    gpu = search.get("gpu")
-    pattern = compile_pattern(gpu, f"{recipe.name}, [search] gpu") if gpu else None
-    return Target(size, bits, divergence, pattern, as_bytes(search.get("gpu_size")))
+def parse_target(asked: TargetOptions, measuring: Measuring, where: str = "--gpu") -> Target | None:
+    """The target that a request asks for; None if there is none. where: what names the pattern in errors."""
+    if asked.target_size is asked.target_bpw is asked.max_kld is None:
+        return None
+    pattern = as_pattern(measuring.gpu, where) if measuring.gpu is not None else None
+    return Target(as_bytes(asked.target_size), asked.target_bpw, asked.max_kld, pattern, as_bytes(measuring.gpu_size))
 
 
-# Keys of [search] -> fields of SearchOptions.
-_FIELDS = {"ctx": "n_ctx", **{name: name for name in ("repacked", "chunks", "rows", "seed", "measurements", "refine")}}
-
-
-def search_options_of(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    types: str | Sequence[TensorType | str] | None = None,
-    text: Path | None = None,
-    threads: int | None = None,
-    program: str | None = None,
-) -> SearchOptions:
-    """What [search] of a recipe says, whose text is relative to `folder`; the arguments types and text beat it.
-
-    Raises RecipeError for an unknown type, PlanError for a text that does not exist.
-    """
-    search = recipe.stages.get("search", {})
-    given, where = (search.get("types"), f"{recipe.name}, [search] types") if types is None else (types, "--types")
-    allowed = parse_types(given, where, program)
-    values: dict[str, Any] = {_FIELDS[key]: value for key, value in search.items() if key in _FIELDS}
-    if text is None and "text" in search:
-        named = Path(folder / search["text"])
-        if not named.is_file():
-            raise PlanError(f"{recipe.name}, [search] text: {named} {'is no file' if named.exists() else 'does not exist'}")
-        text = named
-    return SearchOptions(allowed, text=text, threads=threads, program=program, **values)
+def search_options(measuring: Measuring, types: tuple[TensorType, ...], **more: Any) -> SearchOptions:
+    """How a request has types searched for. more: further fields."""
+    names = [field.name for field in fields(SearchOptions) if field.name in values_of(measuring)]
+    given = {name: value for name in names if (value := getattr(measuring, name)) is not None}
+    if "text" in given:
+        given["text"] = Path(given["text"])
+    return SearchOptions(types, **given, **more)

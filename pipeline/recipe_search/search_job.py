@@ -13,13 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...formats import MillError, PlanError, TensorSource, TensorType
+from ...formats import MillError, PlanError, TensorType
 from ...formats.file_range import read_file
 from ...jobs.plan import Plan
-from ...quantize.importance import Importance
-from ...quantize.planning import plan_quantize
 from ...quantize.recipes.format_rules import rules_text
-from ...quantize.recipes.rules import Rule, RuleMatcher, parse_rules
+from ...quantize.recipes.rules import RuleMatcher
 from ...quantize.search.quant_error import relative_errors, usable_types
 from ...quantize.search.type_search import (
     Budget,
@@ -29,7 +27,6 @@ from ...quantize.search.type_search import (
     quantizable_tensors,
     use_packed_types,
 )
-from ...version import __version__
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key
@@ -38,9 +35,9 @@ from .result import SearchResult, header_lines
 from .weighting import ErrorWeighting
 
 if TYPE_CHECKING:
-    from ...quantize.covariance.source import Covariances
     from ...runtime.evaluate.sensitivity import Divergence, Reference
     from ..cluster.measuring import SearchWorkers
+    from ..planning import Quantization
 
 PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measured
 RESERVE = "#" * 512  # of the header, for comments that are only known at the end
@@ -52,11 +49,10 @@ INTERRUPTED = "what was measured is kept, the same command continues it"
 class SearchJob:
     """A search over one model, for one target or several.
 
-    covariances  of the inputs: errors are weighted by them, and what is measured is encoded with them
-    strict    a tensor whose errors could be weighted by importance only is refused
-    fixed     rules that stay as they are: the tensors they take are not searched for; fixed_text: the same as written
+    job       what is quantised by the recipe: its source, its data, the rules that stay as they are, and its plan, so that a
+              target is met by the very file that is wanted. With covariances errors are weighted by them, what is measured is
+              encoded with them; `strict` refuses a tensor whose errors could be weighted by importance only
     state     file for the measurements; None: they are not stored; shared: see `Measurements`
-    planning  arguments of `plan_quantize`, so that a target is met by the very file that is wanted
     workers   of a cluster, which measure; None: this process does
 
     Raises PlanError when no tensor is left whose type could be chosen, and for covariances of another model.
@@ -64,32 +60,24 @@ class SearchJob:
 
     def __init__(
         self,
-        source: TensorSource,
-        importance: Importance | None,
+        job: Quantization,
         options: SearchOptions,
         *,
-        covariances: Covariances | None = None,
-        strict: bool = False,
-        fixed: Sequence[Rule] = (),
-        fixed_text: str = "",
         state: Path | None = None,
         shared: bool = False,
-        planning: Mapping[str, Any] | None = None,
         workers: SearchWorkers | None = None,
         report: OnProgress = lambda progress: None,
     ):
-        self.source, self.importance, self.options, self._report = source, importance, options, report
+        self.job, self.options, self._report = job, options, report
+        self.source, self.importance, self.covariances = job.source, job.importance, job.covariances
         self._workers = workers
-        self.covariances = covariances
-        usual = {"program": options.program, "ignore_imatrix_rules": True, "allow_requantize": True}
-        self.planning = {**usual, **(planning or {}), "covariances": covariances}
-        self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
-        matcher = RuleMatcher(self.fixed)
+        source, importance, covariances = self.source, self.importance, self.covariances
+        matcher = RuleMatcher(job.types[1])
         self.tensors = {name: t for name, t in quantizable_tensors(source).items() if matcher.first(name) is None}
         if not self.tensors:
             raise PlanError(f"{source.path}: there is no tensor left that a type could be chosen for")
         self.weighting = ErrorWeighting.of(self.tensors, importance, covariances)
-        if strict:
+        if job.request.strict:
             self.weighting.refuse_diagonal()
         covered = self.weighting.has_importance
         self.candidates = {
@@ -244,17 +232,9 @@ class SearchJob:
             return True
         return False
 
-    def plan(self, text: str, out: str | Path = "out.gguf", **more: Any) -> Plan:
-        """The plan of quantising by a recipe. more: arguments of `plan_quantize` that beat `planning`."""
-        return plan_quantize(
-            self.source,
-            out,
-            rules=parse_rules(text),
-            recipe_text=text,
-            importance=self.importance,
-            version=__version__,
-            **(self.planning | more),
-        )
+    def plan(self, text: str, out: str | Path = "out.gguf", **changed: Any) -> Plan:
+        """The plan of quantising by a recipe. changed: arguments of `plan_quantize`."""
+        return self.job.plan(text, out, strict=False, **changed)
 
     def smallest_plan(self, target: Target, out: str | Path = "out.gguf") -> Plan:
         """The plan with the smallest types allowed, without any measuring. Raises PlanError when the target is smaller than
@@ -395,5 +375,6 @@ class SearchJob:
         """types: as they are to be written, if they are not those of the assignment."""
         lines = header_lines(self.source, assignment, target, self.options, self.weighting, measured=measured, command=command)
         others = [n for n in self.source.tensors if n not in assignment.types and n.startswith("blk.")]
-        fixed = [self.fixed_text] if self.fixed_text else []
+        fixed_text = self.job.given.rules_text.strip()
+        fixed = [fixed_text] if fixed_text else []
         return "\n".join([*lines, *fixed, rules_text(types or assignment.types, others)])

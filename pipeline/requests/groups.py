@@ -8,7 +8,7 @@ from typing import Any
 
 from ...formats.loaders import PROGRAMS
 from ...request_fields import option, request
-from ..common.arguments import Size, TypeName
+from ..common.arguments import Pattern, Size, TypeName
 from ..common.progress import OnProgress
 
 
@@ -69,17 +69,25 @@ class SourceOptions(Reading):
 
 
 @request
-class Target:
-    """The target of a search for types."""
+class TargetOptions:
+    """The target of a search for types, and the types it chooses from."""
 
     target_size: Size | None = option(
-        "The file's size to stay below (180G, 20GiB).", default=None, kind="size", key="quantize.target_size"
+        "The file's size to stay below (180G, 20GiB).", default=None, kind="size", key="quantize.target_size", one_of="target"
     )
     target_bpw: float | None = option(
-        "Bits per weight to stay below, over all tensors.", default=None, metavar="BITS", key="quantize.target_bpw"
+        "Bits per weight to stay below, over all tensors.",
+        default=None,
+        metavar="BITS",
+        key="quantize.target_bpw",
+        one_of="target",
     )
     max_kld: float | None = option(
-        "The smallest file with at most this KL divergence.", default=None, metavar="NATS", key="quantize.max_kld"
+        "The smallest file with at most this KL divergence.",
+        default=None,
+        metavar="NATS",
+        key="quantize.max_kld",
+        one_of="target",
     )
     types: str | Sequence[TypeName] | None = option(
         "Types to choose from; `default` stands for the usual ones.",
@@ -88,7 +96,38 @@ class Target:
         metavar="T,T,...",
         shown="default",
         key="search.types",
+        travel="no",
     )
+
+
+@request
+class Measuring:
+    """What a search for types measures."""
+
+    text: str | Path | None = option(
+        "Text to measure sensitivity on.", default=None, kind="text", flags="-f --file", key="search.text"
+    )
+    n_ctx: int | None = option(
+        "Window in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="512", key="search.ctx"
+    )
+    chunks: int | None = option("Windows of the text to read.", default=None, least=1, shown="8", key="search.chunks")
+    repacked: bool = option(
+        "Interleaved types (_R4, _R8) where there are such, but for --gpu tensors.", default=False, key="search.repacked"
+    )
+    gpu: Pattern | None = option("Tensors for a GPU: their rows stay plain.", default=None, kind="regex", key="search.gpu")
+    gpu_size: Size | None = option(
+        "A budget of their own for --gpu tensors, within the target.", default=None, kind="size", key="search.gpu_size"
+    )
+    rows: int = option("Rows per tensor that errors come from.", default=64, least=8, key="search.rows")
+    seed: int = option("Picks the rows.", default=0, least=0, key="search.seed")
+    measurements: int | None = option(
+        "Groups of tensors whose sensitivity is measured one by one: each tensor, or roles by bands of layers.",
+        default=None,
+        least=1,
+        shown="128",
+        key="search.measurements",
+    )
+    refine: int | None = option("Rounds of measuring around the result.", default=None, least=0, shown="0", key="search.refine")
 
 
 @request
@@ -120,7 +159,11 @@ class Splits:
     """How the output is cut into files."""
 
     split_max_size: Size | None = option(
-        "Split the output into files of at most this size (50G).", default=None, kind="size", key="quantize.split_max_size"
+        "Split the output into files of at most this size (50G).",
+        default=None,
+        kind="size",
+        key="quantize.split_max_size",
+        one_of="split",
     )
     split_max_tensors: int | None = option("Split after this many tensors.", default=None, least=1)
     tensor_first_split: bool = option(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...request_fields import argument, option, request
 from ..common.arguments import FileType, TypeName
-from .groups import CheckpointOutput, Output, SourceOptions, Splits, Target, Weighting
+from .groups import CheckpointOutput, Output, SourceOptions, Splits, TargetOptions, Weighting
 
 
 @request
@@ -60,7 +60,7 @@ class TensorTypes:
 
 
 @request
-class QuantizeRequest(Rules, Weighting, Target, TensorTypes, SourceOptions, CheckpointOutput, Splits, Output):
+class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOptions, CheckpointOutput, Splits, Output):
     source: str | Path = argument(
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME; fp8 and bf16 are decoded on the fly.",
         kind="source",
@@ -80,7 +80,6 @@ class QuantizeRequest(Rules, Weighting, Target, TensorTypes, SourceOptions, Chec
         "Text to measure the tensors' sensitivity on, for --target-size and its like.",
         default=None,
         kind="file",
-        key="search.text",
         travel="no",
     )
     prune_layers: str | None = option(
@@ -92,7 +91,7 @@ class QuantizeRequest(Rules, Weighting, Target, TensorTypes, SourceOptions, Chec
     ignore_imatrix_rules: bool = option("Allow types that should not be made without an imatrix.", default=False)
     hide_imatrix: bool = option("Do not name the imatrix in the file.", default=False)
     strict: bool = option("Make every warning an error before any work.", default=False)
-    keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
+    keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False, one_of="split")
     only_shards: str | None = option(
         "Write only these files of the split, counted from 1: machines that share nothing divide a job.",
         doc="Numbers of the split's files to write, '1,4,6-9': machines that share nothing divide a job, and each file is as "

@@ -42,8 +42,8 @@ class Validation:
         self.n_predict: int = table.get("n", 64)
         self.mtp: bool = table.get("mtp", False)
         try:
-            replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
-            self.baseline_plan = plan_quantize(source, "baseline.gguf", type=TYPES[self.baseline], nonfinite_counts=replaced)
+            kind = TYPES[self.baseline]
+            self.baseline_plan = plan_quantize(source, "baseline.gguf", type=kind, allow_nonfinite=allow_nonfinite)
         except PlanError as error:
             raise PlanError(f"{self.where} baseline: {error}") from None
 

@@ -82,7 +82,6 @@ class WriteResult(StreamedJson):
     manifest      the file of checksums beside the output, if it was asked for
     verification  samples read back and compared with the source, if it was asked for
     shares        what each worker of a cluster did
-    nonfinite     of a plan only: where making its rows notes (tensor name, weights written as 0)
     """
 
     status: str
@@ -95,7 +94,6 @@ class WriteResult(StreamedJson):
     manifest: Path | None = None
     verification: Verification | None = None
     shares: Sequence[Share] = ()
-    nonfinite: list[tuple[str, int]] | None = field(default=None, repr=False)
 
     def json_fields(self) -> dict[str, Any]:
         """What --json prints: the plan, with `disk` and `predicted` of a plan alone, else with `checksums`, and with `manifest`
@@ -149,7 +147,6 @@ def write_model(
     report: OnProgress,
     *,
     inputs: Sequence[Path] = (),
-    replaced: list[tuple[str, int]] | None = None,
     delete_source_shards: bool = False,
     partial_requant: bool = False,
     timing: bool = False,
@@ -157,7 +154,7 @@ def write_model(
     """Carries out a plan, or with options.dry_run works out what that takes.
 
     label: the stage's name in reports of progress. inputs: what is read beside the source's files, and so never written to.
-    replaced: the list that `plan_quantize` filled, nonfinite_counts. delete_source_shards: see convert/hub/delete_shards.py.
+    delete_source_shards: see convert/hub/delete_shards.py.
     partial_requant: files of the plan that are there already stay as they are. timing: the forecast of a dry run has times.
 
     Raises PlanError for what stands in the way before anything is written, MillError for what fails on the way (`resume` then
@@ -185,7 +182,7 @@ def write_model(
         note(f"note: {text}", detail=True)
     if options.dry_run:
         warn(plan.warnings, detail=True)
-        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads), nonfinite=replaced)
+        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads))
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:
@@ -199,7 +196,7 @@ def write_model(
     if deleter is not None:
         deleter.close()
     if options.cluster is None:
-        result.replaced = count_replaced(replaced or ())
+        result.replaced = count_replaced(plan.replaced or ())
     return _checked(result, plan, source, options, report)
 
 

@@ -50,6 +50,11 @@ class Recipe:
         return self.several or [self]
 
     @property
+    def outtype(self) -> str | None:
+        """[convert] outtype: what no rule takes, as `convert --outtype` has it; None: not given."""
+        return self.stages.get("convert", {}).get("outtype")
+
+    @property
     def rules_text(self) -> str:
         """The text of the rules alone, as written in the recipe."""
         return self.stages["quantize"].get("rules", "") if "quantize" in self.stages else rules_from_shell(self.text)

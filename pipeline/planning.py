@@ -1,0 +1,242 @@
+"""What a request to quantise means once its recipe is read, and its plan: the same for all verbs that plan, and for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..convert import open_source
+from ..convert.hub.fetch import is_repository
+from ..convert.model_card import file_metadata
+from ..convert.outtype import recipe_types
+from ..errors import PlanError, UsageError
+from ..formats import TensorSource, TensorType
+from ..formats.loaders import loader_of
+from ..jobs.plan import Plan
+from ..quantize.importance import Importance
+from ..quantize.planning import plan_quantize
+from ..quantize.prune import drop_layers, parse_layers
+from ..quantize.recipes.rules import Rule, parse_rules
+from ..quantize.recipes.type_selection import ROLES, TypeOverrides
+from ..request_fields import values_of
+from ..version import __version__
+from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refuse_unused
+from .common.encoder_device import encoder_device
+from .recipe_search.options import SearchOptions, Target, parse_target, parse_types, search_options
+from .requests.convert import ConvertRequest
+from .requests.groups import CheckpointOutput, Measuring
+from .requests.quantize import QuantizeRequest, TensorTypes
+from .requests.recipe import GivenRecipe, given_recipe, merged
+from .requests.sources import reading_of
+
+if TYPE_CHECKING:
+    from ..quantize.covariance.source import Covariances
+
+Q = TypeVar("Q", QuantizeRequest, ConvertRequest)
+
+
+class Quantization:
+    """A request to quantise, with everything that its plan is made of, which is opened when it is first asked for.
+
+    given    the recipe, with the rules of arguments
+    request  what was asked, with what the recipe says and what follows from it
+    source, importance, covariances  may be set, where they are open already or not made yet
+    is_written  False: of what is only looked at; a checkpoint needs no tokenizer for that, and the imatrix gets no notes
+    """
+
+    def __init__(
+        self,
+        asked: QuantizeRequest,
+        *,
+        given: GivenRecipe | None = None,
+        source: TensorSource | None = None,
+        is_written: bool = True,
+    ):
+        if asked.include_weights and asked.exclude_weights:
+            raise PlanError("--include-weights and --exclude-weights exclude each other")
+        self.asked, self.given = asked, given or given_recipe(asked.recipe, asked.custom_q)
+        self.overrides, self.is_written = overrides_of(asked), is_written
+        self.request = resolved(merged(asked, self.given))
+        if source is not None:
+            self._opened = source
+
+    # -- what is read
+
+    @cached_property
+    def _opened(self) -> TensorSource:
+        reading = {**reading_of(self.request), "remote": self.request.remote}
+        if not self.is_written:
+            reading["vocab"] = reading["vocab"] and None
+        return open_source(self.request.source, **reading)
+
+    @cached_property
+    def _layers(self) -> tuple[TensorSource, dict[str, str] | None]:
+        """The source without the layers that are left out, and the former names of its tensors."""
+        if self.request.prune_layers is None:
+            return self._opened, None
+        return drop_layers(self._opened, parse_layers(self.request.prune_layers))
+
+    @property
+    def source(self) -> TensorSource:
+        return self._layers[0]
+
+    @cached_property
+    def importance(self) -> Importance | None:
+        from .common.importance import load_importance
+
+        request, former_names = self.request, self._layers[1]
+        if request.imatrix is None:
+            return None
+        include, exclude = request.include_weights, request.exclude_weights
+        loaded = load_importance(
+            Path(request.imatrix), self._opened, include=include, exclude=exclude, quiet=not self.is_written
+        )
+        return loaded.renamed(former_names) if former_names is not None else loaded
+
+    @cached_property
+    def covariances(self) -> Covariances | None:
+        from .common.covariance import load_covariances
+
+        request, former_names = self.request, self._layers[1]
+        if request.covariance is None:
+            return None
+        loaded = load_covariances(Path(request.covariance), self._opened, self.effort)
+        return loaded.renamed(former_names) if former_names is not None else loaded
+
+    @property
+    def effort(self) -> int:
+        return 1 if self.request.effort is None else self.request.effort
+
+    @property
+    def files(self) -> list[Path]:
+        """What is read beside the source's files."""
+        return [Path(path) for path in (self.given.path, self.request.imatrix, self.request.covariance) if path is not None]
+
+    # -- what is searched for
+
+    @cached_property
+    def _measuring(self) -> Measuring:
+        return merged(Measuring(text=self.asked.calibration), self.given)
+
+    @cached_property
+    def target(self) -> Target | None:
+        """What types are searched for, unless they are known."""
+        return parse_target(self.request, self._measuring, f"{self.given.recipe.name}, [search] gpu")
+
+    def search_options(self, threads: int | None) -> SearchOptions:
+        """How types are searched for. Raises RecipeError for a type that there is not."""
+        where = "--types" if self.asked.types is not None else f"{self.given.recipe.name}, [search] types"
+        types, program = parse_types(self.request.types, where, self.request.program), self.request.program
+        return search_options(self._measuring, types, threads=threads, program=program)
+
+    # -- what is made
+
+    @cached_property
+    def types(self) -> tuple[TensorType | str | None, list[Rule]]:
+        """(default type, rules): an argument `type` beats the recipe's."""
+        given = as_file_type(self.asked.type, "TYPE")
+        default, rules = (given, self.given.recipe.rules) if given is not None else recipe_types(self.source, self.given.recipe)
+        return default, [*self.given.custom, *rules]
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The keys that are set."""
+        return metadata_to_set(self.request)
+
+    @cached_property
+    def device(self) -> str | None:
+        return encoder_device(self.request.device)
+
+    @property
+    def has_types(self) -> bool:
+        """Whether anything but rules says what types tensors get."""
+        return self.types[0] is not None or self.overrides != TypeOverrides()
+
+    def plan(self, text: str | None = None, out: str | Path | None = None, **changed: Any) -> Plan:
+        """The plan. text: rules that take the place of the request's; changed: arguments of `plan_quantize`."""
+        request = self.request
+        default, rules = self.types if text is None else (None, parse_rules(text))
+        arguments: dict[str, Any] = {
+            "type": default,
+            "rules": rules,
+            "recipe_text": self.given.text if text is None else text,
+            "overrides": self.overrides,
+            "importance": self.importance,
+            "covariances": self.covariances,
+            "pure": request.pure,
+            "strict": request.strict,
+            "allow_requantize": request.allow_requantize or (self.asked.type is None and self.given.recipe.outtype is not None),
+            "ignore_imatrix_rules": request.ignore_imatrix_rules,
+            "hide_imatrix": request.hide_imatrix,
+            "allow_nonfinite": request.allow_nonfinite,
+            "device": self.device,
+            "override_kv": self.metadata,
+            "split_max_size": as_bytes(request.split_max_size),
+            "split_max_tensors": request.split_max_tensors,
+            "tensor_first_split": request.tensor_first_split,
+            "keep_split": request.keep_split,
+            "variant": f"without layers {parse_layers(request.prune_layers)}" if request.prune_layers is not None else "",
+            "version": __version__,
+            "program": request.program,
+        }
+        return plan_quantize(self.source, out if out is not None else request.out, **(arguments | changed))
+
+
+def plan_of(request: QuantizeRequest) -> Plan:
+    """The plan of a request: what a worker makes again."""
+    return Quantization(request).plan()
+
+
+def resolved(request: Q) -> Q:
+    """The request with what follows from its other fields: the layout that its program reads, and that headers do."""
+    return replace(request, mla_layout=layout_of(request), lora=as_adapters(request.lora), remote=is_remote(request))
+
+
+def layout_of(request: QuantizeRequest | ConvertRequest) -> str | None:
+    """The layout of latent attention: what is asked for, else what the program reads. A GGUF has the one it has."""
+    if request.mla_layout is not None or request.program is None or Path(str(request.source)).suffix == ".gguf":
+        return request.mla_layout
+    return loader_of(request.program).mla_layout
+
+
+def is_remote(request: QuantizeRequest | ConvertRequest) -> bool:
+    """Whether a repository is read as it is needed: a plan alone takes its headers, and every worker what it needs."""
+    return request.remote or ((request.dry_run or request.cluster is not None) and is_repository(request.source))
+
+
+def metadata_to_set(request: CheckpointOutput) -> dict[str, Any]:
+    """The keys of a JSON file, and those that beat them. Raises as `file_metadata`."""
+    from_file = file_metadata(Path(request.metadata)) if request.metadata is not None else {}
+    return {**from_file, **(request.override_kv or {})}
+
+
+def overrides_of(request: TensorTypes) -> TypeOverrides:
+    """The types that options give single tensors and roles. Raises RecipeError for a name that is none."""
+    asked = {
+        name: as_type(value, f"--{name.replace('_', '-')}")
+        for name, value in values_of(request, TensorTypes).items()
+        if not isinstance(value, bool)
+    }
+    roles = {role: kind for role, _ in ROLES if (kind := asked[f"{role}_type"]) is not None}
+    single = asked["token_embedding_type"], asked["output_tensor_type"], asked["ffn_gate_inp_type"]
+    return TypeOverrides(*single, roles, request.leave_output_tensor, asked["extra_output_tensor"])
+
+
+def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool) -> None:
+    """Raises UsageError for an argument that has nothing to act on."""
+    if not has_covariance:
+        refuse_unused({"--effort": asked.effort}, "--covariance")
+    if not has_target:
+        needed = "a target (--target-size, --target-bpw, --max-kld)"
+        refuse_unused({"--types": asked.types, "--calibration": asked.calibration}, needed)
+    if asked.imatrix is None:
+        chosen: dict[str, Sequence[str] | bool] = {"--include-weights": tuple(asked.include_weights)}
+        chosen |= {"--exclude-weights": tuple(asked.exclude_weights), "--hide-imatrix": asked.hide_imatrix}
+        refuse_unused(chosen, "--imatrix")
+    if not asked.dry_run:
+        refuse_unused({"--no-timing": asked.no_timing}, "--dry-run")
+    if asked.leave_output_tensor and asked.output_tensor_type is not None:
+        raise UsageError("--leave-output-tensor copies the tensor that --output-tensor-type would encode: give one of them")
