@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import duration, gib
+from ..pipeline.requests.plan import PlanRequest
 from .command import Verb
 from .display.console import call, table
-from .options import devices, flags
-from .options.settings import CACHE_TYPE, SWITCH, fused_experts, switch
-from .options.types import FILE_TYPE, MEMORIES, MEMORY, SIZE, Listed, Source
+from .options.fields import options_of
+from .options.settings import fused_experts
 
 if TYPE_CHECKING:
     from ..pipeline.cluster.forecast import ClusterForecast
@@ -19,62 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@click.argument("model", type=Source())
-@click.option("--ram", type=MEMORY, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
-@click.option(
-    "--vram",
-    type=MEMORIES,
-    default=(),
-    metavar="SIZE,...",
-    help="Memory of each GPU (24GiB,24GiB). [default: what torch finds]",
-)
-@devices.device
-@click.option(
-    "-c", "--ctx-size", "n_ctx", type=click.IntRange(1, 2**31 - 1), default=32768, show_default=True, help="Context in tokens."
-)
-@click.option("-ub", "--ubatch-size", "ubatch", type=click.IntRange(1), default=512, show_default=True, help="Tokens per pass.")
-@click.option("-ctk", "--cache-type-k", "cache_k", type=CACHE_TYPE, help="Type of cached keys. [default: f16]")
-@click.option("-ctv", "--cache-type-v", "cache_v", type=CACHE_TYPE, help="Type of cached values. [default: f16]")
-@click.option("-mla", "--mla-use", "mla", type=click.IntRange(0, 3), help="Latent attention's mode. [default: 3]")
-@click.option(
-    "-fa",
-    "--flash-attn",
-    "flash",
-    type=SWITCH,
-    is_flag=False,
-    flag_value="on",
-    default="on",
-    show_default=True,
-    callback=switch,
-    help="No scores stored.",
-)
-@click.option("-amb", "--attn-max-batch", metavar="MiB", type=click.IntRange(1), help="Bound of attention's buffer.")
-@devices.rules
+@options_of(PlanRequest)
 @fused_experts
-@click.option("--recipe", metavar="FILE", help="Recipe that the model is to be quantised by. [default: all are tried]")
-@click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes.")
-@flags.mla_layout
-@flags.mtp
-@flags.reading
-@flags.program
-@click.option(
-    "--cluster",
-    type=Listed(int, "a number of machines such as 8"),
-    is_flag=False,
-    flag_value="1,2,4,8,16,32,64",
-    default=(),
-    metavar="[N,...]",
-    help="How long making the model takes on N machines, simulated. [without numbers: 1 to 64]",
-)
-@click.option("--cluster-threads", type=click.IntRange(1), help="Of each of these machines. [default: as this one has]")
-@click.option("--cluster-output", type=click.Choice(("shared", "collect")), help="As of `quantize`. [default: shared]")
-@click.option("--read-rate", type=SIZE, metavar="SIZE", help="Bytes per second that their storage reads for all together.")
-@click.option("--write-rate", type=SIZE, metavar="SIZE", help="Bytes per second that it writes.")
-@click.option("--network-rate", type=SIZE, metavar="SIZE", help="Bytes per second of a machine's network, each way.")
-@click.option("--encode-rate", type=float, help="Weights per second of a thread. [default: measured here for each type]")
 @click.option("--tensors", is_flag=True, help="Show every tensor.")
-@flags.as_json
-def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
+def command(tensors: bool, **options: Any) -> None:
     """What of MODEL (a GGUF or a Hugging Face folder) goes where, and whether it fits: weights, KV cache, compute buffers.
 
     The weights are as --recipe or --type would make them; a GGUF that is quantised already counts as it is. For any other
@@ -90,7 +38,7 @@ def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.plan import plan_memory
 
-    call(plan_memory, model, show=lambda result: _text(result, tensors), as_json=as_json, bars=False, **options)
+    call(plan_memory, show=lambda result: _text(result, tensors), bars=False, **options)
 
 
 def _text(result: MemoryPlan, tensors: bool) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..convert import open_source
-from ..convert.hub.fetch import is_repository
 from ..errors import CheckFailed, PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..jobs.outputs import Outputs
@@ -17,19 +15,22 @@ from ..jobs.streamed_json import StreamedJson
 from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
-from ..quantize.planning import plan_quantize
 from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
-from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
-from ..recipes import find, names
+from ..recipes import names
+from ..request_fields import shared, values_of
 from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Placement, TensorOverride, TensorSize, experts_to_cpu, parse_overrides, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
-from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
+from .common.arguments import as_bytes, as_file_type, refuse_unused
 from .common.losses import warn_of_losses
 from .common.messages import warn
-from .common.programs import layout_for, program_of
+from .planning import Quantization
+from .requests.plan import ForecastOptions, PlanRequest
+from .requests.quantize import QuantizeRequest
+from .requests.sources import reading_of
+from .requests.verb import verb
 
 if TYPE_CHECKING:
     from ..jobs.plan import Plan
@@ -86,65 +87,13 @@ class MemoryPlan(StreamedJson):
         return {**self.chosen.as_json(), **self.chosen.placement.json_fields(), "candidates": candidates, **cluster}
 
 
-def plan_memory(
-    model: str | Path,
-    *,
-    ram: Size | None = None,
-    vram: Size | Sequence[Size] = (),
-    device: str | Sequence[str] | None = None,
-    n_ctx: int = 32768,
-    ubatch: int = 512,
-    cache_k: str | None = None,
-    cache_v: str | None = None,
-    mla: int | None = None,
-    flash: bool = True,
-    attn_max_batch: int | None = None,
-    n_gpu_layers: int | None = None,
-    override_tensor: str | Sequence[str] = (),
-    cpu_moe: bool = False,
-    n_cpu_moe: int | None = None,
-    tensor_split: Sequence[float] | None = None,
-    recipe: str | Path | None = None,
-    type: FileType | None = None,
-    mla_layout: str | None = None,
-    mtp: bool | None = None,
-    architecture: str | None = None,
-    allow_lossy_config: bool = False,
-    program: str | None = None,
-    cluster: int | Sequence[int] = (),
-    cluster_threads: int | None = None,
-    cluster_output: str | None = None,
-    read_rate: Size | None = None,
-    write_rate: Size | None = None,
-    network_rate: Size | None = None,
-    encode_rate: float | None = None,
-) -> MemoryPlan:
+@verb(PlanRequest)
+def plan_memory(request: PlanRequest) -> MemoryPlan:
     """What of a model goes where, and whether it fits: weights, KV cache, compute buffers. Devices are filled as in llama.cpp.
 
     The weights are as `recipe` or `type` would make them; a GGUF that is quantised already counts as it is. For any other model
-    without either, every shipped recipe and every file type is tried, and the largest that fits is chosen.
-
-    model             a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
-    ram, vram         bytes of the machine's memory (None: not limited), and of each GPU (); numbers or texts such as '24GiB'
-    device            devices of torch, as for `load_model`, with the memory that they and the machine have free; None: those
-                      that there are, if `vram` is not given and torch is installed
-    n_ctx, ubatch     tokens of context, and per pass
-    cache_k, cache_v  types of cached keys and values; None: f16
-    mla, flash        mode of latent attention (None: 3), and flash attention, whose scores are never stored
-    attn_max_batch    MiB that attention's buffer has at most; None: no bound
-    n_gpu_layers      layers on the GPUs, the last ones; None: all
-    override_tensor   'REGEX=DEVICE,...', devices CPU, CUDA0, CUDA1, ...; the first match wins
-    cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
-    tensor_split      shares of the GPUs in the layers; None: by their memory
-    recipe, type      how the model is to be quantised
-    mla_layout, mtp, architecture, allow_lossy_config, program  as for `convert_model`; recipes with types that the program
-                      does not know are no candidates
-
-    cluster           numbers of machines, such as (1, 8, 64): how long making the model takes on a cluster of them, simulated
-    cluster_threads   of each machine (None: as many as this one has); cluster_output: as for `quantize_model` (None: 'shared')
-    read_rate, write_rate, network_rate
-                      bytes per second of the storage that machines share, and of each machine's network in one direction
-    encode_rate       weights per second of a thread; None: measured here, for each type
+    without either, every bundled recipe and every file type is tried, and the largest that fits is chosen; recipes with types
+    that `program` does not know are no candidates.
 
     Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have,
     CheckFailed when a device would need more than it has.
@@ -156,41 +105,10 @@ def plan_memory(
         >>> result.fits, len(result.tried) > 20
         (True, True)
     """
-    sizes = (vram,) if isinstance(vram, int | str) else vram
-    if sizes and device is not None:
-        raise UsageError("--vram and --device: give one of both, sizes or devices that are there")
-    capacities: dict[str, int | None] = {CPU: as_bytes(ram), **{f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}}
-    if not sizes:
-        capacities |= {each.name: each.free for each in _present(device)}
-        if device is not None and ram is None:
-            capacities[CPU] = free_bytes()
-    rules = [override_tensor] if isinstance(override_tensor, str) else override_tensor
-    overrides = [rule for text in rules for rule in parse_overrides(text)]
-    overrides += experts_to_cpu(n_cpu_moe) if n_cpu_moe is not None else []
-    overrides += experts_to_cpu() if cpu_moe else []
-    bound = attn_max_batch * MIB if attn_max_batch else None
-    split = tuple(tensor_split) if tensor_split is not None else None
-    use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers, tensor_split=split)
-    mla_layout = layout_for(program, model, mla_layout)
-    source = open_source(
-        model,
-        mla_layout=mla_layout,
-        mtp=mtp,
-        architecture=architecture,
-        allow_lossy_config=allow_lossy_config,
-        remote=is_repository(model),
-    )
-    warn_of_losses(source)
-    planner = _Planner(source, use, overrides, capacities, program)
-    counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
-    if not counts:
-        rates = {"--read-rate": read_rate, "--write-rate": write_rate, "--network-rate": network_rate}
-        rates |= {"--encode-rate": encode_rate}
-        refuse_unused({"--cluster-threads": cluster_threads, "--cluster-output": cluster_output, **rates}, "--cluster")
-    elif min(counts) < 1 or max(counts) > 1000 or (encode_rate is not None and encode_rate <= 0):
-        raise PlanError("--cluster takes numbers of machines from 1 to 1000, such as 1,8,64, and --encode-rate one above 0")
-    if recipe is not None or type is not None or planner.is_quantised:
-        result = MemoryPlan(planner.candidate(recipe, as_file_type(type, "--type")))
+    counts = _machines(request)
+    planner = _Planner(request)
+    if request.recipe is not None or request.type is not None or planner.is_quantised:
+        result = MemoryPlan(planner.candidate(request.recipe, as_file_type(request.type, "--type")))
     else:
         tried = planner.all_candidates()
         fitting = [candidate for candidate in tried if candidate.placement.fits]
@@ -202,12 +120,12 @@ def plan_memory(
         result.cluster = forecast_cluster(
             planner.plan_of(result.chosen),
             counts,
-            threads=cluster_threads,
-            output=cluster_output or "shared",
-            read_rate=as_bytes(read_rate),
-            write_rate=as_bytes(write_rate),
-            network_rate=as_bytes(network_rate),
-            encode_rate=encode_rate,
+            threads=request.cluster_threads,
+            output=request.cluster_output or "shared",
+            read_rate=as_bytes(request.read_rate),
+            write_rate=as_bytes(request.write_rate),
+            network_rate=as_bytes(request.network_rate),
+            encode_rate=request.encode_rate,
         )
     warn(result.chosen.placement.warnings, detail=True)
     if not result.fits:
@@ -215,6 +133,47 @@ def plan_memory(
         advice = "put less on the device that lacks memory, or look for smaller types with `ggufmill search`"
         raise CheckFailed(f"{what}: {advice}", result)
     return result
+
+
+def _machines(request: PlanRequest) -> tuple[int, ...]:
+    """The numbers of machines to forecast for. Raises UsageError for arguments that need some, PlanError for wrong ones."""
+    counts = (request.cluster,) if isinstance(request.cluster, int) else tuple(request.cluster)
+    if not counts:
+        given = values_of(request, ForecastOptions).items()
+        others = {f"--{name.replace('_', '-')}": value for name, value in given if name != "cluster"}
+        refuse_unused(others, "--cluster")
+    elif min(counts) < 1 or max(counts) > 1000 or (request.encode_rate is not None and request.encode_rate <= 0):
+        raise PlanError("--cluster takes numbers of machines from 1 to 1000, such as 1,8,64, and --encode-rate one above 0")
+    return counts
+
+
+def _capacities(request: PlanRequest) -> dict[str, int | None]:
+    """Bytes of each device; None: not limited. Raises UsageError for both sizes and devices."""
+    sizes = (request.vram,) if isinstance(request.vram, int | str) else request.vram
+    if sizes and request.device is not None:
+        raise UsageError("--vram and --device: give one of both, sizes or devices that are there")
+    capacities = {CPU: as_bytes(request.ram), **{f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}}
+    if not sizes:
+        capacities |= {each.name: each.free for each in _present(request.device)}
+        if request.device is not None and request.ram is None:
+            capacities[CPU] = free_bytes()
+    return capacities
+
+
+def _overrides(request: PlanRequest) -> list[TensorOverride]:
+    """Which tensors lie where whatever the layers do."""
+    rules = [request.override_tensor] if isinstance(request.override_tensor, str) else request.override_tensor
+    overrides = [rule for text in rules for rule in parse_overrides(text)]
+    overrides += experts_to_cpu(request.n_cpu_moe) if request.n_cpu_moe is not None else []
+    return overrides + (experts_to_cpu() if request.cpu_moe else [])
+
+
+def _use(request: PlanRequest) -> Use:
+    """How the model is run."""
+    bound = request.attn_max_batch * MIB if request.attn_max_batch else None
+    split = tuple(request.tensor_split) if request.tensor_split is not None else None
+    how = request.n_ctx, request.ubatch, request.cache_k, request.cache_v, request.mla, request.flash
+    return Use(*how, attention_bytes=bound, gpu_layers=request.n_gpu_layers, tensor_split=split)
 
 
 def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
@@ -227,16 +186,24 @@ def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
 class _Planner:
     """Places the weights of one model, quantised in one way or another."""
 
-    def __init__(
-        self,
-        source: TensorSource,
-        use: Use,
-        overrides: Sequence[TensorOverride],
-        capacities: dict[str, int | None],
-        program: str | None = None,
-    ) -> None:
-        self.source, self.use, self.overrides, self.capacities = source, use, overrides, capacities
-        self.program = program
+    def __init__(self, request: PlanRequest) -> None:
+        self.request, self.capacities = request, _capacities(request)
+        self.overrides, self.use = _overrides(request), _use(request)
+        self._sources: dict[str, TensorSource] = {}
+        self.source = self._job(request.recipe, None).source
+        warn_of_losses(self.source)
+
+    def _job(self, recipe: str | Path | None, type: TensorType | str | None) -> Quantization:
+        """The model by that recipe and type, with importance data for every tensor assumed."""
+        fixed = {"out": "out.gguf", "cluster": None, "cluster_output": None, "device": None, "dry_run": True}
+        given = {"recipe": recipe, "type": type, "ignore_imatrix_rules": True, "allow_requantize": True}
+        job = Quantization(shared(self.request, QuantizeRequest, source=self.request.model, **fixed, **given), is_written=False)
+        reading = repr(reading_of(job.request))  # most recipes read the model alike
+        if reading in self._sources:
+            job.source = self._sources[reading]
+        self._sources[reading] = job.source
+        job.importance = AssumedImportance({})
+        return job
 
     @property
     def is_quantised(self) -> bool:
@@ -245,10 +212,9 @@ class _Planner:
 
     def candidate(self, recipe: str | Path | None = None, type: TensorType | str | None = None) -> Candidate:
         """The model by that recipe and type; without either as it is. Raises PlanError."""
-        loaded = _loaded(recipe)
-        default = type or loaded.type
-        plan = self._plan(loaded, default)
-        placement = place(_Weights(plan.outputs), self.source.metadata, self.use, self.overrides, self.capacities)
+        job = self._job(recipe, type)
+        default, plan = job.types[0], job.plan()
+        placement = place(_Weights(plan.outputs), job.source.metadata, self.use, self.overrides, self.capacities)
         name = default.name if isinstance(default, TensorType) else default
         label = str(recipe) if recipe is not None else name if name is not None else "as it is"
         unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
@@ -258,25 +224,11 @@ class _Planner:
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan of making it."""
-        recipe, type = candidate.made_by
-        loaded = _loaded(recipe)
-        return self._plan(loaded, type or loaded.type)
+        return self._job(*candidate.made_by).plan()
 
     def made_again(self, candidate: Candidate) -> Candidate:
         """One of `all_candidates`, with its tensors."""
         return self.candidate(*candidate.made_by)
-
-    def _plan(self, recipe: Recipe, type: TensorType | str | None) -> Plan:
-        return plan_quantize(
-            self.source,
-            "out.gguf",
-            type=type,
-            rules=recipe.rules,
-            importance=AssumedImportance({}),
-            ignore_imatrix_rules=True,
-            allow_requantize=True,
-            program=program_of(recipe, self.program),
-        )
 
     def all_candidates(self) -> list[Candidate]:
         """Every shipped recipe whose rules all match something, and every file type, largest first: none that is larger than
@@ -318,11 +270,7 @@ def _without_tensors(candidate: Candidate) -> Candidate:
     return replace(candidate, outputs=Outputs(), placement=replace(candidate.placement, places={}))
 
 
-def _loaded(recipe: str | Path | None) -> Recipe:
-    return load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
-
-
-class _Weights(Collection[TensorSize]):
+class _Weights(Collection[Weight]):
     """The tensors of a plan as `place` takes them, made as they are read."""
 
     def __init__(self, outputs: Outputs):

@@ -79,7 +79,7 @@ class Quantization:
             return self._opened, None
         return drop_layers(self._opened, parse_layers(self.request.prune_layers))
 
-    @property
+    @cached_property
     def source(self) -> TensorSource:
         return self._layers[0]
 

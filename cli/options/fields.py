@@ -14,7 +14,7 @@ from ...request_fields import Field, fields_of
 from ...runtime.settings import Placement, Settings
 from . import running
 from .flags import Decorator, as_json, together
-from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Override, Source
+from .types import FILE, FILE_TYPE, MEMORIES, MEMORY, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Listed, Override, Source
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -32,6 +32,14 @@ KINDS: dict[str, Any] = {
     "file_type": FILE_TYPE,
     "files": {"type": FILE, "multiple": True},
     "folder": click.Path(file_okay=False, path_type=Path),
+    "machines": {
+        "type": Listed(int, "a number of machines such as 8"),
+        "is_flag": False,
+        "flag_value": "1,2,4,8,16,32,64",
+        "default": (),
+    },
+    "memories": {"type": MEMORIES, "default": ()},
+    "memory": MEMORY,
     "model": MODEL,
     "name": click.STRING,  # of a file, or of something bundled
     "names": click.STRING,  # with commas between
@@ -92,7 +100,8 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
         names, how = _switch(names, field.default, how)
         how |= {"default": None} if may_be_unset else {}
     elif not field.is_required and field.default not in (None, (), {}) and not may_be_unset:
-        how = {"default": field.default, "show_default": not option.shown} | how
+        default = "on" if field.default is True else field.default  # of a kind of its own
+        how = {"default": default, "show_default": not option.shown} | how
     return click.option(*names, field.name, **how)
 
 

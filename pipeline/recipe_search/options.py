@@ -109,7 +109,7 @@ def parse_target(asked: TargetOptions, measuring: Measuring, where: str = "--gpu
 
 def search_options(measuring: Measuring, types: tuple[TensorType, ...], **more: Any) -> SearchOptions:
     """How a request has types searched for. more: further fields."""
-    names = [field.name for field in fields(SearchOptions) if field.name in values_of(measuring)]
+    names = [field.name for field in fields(SearchOptions) if field.name in values_of(measuring, Measuring)]
     given = {name: value for name in names if (value := getattr(measuring, name)) is not None}
     if "text" in given:
         given["text"] = Path(given["text"])

@@ -71,7 +71,7 @@ def said(given: GivenRecipe, field: Field) -> Any:
     if field.option.kind in ("file", "text"):
         path = given.folder / value
         if not path.is_file():
-            problem = "is no file" if path.exists() else "does not exist"
+            problem = "is a folder; give a file" if path.is_dir() else "is no file" if path.exists() else "does not exist"
             raise PlanError(f"{given.recipe.name}, [{stage}] {key}: {path} {problem}")
         return path
     return value

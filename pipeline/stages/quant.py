@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...convert.outtype import recipe_types
-from ...formats import MillError, PlanError, TensorType, open_gguf
+from ...formats import MillError, PlanError, TensorSource, TensorType, open_gguf
 from ...jobs.atomic_write import write_text
 from ...jobs.code_digest import code_digest
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
-from ...quantize.covariance.source import Covariances
 from ...quantize.gguf_source import gguf_source
 from ...quantize.importance import Importance, PendingImportance
-from ...quantize.planning import check_loads, plan_quantize
+from ...quantize.planning import check_loads
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
-from ...version import __version__
-from ..cluster.measuring import SearchWorkers
+from ..cluster.call import ClusterCall, cluster_call
+from ..cluster.measuring import SearchWorkers, search_workers
 from ..common.arguments import refuse_inputs
-from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
-from ..common.programs import program_of
-from ..recipe_search.options import search_options_of, target_of
+from ..common.covariance import load_covariances
+from ..planning import Quantization, plan_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
+from ..requests.quantize import QuantizeRequest
+from ..requests.recipe import GivenRecipe
+from ..writing.carry_out import carry_out
 from ..writing.checks import problem_line, verify_written
-from ..writing.write_model import count_replaced
+from ..writing.write_model import WriteOptions
 from .cache import key_of
-from .files import measuring_on, quantize_call, write_files
 from .repack import check_repack
 
 if TYPE_CHECKING:
@@ -40,20 +40,31 @@ if TYPE_CHECKING:
 
 
 class Quant:
-    """What a run makes by one of its recipe's [quantize] tables, in a folder with names of its own."""
+    """What a run makes by one of its recipe's [quantize] tables, with file names of its own: a request, and its stages."""
 
     def __init__(self, run: Run, recipe: Recipe):
-        self.run, self.recipe, self.source = run, recipe, run.source
+        self.run, self.recipe = run, recipe
         self.folder = replace(run.folder, stem=f"{run.folder.stem}-{recipe.label}") if recipe.label else run.folder
         self.with_imatrix = "imatrix" in recipe.stages
         self.collected = run.collected if self.with_imatrix else None
-        self.covariance = self.collected or covariance_of_recipe(recipe, run.path.parent)
-        self.target = target_of(recipe)
-        self.program = program_of(recipe, run.program)
-        self.search_options = search_options_of(recipe, run.path.parent, threads=run.threads, program=self.program)
+        asked = QuantizeRequest(
+            run.model,
+            self.folder.gguf,
+            imatrix=run.imatrix_path if self.with_imatrix else None,
+            covariance=self.collected,
+            program=run.program,
+            allow_nonfinite=run.allow_nonfinite,
+            cluster=run.cluster,
+            cluster_output=run.cluster_output,
+        )
+        given = GivenRecipe(run.path, recipe, text=recipe.text, rules_text=recipe.rules_text)
+        self.job = Quantization(asked, given=given)
+        self.program, self.target = self.job.request.program, self.job.target
+        self.search_options = self.job.search_options(run.threads)
         # At most, known after `check`: bytes of the quantised model, of the one with interleaved rows beside it, of all files
         # of this quant, and those still to be written.
         self.file_bytes, self.repacked_bytes, self.disk_bytes, self.disk_needed = 0, 0, 0, 0
+        self._planned: Plan | None = None  # by `check`, if it is final
 
     def stage_name(self, stage: str) -> str:
         """What a stage is called in the cache: with the quant's name where there are several."""
@@ -66,38 +77,44 @@ class Quant:
     def _imatrix_key(self) -> str:
         return self.run.imatrix_key if self.with_imatrix else ""
 
+    def _with_data(self, job: Quantization, importance: Importance | None) -> Quantization:
+        """The job with these importance data, and with what is known of covariances where both have yet to be collected."""
+        job.source, job.importance = self.run.source, importance
+        job.__dict__.pop("covariances", None)
+        if self.collected is not None and isinstance(importance, PendingImportance):
+            job.covariances = self.run.expected_covariances(self.collected, job.effort)
+        return job
+
+    def _final(self, importance: Importance | None) -> Quantization:
+        """The job by the recipe, or by the result of its search."""
+        if self.target is None:
+            return self._with_data(self.job, importance)
+        asked = replace(self.job.request, recipe=self.folder.recipe, target_size=None, target_bpw=None, max_kld=None)
+        return self._with_data(Quantization(asked), importance)
+
     # -- search
 
     def _search_job(self, importance: Importance | None, state: Path | None, workers: SearchWorkers | None = None) -> SearchJob:
-        planning = {"split_max_size": self.recipe.split_max_size, "allow_requantize": False, "ignore_imatrix_rules": False}
-        return SearchJob(
-            self.source,
-            importance,
-            self.search_options,
-            covariances=self._covariances(importance),
-            fixed=self.recipe.rules,
-            fixed_text=self.recipe.rules_text,
-            state=state,
-            planning=planning,
-            workers=workers,
-            report=self.run.report,
-        )
+        job = self._with_data(self.job, importance)
+        return SearchJob(job, self.search_options, state=state, workers=workers, report=self.run.report)
 
     @property
     def _search_key(self) -> str:
         options, text = self.search_options, self.run.texts.get("search")
         types = ",".join(type.name for type in options.types)
         measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
-        made_from = (code_digest(), self.source.identity, self.run.reading_text, self._imatrix_key, self.recipe.split_max_size)
+        source, split = self.run.source, self.recipe.split_max_size
+        made_from = (code_digest(), source.identity, self.run.reading_text, self._imatrix_key, split)
         made_from += (*self._covariance_key, self.program)
         return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
 
     @cached_property
     def _covariance_key(self) -> tuple[object, ...]:
         """What of the covariances decides a search: their effort, and the data of a file that is given."""
-        if self.covariance is None or self.collected is not None:  # what is collected is part of the imatrix' key
-            return (effort_of_recipe(self.recipe),) if self.covariance is not None else ()
-        covariances = load_covariances(self.covariance, self.source, effort_of_recipe(self.recipe))
+        path, effort = self.job.request.covariance, self.job.effort
+        if path is None or self.collected is not None:  # what is collected is part of the imatrix' key
+            return (effort,) if path is not None else ()
+        covariances = load_covariances(Path(path), self.run.source, effort)
         return covariances.identity, covariances.effort
 
     @property
@@ -119,7 +136,8 @@ class Quant:
 
         def work() -> dict[str, Any]:
             self.run.forget_measurements(self.measurements)
-            with measuring_on(self, self.run.cluster, importance) as workers:
+            job = self._with_data(self.job, importance)
+            with search_workers(self.run.cluster, job, self.search_options) as workers:
                 result = self._search_job(importance, self.measurements, workers).find(target)
             write_text(self.folder.recipe, result.text)
             text = self.search_options.text.name if self.search_options.text is not None else None
@@ -143,31 +161,8 @@ class Quant:
 
     # -- quantize
 
-    def _covariances(self, importance: Importance | None) -> Covariances | None:
-        path, effort = self.covariance, effort_of_recipe(self.recipe)
-        if path is None:
-            return None
-        if self.collected is not None and isinstance(importance, PendingImportance):
-            return self.run.expected_covariances(path, effort)
-        return load_covariances(path, self.source, effort)
-
-    def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None, split_max_size: int | None) -> Plan:
-        recipe = self.final_recipe
-        default, rules = recipe_types(self.source, recipe)
-        plan = plan_quantize(
-            self.source,
-            self.folder.gguf,
-            type=default,
-            rules=rules,
-            recipe_text=recipe.text,
-            allow_requantize="outtype" in recipe.stages.get("convert", {}),
-            importance=importance,
-            program=self.program,
-            covariances=self._covariances(importance),
-            split_max_size=split_max_size,
-            nonfinite_counts=replaced,
-            version=__version__,
-        )
+    def _plan(self, importance: Importance | None, **changed: Any) -> Plan:
+        plan = self._final(importance).plan(**changed)
         if self.target is not None:
             name_recipe_in_warnings(plan)
         return plan
@@ -181,7 +176,8 @@ class Quant:
         # Else a file that is there belongs to somebody who never ran this recipe here.
         ours = run.fresh or run.cache.was_begun(self.stage_name("quantize"))
         if self.has_rules:
-            plan = self._plan(importance, None, self.recipe.split_max_size)
+            plan = self._plan(importance)
+            self._planned = None if isinstance(importance, PendingImportance) else plan
             types = {o.name: [o.type] for o in plan.outputs}
             disk = plan.file_bytes
         else:
@@ -194,7 +190,7 @@ class Quant:
         self.file_bytes = disk
         if "repack" in self.recipe.stages:  # which makes one file of a split
             whole = len(plan.files) == 1 or not self.has_rules
-            self.repacked_bytes = disk if whole else self._plan(importance, None, None).file_bytes
+            self.repacked_bytes = disk if whole else self._plan(importance, split_max_size=None).file_bytes
         self.disk_bytes = self.file_bytes + self.repacked_bytes
         self.disk_needed = self.disk_bytes - self._bytes_there(plan)
         preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=run.inputs, needed=0)
@@ -213,18 +209,47 @@ class Quant:
 
     def quantize(self) -> Plan:
         """Writes the quantised model, and returns its plan."""
-        run = self.run
-        replaced: list[tuple[str, int]] | None = [] if run.allow_nonfinite else None
-        plan = self._plan(self._importance(), replaced, self.recipe.split_max_size)
+        run, plan = self.run, self._planned or self._plan(self._importance())
 
         def work() -> dict[str, Any]:
-            call = quantize_call(self, run.cluster, run.cluster_output) if run.cluster is not None else None
-            result, elsewhere = write_files(self, plan, "quantize", run.inputs, call)
-            count_replaced([*(replaced or ()), *elsewhere])
-            return {"resumed": result.resumed}
+            call = self._cluster_call() if run.cluster is not None else None
+            return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)
         return plan
+
+    def _cluster_call(self) -> ClusterCall | None:
+        """The call by which workers make the plan: with a file of the recipe of this quant alone."""
+        path = self.folder.recipe if self.target is not None else self.run.path
+        if self.recipe.label and self.target is None:
+            path = self.folder.path / f"{self.folder.stem}.toml"
+            write_text(path, self.recipe.text)
+        request = replace(
+            self._final(None).request, recipe=path, effort=self.job.effort if self.job.request.covariance else None
+        )
+        return cluster_call(plan_of, request)
+
+    def _write(
+        self, plan: Plan, label: str, source: TensorSource, inputs: Sequence[Path], call: ClusterCall | None = None
+    ) -> int:
+        """Writes the files of a plan, continuing from a journal of this very plan; one of an earlier recipe in this folder is
+        replaced. Returns the number of tensors that were there."""
+        run, journal = self.run, journal_path(plan)
+        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not run.fresh else b""
+        resume = plan.fingerprint.encode() in first_line
+        for stage in ("verify", "checksums"):
+            run.cache.forget(self.stage_name(stage))
+        options = WriteOptions(resume=resume, force=not resume, threads=run.threads, cluster=call)
+        there = [path for path in inputs if path.exists()]
+        try:
+            return carry_out(plan, label, source, options, run.report, inputs=there).job.resumed
+        except MillError as error:
+            cause = error.__cause__
+            if isinstance(cause, MillError):  # of one tensor; the finished ones stay
+                raise MillError(f"{cause}; {run.how_to_continue}") from error
+            if isinstance(cause, OSError):
+                raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {run.how_to_continue}") from error
+            raise
 
     # -- repack
 
@@ -241,7 +266,7 @@ class Quant:
             self.stage_name("repack"),
             key,
             [f.path for f in plan.files],
-            lambda: {"resumed": write_files(self, plan, "repack", opened.paths)[0].resumed},
+            lambda: {"resumed": self._write(plan, "repack", gguf_source(opened), opened.paths)},
         )
         return plan
 
@@ -252,7 +277,7 @@ class Quant:
         report = self.run.report
 
         def work() -> dict[str, Any]:
-            checks = verify_written(quantized, self.source, report).tensors
+            checks = verify_written(quantized, self.run.source, report).tensors
             if final is not quantized:
                 repacked_from = gguf_source(quantized.files[0].path)
                 checks = [*checks, *verify_written(final, repacked_from, report).tensors]

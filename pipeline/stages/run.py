@@ -25,11 +25,10 @@ from ...runtime import Model, load_model
 from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
 from ..common.messages import gib
-from ..common.programs import layout_for, program_of
 from ..common.progress import OnProgress
+from ..requests.sources import reading_of
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
-from .files import reading_of
 from .folder import RunFolder
 from .quant import Quant
 from .text import StageText, read_stage_text
@@ -68,18 +67,19 @@ class Run:
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.model = self._model_name(stages["source"])
-        self.mla_layout = self._mla_layout(stages["source"]["model"])
-        self.reading = reading_of(recipe, self.path.parent, self.model, self.mla_layout, cluster)
+        if recipe.several:
+            folder = self.folder = replace(folder, stem=self._name_of_files())
+        self.collected = imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
+        self.quants = [Quant(self, one) for one in recipe.each]
+        request = self.quants[0].job.request
+        self.mla_layout = self._mla_layout()
+        self.reading = {**reading_of(request), "remote": request.remote}
         self.source = open_source(self.model, **self.reading)
         # what decides the model beside its files
         mtp = self.reading["mtp"]
         self.reading_text = self.mla_layout if mtp is None else f"{self.mla_layout}, draft layers: {mtp}"
         self.nextn: bool = stages.get("imatrix", {}).get("nextn", False)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
-        if recipe.several:
-            folder = self.folder = replace(folder, stem=self._name_of_files())
-        self.collected = imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
-        self.quants = [Quant(self, one) for one in recipe.each]
         begun = [quant.stage_name("quantize") for quant in self.quants]
         self.cache = StageCache(folder.state, begun if fresh else None, report)
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
@@ -94,10 +94,9 @@ class Run:
             raise PlanError(f"{self.recipe.name}: [source] revision is for a model = 'hf:OWNER/NAME'; {name} is a path")
         return self._existing(name)
 
-    def _mla_layout(self, model: str) -> str | None:
+    def _mla_layout(self) -> str | None:
         """That of [convert], else what the programs read that [quantize] names."""
-        given = self.recipe.stages.get("convert", {}).get("mla_layout")
-        layouts = {layout_for(program_of(one, self.program), model, given) for one in self.recipe.each}
+        layouts = {quant.job.request.mla_layout for quant in self.quants}
         if len(layouts) > 1:
             raise PlanError(
                 f"{self.recipe.name}: the tables [[quantize]] are for programs with different layouts of latent attention; "
@@ -107,7 +106,7 @@ class Run:
 
     def _name_of_files(self) -> str:
         """What files of a recipe of several begin with: the model's name, without what says how it was stored."""
-        name = Path(str(self.model).partition("@")[0] if is_repository(self.model) else self.source.path).resolve().name
+        name = Path(str(self.model).partition("@")[0] if is_repository(self.model) else self.model).resolve().name
         return re.sub(r"(-0+1-of-\d+)?\.gguf$", "", name).removesuffix("-bf16").removesuffix("-f16").removesuffix("-f32")
 
     def _existing(self, name: str) -> Path:
@@ -129,7 +128,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
-        given += [q.covariance for q in self.quants if q.covariance is not None and q.collected is None]
+        given += [Path(path) for q in self.quants if (path := q.job.request.covariance) is not None and q.collected is None]
         return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
 
     @property
@@ -146,7 +145,7 @@ class Run:
         table = self.recipe.stages.get("imatrix", {})
         if "file" in table:
             return self._existing(table["file"])
-        return self.folder.imatrix if "imatrix" in self.texts else None
+        return self.folder.imatrix if "text" in table else None
 
     @cached_property
     def imatrix(self) -> Imatrix | None:

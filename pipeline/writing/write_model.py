@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckFailed, PlanError, UsageError
 from ...formats import TensorSource, TensorType, open_gguf
 from ...formats.deleted_shards import record_path
-from ...jobs.execute import execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
@@ -23,16 +20,17 @@ from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
 from ..common.losses import warn_of_losses
 from ..common.messages import note, warn
-from ..common.progress import OnProgress, Stage
+from ..common.progress import OnProgress
 from ..requests.groups import Output
-from .checks import problem_line, verify_written, watch_inputs, write_manifest
+from .carry_out import carry_out
+from .checks import problem_line, verify_written, write_manifest
 from .forecast import Forecast, forecast
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
     from ...convert.lora import AdapterFile
     from ...quantize.verify import Verification
-    from ..cluster.writing import ClusterCall, ClusterWriter, Share
+    from ..cluster.writing import ClusterCall, Share
 
 
 @dataclass(frozen=True)
@@ -195,8 +193,6 @@ def write_model(
     result = _write(plan, label, source, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()
-    if options.cluster is None:
-        result.replaced = count_replaced(plan.replaced or ())
     return _checked(result, plan, source, options, report)
 
 
@@ -226,36 +222,16 @@ def _write(
     warn(plan.warnings, detail=True)
     warn(thread_notes(options.threads or 1, available_cpus()), detail=True)
     try:
-        with _cluster_writer(options.cluster, plan, source) as writer:
-            result = execute(
-                plan,
-                threads=options.threads,
-                resume=options.resume,
-                force=options.force,
-                progress=Stage(report, label, plan.total_bytes).advance,
-                existing=existing,
-                on_finished=deleter,
-                verify_inputs=watch_inputs(inputs) if deleter is None else None,
-                write=writer,
-            )
+        result, replaced, shares = carry_out(
+            plan, label, source, options, report, inputs=inputs, existing=existing, deleter=deleter
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was finished is kept, --resume continues it") from None
     if result.resumed:
         note(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job")
-    written = WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
-    if writer is not None:
-        written.shares = writer.sorted_shares()
-        written.replaced = count_replaced(writer.replaced)
-    return written
-
-
-def _cluster_writer(call: ClusterCall | None, plan: Plan, source: TensorSource) -> AbstractContextManager[ClusterWriter | None]:
-    """What writes a plan in place of this process; None if this one does."""
-    if call is None:
-        return nullcontext()
-    from ..cluster.writing import cluster_writer
-
-    return cluster_writer(call, plan, source)
+    made = WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
+    made.replaced, made.shares = replaced, shares
+    return made
 
 
 def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:
@@ -268,12 +244,3 @@ def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: Wri
         if problem:
             raise CheckFailed(problem, result)
     return result
-
-
-def count_replaced(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Tensor name -> weights that were written as 0, with a warning for each; `replaced` has an item for each chunk of rows."""
-    counts: Counter[str] = Counter()
-    for name, count in replaced:
-        counts[name] += count
-    warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])
-    return dict(sorted(counts.items()))

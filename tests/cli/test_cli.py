@@ -286,7 +286,7 @@ def interrupted_by(number):
 def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, python_handlers, number):
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))
+        patch.setattr("ggufmill.pipeline.writing.carry_out.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
     assert code == 128 + number
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume continues it"

@@ -142,7 +142,7 @@ def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, mon
 
     for options, offer in (((), "the same command"), (("--force",), "the same command without --force")):
         with monkeypatch.context() as patch:
-            patch.setattr("ggufmill.pipeline.stages.files.execute", interrupted)
+            patch.setattr("ggufmill.pipeline.writing.carry_out.execute", interrupted)
             code, _, err = run(capsys, short(), "-o", tmp_path / "out", *options)
         assert code == 128 + signal.SIGTERM
         assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} continues it"
@@ -158,7 +158,7 @@ def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):
         raise MillError("the end")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.pipeline.stages.files.execute", second)
+        patch.setattr("ggufmill.pipeline.writing.carry_out.execute", second)
         assert run(capsys, short(), "-o", out)[0] == 1
     code, _, err = seen[0]
     assert code == 1

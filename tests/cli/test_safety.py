@@ -20,7 +20,7 @@ from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.safetensors import open_safetensors
 from ggufmill.imatrix.entries import Imatrix
 from ggufmill.jobs.execute import execute
-from ggufmill.pipeline.writing import write_model as writing
+from ggufmill.pipeline.writing import carry_out as writing
 from ggufmill.quantize import verify as verifying
 from ggufmill.recipes import FOLDER
 

@@ -1,0 +1,42 @@
+"""What `search` can be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...request_fields import argument, option, request
+from ...runtime.settings import Placement
+from ..common.progress import OnProgress
+from .groups import Measuring, SourceOptions, TargetOptions, Weighting
+
+
+@request
+class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placement):
+    model: str | Path = argument("A GGUF file, a checkpoint's folder or hf:OWNER/NAME.", kind="source", kw_only=False)
+    out: str | Path = argument("The recipe to write.", kind="out_file", kw_only=False)
+    strict: bool = option("Refuse a tensor whose errors --covariance cannot weight.", default=False)
+    rules: str | Path | None = option(
+        "A recipe whose rules stay as they are; types are chosen for the other tensors.",
+        default=None,
+        kind="name",
+        metavar="FILE",
+    )
+    state: str | Path | None = option(
+        "Keep what is measured in this file, which several recipes of a model may share.",
+        default=None,
+        kind="out_file",
+        shown="OUT.state.json",
+    )
+    threads: int | None = option("Worker threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    cluster: str | None = option(
+        "Share the measuring out to dask workers, with the same results: tcp://HOST:PORT, a scheduler file, or local:N.",
+        default=None,
+        metavar="ADDRESS",
+    )
+    force: bool = option("Replace an existing output.", default=False)
+    command: str = option("What is said of the call in the recipe's header.", default="", in_cli=False)
+    progress: OnProgress | bool | None = option(
+        "Called with reports of 'errors of types' in tensors, 'sensitivity' and 'refining' in groups.",
+        default=None,
+        in_cli=False,
+    )

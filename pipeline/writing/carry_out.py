@@ -1,0 +1,73 @@
+"""Writing the files of a plan, by this process or by the workers of a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...formats import TensorSource
+from ...jobs.execute import JobResult, execute
+from ...jobs.plan import Plan
+from ..common.messages import warn
+from ..common.progress import OnProgress, Stage
+from .checks import watch_inputs
+
+if TYPE_CHECKING:
+    from ...convert.hub.delete_shards import ShardDeleter
+    from ..cluster.writing import Share
+    from .write_model import WriteOptions
+
+
+class Carried(NamedTuple):
+    """What was written. replaced: tensor name -> weights that were not finite and are written as 0; shares: of each worker."""
+
+    job: JobResult
+    replaced: dict[str, int]
+    shares: Sequence[Share] = ()
+
+
+def carry_out(
+    plan: Plan,
+    label: str,
+    source: TensorSource,
+    options: WriteOptions,
+    report: OnProgress,
+    *,
+    inputs: Sequence[Path],
+    existing: Collection[int] = (),
+    deleter: ShardDeleter | None = None,
+) -> Carried:
+    """Executes a plan. label: the stage's name in reports; inputs: files that must not change meanwhile; existing, deleter: see
+    `execute`. What is replaced is a warning for each tensor. Raises as `execute`."""
+    writing = nullcontext()
+    if options.cluster is not None:
+        from ..cluster.writing import cluster_writer
+
+        writing = cluster_writer(options.cluster, plan, source)
+    with writing as writer:
+        result = execute(
+            plan,
+            threads=options.threads,
+            resume=options.resume,
+            force=options.force,
+            progress=Stage(report, label, plan.total_bytes).advance,
+            existing=existing,
+            on_finished=deleter,
+            verify_inputs=watch_inputs(inputs) if deleter is None else None,
+            write=writer,
+        )
+    if writer is None:
+        return Carried(result, _counted(plan.replaced or ()))
+    return Carried(result, _counted(writer.replaced), writer.sorted_shares())
+
+
+def _counted(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Tensor name -> weights that were written as 0, with a warning for each; `replaced` has an item for each chunk of rows."""
+    counts: Counter[str] = Counter()
+    for name, count in replaced:
+        counts[name] += count
+    warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])
+    return dict(sorted(counts.items()))
