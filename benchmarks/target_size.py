@@ -22,9 +22,11 @@ from ggufmill.convert import open_source
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.jobs.plan import Plan
+from ggufmill.pipeline.planning import Quantization
 from ggufmill.pipeline.recipe_search.options import SearchOptions, Target, parse_types
 from ggufmill.pipeline.recipe_search.search_job import SearchJob
 from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
+from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.quantize import can_encode
 from ggufmill.quantize.gguf_source import simulate_quantization
 from ggufmill.quantize.importance import Importance
@@ -81,7 +83,10 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
         "with text": SearchOptions(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
         "without text": SearchOptions(parse_types(None)),
     }
-    searches = {label: SearchJob(source, importance, options) for label, options in jobs.items()}
+    request = QuantizeRequest(source.path, "out.gguf", ignore_imatrix_rules=True, allow_requantize=True)
+    quantization = Quantization(request, source=source)
+    quantization.importance = importance
+    searches = {label: SearchJob(quantization, options) for label, options in jobs.items()}
     points, rows = [], []
     for target_bits in TARGET_BITS:
         aim = min(mixes, key=lambda m: abs(m["bits"] - target_bits))

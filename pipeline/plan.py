@@ -270,7 +270,7 @@ def _without_tensors(candidate: Candidate) -> Candidate:
     return replace(candidate, outputs=Outputs(), placement=replace(candidate.placement, places={}))
 
 
-class _Weights(Collection[Weight]):
+class _Weights(Collection[TensorSize]):
     """The tensors of a plan as `place` takes them, made as they are read."""
 
     def __init__(self, outputs: Outputs):

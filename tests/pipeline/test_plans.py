@@ -117,13 +117,7 @@ def _same(planned, explained, expected):
 def test_every_verb_plans_a_bundled_recipe_alike(name, imatrix):
     """Types and sizes, offsets and the files, of the demo (most of whose tensors such a recipe may not know)."""
     given = {"recipe": name, "imatrix": imatrix, "allow_requantize": True, "ignore_imatrix_rules": True}
-    try:
-        expected = ggufmill.quantize_model(FOLDER / "demo", "out.gguf", dry_run=True, no_timing=True, **given).plan
-    except MillError as error:
-        with pytest.raises(MillError) as other:
-            ggufmill.explain_recipe(FOLDER / "demo", recipe=name, imatrix=imatrix)
-        assert str(other.value) == str(error)
-        return
+    expected = ggufmill.quantize_model(FOLDER / "demo", "out.gguf", dry_run=True, no_timing=True, **given).plan
     explained = ggufmill.explain_recipe(FOLDER / "demo", recipe=name, imatrix=imatrix).plan
     _same(ggufmill.plan_memory(FOLDER / "demo", recipe=name), explained, expected)
 

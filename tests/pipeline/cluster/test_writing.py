@@ -20,6 +20,8 @@ from ggufmill.pipeline.cluster.call import ClusterCall
 from ggufmill.pipeline.cluster.measuring import SearchWorkers
 from ggufmill.pipeline.cluster.ordered_map import run_on_each
 from ggufmill.pipeline.cluster.writing import cluster_writer
+from ggufmill.pipeline.convert import plan_convert
+from ggufmill.pipeline.requests.convert import ConvertRequest
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
@@ -169,11 +171,11 @@ def test_run_of_a_repository(tmp_path, far):
 def test_worker_that_makes_another_plan(cluster, tmp_path):
     plan = ggufmill.convert_model(DEMO, tmp_path / "q.gguf", outtype="f32", dry_run=True).plan
     opened = open_source(DEMO)
-    arguments = {"source": str(DEMO), "out": str(tmp_path / "q.gguf")}
+    request = ConvertRequest(str(DEMO), str(tmp_path / "q.gguf"))
     line = r"^worker [ab] at 127\.0\.0\.1: the plan made there is another"
     with (
         pytest.raises(PlanError, match=line),
-        cluster_writer(ClusterCall(cluster, "shared", "convert_model", arguments), plan, opened),
+        cluster_writer(ClusterCall(cluster, "shared", plan_convert, request), plan, opened),
     ):
         pass
 
