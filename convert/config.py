@@ -70,7 +70,7 @@ class Config:
     def count(self, key: str, default: int | None = None, *, minimum: int = 1, layers: int | None = None) -> int:
         """As `integer`, for things with at least one stored tensor each (per layer, if `layers` is given).
 
-        A number above that of the stored tensors is refused, so that a damaged file does not cost memory.
+        Raises FormatError for a number above that of the stored tensors, so that a damaged file does not cost memory.
         """
         value = self.integer(key, default, minimum=minimum)
         if value * (1 if layers is None else layers) > self.n_stored:

@@ -129,7 +129,7 @@ def llama3_factors(config: Config, rope: RopeConfig, rotary_dim: int) -> np.ndar
 
     Llama 3.1's rule: wavelengths above original / low_freq_factor are multiplied by `factor`, those below original /
     high_freq_factor are unchanged, and between them the change is linear in original / wavelength. Where both factors are
-    equal (Llama 4 Scout), there is nothing between them: a step.
+    equal (Llama 4 Scout), there is nothing between them: a step. Raises FormatError for a low factor above the high one.
     """
     low, high = (
         rope.settings.number(f"{name}_freq_factor", default, positive=True) for name, default in (("low", 1.0), ("high", 4.0))

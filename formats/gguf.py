@@ -101,6 +101,7 @@ class GGUFShard:
     was_read: bool = False
 
     def header(self) -> bytes:
+        """The bytes before the first tensor's. Raises FormatError if they cannot be read."""
         return read_range(self.path, 0, self.header_bytes).tobytes()
 
     def close(self) -> None:

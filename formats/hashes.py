@@ -40,6 +40,7 @@ class Hash:
 
     @property
     def name(self) -> str:
+        """FILE, or FILE:TENSOR."""
         return f"{self.file}:{self.tensor}" if self.tensor else self.file
 
     def line(self) -> str:
@@ -56,6 +57,7 @@ class Hashes(LazySequence[Hash]):
         self._digests = bytearray()
 
     def append(self, entry: Hash) -> None:
+        """Adds a hash at the end."""
         kind = entry.algorithm, entry.file
         if kind not in self._names:
             self._names.append(kind)

@@ -70,10 +70,12 @@ class LocalShard:
         self._map: np.ndarray | None = None
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """A copy of bytes of the file: uint8 [nbytes]. Raises FormatError if it ends before them."""
         self.was_read = True
         return read_range(self.path, offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes of the mapped file, read as they are accessed: read-only uint8 [nbytes]. Raises FormatError as `read`."""
         if nbytes <= _SMALL:
             words = self.read(offset, nbytes)
             words.flags.writeable = False
@@ -89,6 +91,7 @@ class LocalShard:
         return self._map[offset : offset + nbytes]
 
     def header(self) -> bytes:
+        """The JSON of the header. Raises FormatError if it cannot be read."""
         length = int.from_bytes(read_range(self.path, 0, 8).tobytes(), "little")
         return read_range(self.path, 8, length).tobytes()
 
@@ -104,6 +107,7 @@ class DeletedShard:
         self.path = path
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Raises FormatError, which says how the job that deleted the shard is resumed."""
         raise deleted_error(self.path)
 
     view = read
@@ -140,6 +144,7 @@ class StoredTensor:
 
     @property
     def source_type(self) -> str:
+        """How values are stored, in the names of `SourceTensor`: 'bf16', 'f8_e4m3', ..."""
         return DTYPES[self.dtype][1]
 
 

@@ -90,10 +90,12 @@ class SourceTensor:
 
     @property
     def n_rows(self) -> int:
+        """Rows of all matrices."""
         return prod(self.shape[1:])
 
     @property
     def n_elements(self) -> int:
+        """Elements of all rows."""
         return prod(self.shape)
 
 

@@ -38,6 +38,7 @@ class TensorInfo:
 
     @property
     def n_rows(self) -> int:
+        """Rows of all matrices."""
         return prod(self.shape[1:])
 
     @property

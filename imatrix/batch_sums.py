@@ -69,7 +69,7 @@ class BatchSums:
         self._add(weight, entry.sums, x.__array_interface__["data"][0], offsets, head_step)
 
     def add_head_squares(self, weight: Weight, squares: np.ndarray, n: int) -> None:
-        """Adds each head's sums over n tokens, float64 [heads, columns]."""
+        """Adds each head's sums over n tokens, float64 [heads, columns]. Raises NotFiniteError for NaN or infinity."""
         if not (squares <= LARGEST).all():
             raise NotFiniteError(weight.name)
         entry = self._entry(weight, ())
@@ -87,7 +87,10 @@ class BatchSums:
         rows: np.ndarray | None,
         source: tuple = (),
     ) -> None:
-        """Adds runs of rows of x, float32 [any, columns], or of x[rows], each to another matrix (see `Observer`)."""
+        """Adds runs of rows of x, float32 [any, columns], or of x[rows], each to another matrix (see `Observer`).
+
+        Raises NotFiniteError for NaN or infinity.
+        """
         entry, workers = self._leading(weight, source), self._workers
         if entry is None:
             return

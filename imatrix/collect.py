@@ -127,9 +127,11 @@ class Collector(Observer):
         self._batch.add_runs(weight, x, matrices, starts, counts, rows, source)
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
+        """As `Observer`: x is float32 [tokens, heads, columns]."""
         self._batch.add_heads(weight, x)
 
     def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
+        """As `Observer`: sums of squares over n tokens, float64 [heads, columns]."""
         self._batch.add_head_squares(weight, squares, n)
 
     def end_batch(self) -> None:

@@ -23,8 +23,8 @@ class NotFiniteError(MillError):
 def score(
     model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics, on_hidden: OnHidden | None = None
 ) -> Iterator[None]:
-    """As `score_windows`, or without scores where the model predicts no tokens; for NaN or infinity in an observed input, the
-    error names the first tensor that made one, and the window. first: the number of the first window, counted from 0."""
+    """As `score_windows`, or without scores where the model predicts no tokens. Raises MillError for NaN or infinity in an
+    observed input: it names the first tensor that made one, and the window. first: number of the first window, from 0."""
     if not model.has_head:
         start = seconds_without_compilation()
         run(model, windows, first)
@@ -40,7 +40,7 @@ def score(
 
 
 def run(model: Model, windows: np.ndarray, first: int) -> None:
-    """As `score`, without predictions."""
+    """Runs windows for their observers alone: int [windows, n_ctx]. Raises MillError as `score`."""
     try:
         model.hidden_of_windows(windows)
     except NotFiniteError as error:

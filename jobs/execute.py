@@ -80,6 +80,7 @@ class OpenFiles:
         return Sink(output.name, self.fds[location.file], location.offset, output.nbytes)
 
     def close(self) -> None:
+        """Closes the files; what was written stays in them."""
         for fd in self.fds.values():
             os.close(fd)
         self.fds.clear()
@@ -246,7 +247,7 @@ def write_by_threads(
 ) -> None:
     """Keeps a few chunks per thread in flight, and records each tensor when its last byte is written.
 
-    After an error no new chunk is started, but those in flight are finished and recorded.
+    After an error no new chunk is started, but those in flight are finished and recorded; then the first error is raised.
     """
 
     def make_chunk(number: int, sink: Sink, output: Output, start: int, stop: int) -> None:

@@ -29,10 +29,12 @@ class OutputKind(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the encoded tensor."""
         return self.type.nbytes(self.shape)
 
     @property
     def n_elements(self) -> int:
+        """Weights of the tensor."""
         return prod(self.shape)
 
 
@@ -62,10 +64,12 @@ class Output:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the encoded tensor."""
         return self.type.nbytes(self.shape)
 
     @property
     def n_elements(self) -> int:
+        """Weights of the tensor."""
         return prod(self.shape)
 
 

@@ -64,7 +64,7 @@ def sequence_length(hparams: HParams, n_ctx: int) -> int:
 
 
 def of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
-    """A number that is the same for all layers, or a list of one per layer."""
+    """A number that is the same for all layers, or one of a list with one for each. Raises PlanError if it is missing."""
     value = hparams.metadata.get(f"{hparams.architecture}.{key}", default)
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
         value = value[min(layer, len(value) - 1)]

@@ -59,7 +59,7 @@ class HParams:
         return value
 
     def of_layer(self, key: str, layer: int, default: int = _REQUIRED, minimum: int = 1) -> int:
-        """As `size`, for a number that is the same in all layers, or one of a list with one for each."""
+        """As `size`, for a number that is the same in all layers, or one of a list with one for each. Raises FormatError."""
         value = self._get(key, default)
         if np.ndim(value) == 0:
             return self.size(key, default, minimum)
@@ -99,7 +99,7 @@ class HParams:
         return number
 
     def float_of_layer(self, key: str, layer: int, default: float = _REQUIRED) -> float:
-        """As `float`, for a number that is the same in all layers, or one of a list with one for each."""
+        """As `float`, for a number that is the same in all layers, or one of a list with one for each. Raises FormatError."""
         value = self._get(key, default)
         if np.ndim(value) == 0:
             return self.float(key, default)
@@ -109,7 +109,7 @@ class HParams:
         return number
 
     def positive(self, key: str, default: float = _REQUIRED) -> float:
-        """As `float`, for a number above 0."""
+        """As `float`, for a number above 0. Raises FormatError for another one."""
         value = self.float(key, default)
         if value <= 0:
             raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {value}; it has to be above 0")
@@ -123,7 +123,10 @@ class HParams:
         return bool(value)
 
     def flags(self, key: str, n: int) -> list[bool] | None:
-        """n truth values, from a list of them or from a period (all but every period-th are true); None without the key."""
+        """n truth values, from a list of them or from a period (all but every period-th are true); None without the key.
+
+        Raises FormatError for a list of fewer.
+        """
         value = self._get(key, None)
         if value is None:
             return None

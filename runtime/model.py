@@ -228,7 +228,10 @@ class Model:
         return self.executable.new_cache(limit)
 
     def session(self, n_ctx: int | None = None) -> Session:
-        """A sequence to generate from, of at most n_ctx tokens (the model's own length if None)."""
+        """A sequence to generate from, of at most n_ctx tokens (the model's own length if None).
+
+        Raises PlanError for another n_ctx than a positive one, and for a model that only makes embeddings.
+        """
         if n_ctx is not None and n_ctx < 1:
             raise PlanError(f"n_ctx has to be positive, not {n_ctx}")
         if not self.has_head:

@@ -187,7 +187,10 @@ class DecoderSpec:
         return {f"{self.architecture}.attention.sliding_window_pattern": np.array(is_local, bool)}
 
     def local_layers(self, default: Callable[[int], bool]) -> list[bool]:
-        """For each layer whether its attention is local: from config.json's layer_types, else default(layer number)."""
+        """For each layer whether its attention is local: from config.json's layer_types, else default(layer number).
+
+        Raises FormatError for other types of layers.
+        """
         types = self.config.get("layer_types")
         if types is None:
             return [default(i) for i in range(self.n_layers)]
@@ -274,7 +277,7 @@ class DecoderSpec:
 
         n_key, used_key: keys of config.json for the number of experts and of those used per token; rows: of an expert's gate
         and up, if it is to be written; layers: how many layers have experts stored one by one, by default all (0: they are
-        stored in stacks), which bounds a number that can be right.
+        stored in stacks), which bounds a number that can be right. Raises FormatError for numbers that cannot be.
         """
         experts = self.config.count(n_key, layers=self.n_layers if layers is None else layers)
         used = self.config.integer(used_key)

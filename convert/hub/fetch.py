@@ -155,7 +155,7 @@ class Hub:
         return hf_hub_url(self.repo, name, revision=commit, endpoint=self.endpoint)
 
     def list(self, revision: str | None) -> tuple[str, dict[str, _File]]:
-        """(commit of a revision, its files by name)."""
+        """(commit of a revision, its files by name). Raises FormatError if the hub names no commit."""
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.endpoint, token=self.token or False)

@@ -143,7 +143,7 @@ class IntegerWeight(DecodedWeight):
         return np.ascontiguousarray(zeros.T).astype(np.float32)
 
     def read_run(self, start: int, stop: int) -> np.ndarray:
-        """float32 [stop - start, columns], exact for scales of 16 bits."""
+        """float32 [stop - start, columns], exact for scales of 16 bits. Raises FormatError for groups that do not exist."""
         scale = np.ascontiguousarray(to_float32(self._rows_of(self._scales, start, stop), self._scales.dtype))
         zero = self._zero_points(start, stop)
         codes = self._matrix.rows(start, stop).view(np.uint8).reshape(stop - start, -1)

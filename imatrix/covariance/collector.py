@@ -34,6 +34,7 @@ class CovarianceCollector(Observer):
         self._places = {op: (one.name, i * one.matrices) for one in inputs for i, op in enumerate(one.ops)}
 
     def wants_input(self, op: Op) -> bool:
+        """Whether a covariance of the op's input is collected."""
         return op.out.index in self._places
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:

@@ -61,14 +61,17 @@ class StoredInput:
 
     @property
     def name(self) -> str:
+        """That of the first of the tensors that share the input."""
         return self.tensors[0]
 
     @property
     def matrices(self) -> int:
+        """Covariances of the input: one, or one per expert or head."""
         return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
+        """Bytes in the file."""
         return self.triangle.nbytes + self.mean_squares.nbytes + self.tokens.nbytes + self.checksums.nbytes
 
 

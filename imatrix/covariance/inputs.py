@@ -38,6 +38,7 @@ class Input:
 
     @property
     def name(self) -> str:
+        """That of the first of the tensors that share the input."""
         return self.tensors[0]
 
     @property

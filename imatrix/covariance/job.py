@@ -85,6 +85,7 @@ class CovarianceJob:
 
     @property
     def is_last(self) -> bool:
+        """Whether no pass over the text follows."""
         return self.number == len(self.passes) - 1
 
     @property

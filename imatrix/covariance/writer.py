@@ -32,6 +32,7 @@ class PlannedInput:
 
     @property
     def name(self) -> str:
+        """That of the first of the tensors that share the input."""
         return self.tensors[0]
 
 
@@ -66,7 +67,7 @@ class CovarianceWriter:
             raise PlanError(f"{self.path} takes {self.nbytes:,} bytes{state}, and {folder} has {missing:,} bytes too few free")
 
     def begin(self) -> None:
-        """Makes the unfinished file, with its header, unless it is there from an interrupted run."""
+        """Makes the unfinished file, with its header, unless an interrupted run has left it. Raises MillError as `write`."""
         try:
             if not self.is_begun:
                 with self.part.open("wb") as file:
@@ -97,7 +98,7 @@ class CovarianceWriter:
         self.write_folded(name, matrix, *fold(covariance.matrix, self.dtype), covariance.tokens)
 
     def write_folded(self, name: str, matrix: int, triangle: np.ndarray, mean_squares: np.ndarray, n_tokens: int) -> None:
-        """As `write`, of what `fold` gave with this writer's dtype."""
+        """As `write`, for what `fold` gave with this writer's dtype."""
         tokens = np.array([n_tokens], np.int64)
         checksum = np.array([part_checksum(triangle, mean_squares, tokens)])
         arrays = {TRIANGLE: triangle, MEAN_SQUARES: mean_squares, TOKENS: tokens, CHECKSUMS: checksum}
@@ -110,7 +111,7 @@ class CovarianceWriter:
             raise self._error(error) from error
 
     def sync(self) -> None:
-        """Waits until all that was written is on the disk."""
+        """Waits until all that was written is on the disk. Raises MillError as `write`."""
         try:
             with self.part.open("r+b") as file:
                 os.fsync(file.fileno())
@@ -118,7 +119,7 @@ class CovarianceWriter:
             raise self._error(error) from error
 
     def finish(self) -> None:
-        """Gives the complete file its name."""
+        """Gives the complete file its name. Raises MillError as `write`."""
         self.sync()
         try:
             self.part.replace(self.path)

@@ -38,7 +38,7 @@ class RequestError(Exception):
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     """Within this, errors of a request that was made of another one name the fields of that. names: field of the request that
-    was made -> field that the client sent; those below it (`field.name`, `field[0]`) go with it."""
+    was made -> field that the client sent; those below it (`field.name`, `field[0]`) go with it. Raises RequestError."""
     try:
         yield
     except RequestError as error:
@@ -72,7 +72,7 @@ def invalid(name: str, expected: str, value: Any) -> RequestError:
 
 
 def number(low: float, high: float, integer: bool = False) -> Check:
-    """A check for numbers from low to high."""
+    """A check for numbers from low to high. As all checks here, it raises RequestError, which names the field."""
     expected = "an integer" if integer else "a number"
 
     def check(name: str, value: Any) -> Any:
