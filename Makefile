@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
 READY := $(VENV)/.ready-test-$(subst $(comma),-,$(EXTRAS))
-ALL := $(VENV)/.ready-test-dev-oracle
+ALL := $(VENV)/.ready-test-$(subst $(comma),-,$(if $(filter dev,$(EXTRAS)),dev$(comma)oracle,$(EXTRAS)))
 
 .PHONY: demo test test-all test-levels test-arm torture lint lint-platforms format docs release clean
 

@@ -208,6 +208,12 @@ def kept_cases():
     return sorted(path.stem for path in KEPT.glob("*.npz"))
 
 
+def kept_or_oracle(cases):
+    """Cases as parameters of a test; those without a kept record need the oracles."""
+    kept = kept_cases()
+    return [pytest.param(case, marks=() if case in kept else pytest.mark.oracle) for case in cases]
+
+
 def main():
     for path in KEPT.glob("*.npz"):
         path.unlink()

@@ -12,7 +12,7 @@ from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, convert_rec
 from draft_cases import with_draft_block
 from model_cases import BEYOND_LLAMA_CPP, CASES, COARSE_IN_LLAMA_CPP, IN_LLAMA_CPP
 from op_graphs import DEVICE, PLACEMENTS
-from recorded_models import KEPT, KEPT_COLUMNS, features, kept_cases, record_of
+from recorded_models import KEPT, KEPT_COLUMNS, features, kept_cases, kept_or_oracle, record_of
 from safetensors.numpy import save_file
 
 from ggufmill.convert import open_source
@@ -30,11 +30,6 @@ CACHES = {  # cases that go through a text token by token: one of each kind of c
 }
 # Farther from float64 in float32 than others: the logits of transformers by 5e-5, ours by 1e-4, in another order of the sums.
 TOLERANCES = {"qwen35moe": 2e-4}
-
-
-def kept_or_oracle(cases):
-    kept = kept_cases()
-    return [pytest.param(case, marks=() if case in kept else pytest.mark.oracle) for case in cases]
 
 
 @pytest.mark.parametrize("case", kept_or_oracle(CASES))
