@@ -11,7 +11,7 @@ from ..formats import PlanError, TensorSource
 from ..simd.workers import Workers
 from .backends import Cache, Executable
 from .graph import Graph, Observer
-from .passes import PIECE
+from .micro_batches import PIECE
 from .settings import Settings
 
 

@@ -30,8 +30,8 @@ from .graph.observer import ObserverGroup
 from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
+from .micro_batches import PIECE, divide_passes
 from .models import build_draft_graphs, build_graph
-from .passes import PIECE, divide_passes
 from .session import Session as Session
 from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from ...formats import TensorSource
 from ...runtime import Model, load_model
 from ...runtime.evaluate.perplexity import context_notes
 from ...runtime.evaluate.provenance import describe_model
-from ...runtime.passes import PIECE
+from ...runtime.micro_batches import PIECE
 from .losses import warn_of_losses
 from .messages import note, warn
 from .progress import OnProgress, Stage

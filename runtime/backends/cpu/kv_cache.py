@@ -12,7 +12,7 @@ from ....formats import MillError
 from ....quantize import NonFiniteError, decode, encode
 from ....simd.memory import aligned_empty
 from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
-from ..reference.step import Cache as ReferenceCache
+from ..reference.reference_pass import ReferenceCache
 from .kernels.attention.cache_rows import TYPE_IDS
 from .recurrent_state import RecurrentState
 

@@ -23,7 +23,7 @@ from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from .kernels import gemv_plan, row_kernels
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Activations
-from .kernels.gemm.parts import FLOAT32
+from .kernels.gemm.gemm_kernels import FLOAT32
 from .kernels.gemv_plan import GEMV_TOKENS
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile
@@ -167,7 +167,7 @@ class WeightMatrix:
         return gemv_plan.plan(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
 
     @cached_property
-    def gemm_plan(self) -> gemm.Plan | None:
+    def gemm_plan(self) -> gemm.GemmPlan | None:
         """The plan of GEMM products with the packed rows; None if the weights have to be decoded first."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
@@ -202,7 +202,7 @@ class WeightMatrix:
             jobs = gemm.one_job(n, matrix)
             gemv_plan.multiply(workers.ready(), row_kernels.quantise.address, self.gemv_plan, jobs, activations.x, out)
         elif self.gemm_plan is not None:
-            program, plan = gemm.Program(workers.count), self.gemm_plan
+            program, plan = gemm.ProductList(workers.count), self.gemm_plan
             program.product(1, plan, program.blocks_of(0, plan.form, activations), out, gemm.one_job(n, matrix))
             work = n * plan.rows * plan.columns // PACKED_SPEED
             program.run(workers.ready() if work >= PARALLEL_THRESHOLD else 0)

@@ -12,7 +12,7 @@ from ....simd.workers import Workers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
 from .. import Executable
 from .functions import FUNCTIONS, SUPPORT
-from .step import Cache, Step
+from .reference_pass import ReferenceCache, ReferencePass
 
 
 class ReferenceExecutable(Executable):
@@ -22,9 +22,9 @@ class ReferenceExecutable(Executable):
         self.graph, self.source = graph, source
         self._weights: dict[str, np.ndarray] = {}
 
-    def new_cache(self, limit: int) -> Cache:
+    def new_cache(self, limit: int) -> ReferenceCache:
         """An empty cache for a sequence of at most `limit` tokens."""
-        return Cache(limit)
+        return ReferenceCache(limit)
 
     @property
     def workers(self) -> Workers:
@@ -43,7 +43,7 @@ class ReferenceExecutable(Executable):
     def hidden(
         self,
         tokens: np.ndarray,
-        caches: Sequence[tuple[Cache, int]],
+        caches: Sequence[tuple[ReferenceCache, int]],
         inputs: np.ndarray | None = None,
         use_gemv: bool = True,
     ) -> np.ndarray:
@@ -60,7 +60,9 @@ class ReferenceExecutable(Executable):
             segments.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))
             row += count
-        step = Step(np.asarray(tokens), np.concatenate(positions), segments, self.observer or Observer(), inputs=inputs)
+        step = ReferencePass(
+            np.asarray(tokens), np.concatenate(positions), segments, self.observer or Observer(), inputs=inputs
+        )
         out = self._run(self.graph.ops, {}, step)[self.graph.hidden.index]
         for cache, count in caches:
             cache.length += count
@@ -71,10 +73,10 @@ class ReferenceExecutable(Executable):
         if self.graph.logits is None:
             raise PlanError(f"{self.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         nothing = np.zeros(0, np.int64)
-        step = Step(nothing, nothing, [], self.observer or Observer())
+        step = ReferencePass(nothing, nothing, [], self.observer or Observer())
         return self._run(self.graph.head, {self.graph.hidden.index: hidden}, step)[self.graph.logits.index]
 
-    def _run(self, ops_: Sequence[Op], values: dict[int, Any], step: Step) -> dict[int, Any]:
+    def _run(self, ops_: Sequence[Op], values: dict[int, Any], step: ReferencePass) -> dict[int, Any]:
         for op in ops_:
             step.op, (function, names) = op, FUNCTIONS[type(op)]
             arguments = {name: self._argument(op, name, values) for name in names}

@@ -9,10 +9,10 @@ import numpy as np
 
 from ...graph import Value, compressed_attention_ops, ops
 from ...graph.values import NgramHash
-from .step import Array, Step
+from .reference_pass import Array, ReferencePass
 
 
-def compress(step: Step, x: Array, gate: Array, bias: Array, layer: int, state: str, every: int, out: Value) -> Array:
+def compress(step: ReferencePass, x: Array, gate: Array, bias: Array, layer: int, state: str, every: int, out: Value) -> Array:
     xp, width = step.xp, out.shape[0]
     series, result = x.shape[1] // width, xp.zeros_like(x[:, :width])
     rows = xp.concatenate([x, gate + bias[step.on_device(step.positions % every)]], axis=1)
@@ -45,7 +45,7 @@ def _with_run_before(xp: Any, x: Array, fill: float) -> Array:
     return xp.concatenate([before, own], axis=1)
 
 
-def average_run(step: Step, x: Array, layer: int, state: str, every: int) -> Array:
+def average_run(step: ReferencePass, x: Array, layer: int, state: str, every: int) -> Array:
     result = step.xp.zeros_like(x)
     for cache, at in step.segments:
         past = cache.length
@@ -57,7 +57,7 @@ def average_run(step: Step, x: Array, layer: int, state: str, every: int) -> Arr
     return result
 
 
-def ngram_embedding(step: Step, table: Any, layer: int, ngrams: NgramHash) -> Array:
+def ngram_embedding(step: ReferencePass, table: Any, layer: int, ngrams: NgramHash) -> Array:
     out = []
     for cache, at in step.segments:
         tokens = step.tokens[at]
@@ -69,7 +69,7 @@ def ngram_embedding(step: Step, table: Any, layer: int, ngrams: NgramHash) -> Ar
 
 
 def window_attention(
-    step: Step,
+    step: ReferencePass,
     q: np.ndarray,
     kv: np.ndarray,
     layer: int,
@@ -96,7 +96,7 @@ def window_attention(
     return out
 
 
-def grouped_linear(step: Step, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def grouped_linear(step: ReferencePass, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     if observing := step.observing():
         observer, op = observing
         observer.on_head_inputs(op, op.weights[0], x)

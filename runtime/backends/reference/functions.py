@@ -18,11 +18,11 @@ from . import recurrent
 from .compressed_attention import COMPRESSED_ATTENTION_FUNCTIONS
 from .hyper_connections import HYPER_CONNECTION_FUNCTIONS
 from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
-from .step import Step
+from .reference_pass import ReferencePass
 
 
 def embedding(
-    step: Step, table: np.ndarray, scale: float, by: Literal["token", "position", "segment"], separator: int
+    step: ReferencePass, table: np.ndarray, scale: float, by: Literal["token", "position", "segment"], separator: int
 ) -> np.ndarray:
     rows = step.positions if by == "position" else step.tokens
     if by == "segment":
@@ -30,16 +30,16 @@ def embedding(
     return table[rows] * np.float32(scale)
 
 
-def hidden_input(step: Step, out: Value) -> np.ndarray:
+def hidden_input(step: ReferencePass, out: Value) -> np.ndarray:
     assert step.inputs is not None
     return step.inputs.reshape(-1, *out.shape)
 
 
-def concat(step: Step, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def concat(step: ReferencePass, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.concatenate([a, b], axis=1)
 
 
-def linear(step: Step, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def linear(step: ReferencePass, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     x = x.reshape(len(x), -1)
     if observing := step.observing():
         observer, op = observing
@@ -47,16 +47,16 @@ def linear(step: Step, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
     return x @ weight.T if bias is None else x @ weight.T + bias
 
 
-def split(step: Step, x: np.ndarray, sizes: tuple[int, ...], more: tuple[Value, ...]) -> list[np.ndarray]:
+def split(step: ReferencePass, x: np.ndarray, sizes: tuple[int, ...], more: tuple[Value, ...]) -> list[np.ndarray]:
     return [np.ascontiguousarray(part) for part in np.split(x, np.cumsum(sizes)[:-1], axis=-1)]
 
 
-def reshape(step: Step, x: np.ndarray, out: Value) -> np.ndarray:
+def reshape(step: ReferencePass, x: np.ndarray, out: Value) -> np.ndarray:
     return x.reshape(len(x), *out.shape)
 
 
 def norm(
-    step: Step,
+    step: ReferencePass,
     x: np.ndarray,
     weight: np.ndarray | None,
     epsilon: float,
@@ -72,7 +72,7 @@ def norm(
     return (scaled if bias is None else scaled + bias).reshape(x.shape)
 
 
-def rope(step: Step, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.ndarray:
+def rope(step: ReferencePass, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.ndarray:
     angles = (step.positions[:, None] + rope.offset) * rope.frequencies
     cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
     if x.ndim == 3:
@@ -88,7 +88,7 @@ def rope(step: Step, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.nda
 
 
 def attention(
-    step: Step,
+    step: ReferencePass,
     q: np.ndarray,
     k: np.ndarray | None,
     v: np.ndarray | None,
@@ -159,7 +159,7 @@ def _attention_weights(
 
 
 def latent_attention(
-    step: Step,
+    step: ReferencePass,
     q: np.ndarray,
     latent: np.ndarray,
     k_pe: np.ndarray,
@@ -221,7 +221,9 @@ def _not_in_blocks(selection: np.ndarray, m: int, block: int, heads: int) -> np.
     return np.repeat(hidden.transpose(1, 0, 2), heads // selection.shape[1], axis=0)
 
 
-def select_blocks(step: Step, q: np.ndarray, k: np.ndarray, layer: int, block: int, top_k: int, local: int) -> np.ndarray:
+def select_blocks(
+    step: ReferencePass, q: np.ndarray, k: np.ndarray, layer: int, block: int, top_k: int, local: int
+) -> np.ndarray:
     out = np.full((len(q), q.shape[1], top_k), -1, np.float32)
     for cache, rows in step.segments:
         keys = cache.append(layer, "index_k", k[rows])
@@ -236,7 +238,14 @@ def select_blocks(step: Step, q: np.ndarray, k: np.ndarray, layer: int, block: i
 
 
 def select_keys(
-    step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray | None, layer: int, top_k: int, every: int, open_run: bool
+    step: ReferencePass,
+    q: np.ndarray,
+    k: np.ndarray,
+    factors: np.ndarray | None,
+    layer: int,
+    top_k: int,
+    every: int,
+    open_run: bool,
 ) -> np.ndarray:
     out = np.full((len(q), top_k + open_run), -1, np.float32)
     for cache, rows in step.segments:
@@ -250,7 +259,7 @@ def select_keys(
     return out
 
 
-def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> np.ndarray:
+def activation(step: ReferencePass, x: np.ndarray, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> np.ndarray:
     if function == "silu":
         return x * sigmoid(x)
     if function == "gelu":
@@ -261,31 +270,31 @@ def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "gel
     return np.square(np.maximum(x, 0))
 
 
-def xielu(step: Step, x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
+def xielu(step: ReferencePass, x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
     above = np.float32(alpha_p) * x * x
     below = np.float32(alpha_n) * (np.expm1(np.minimum(x, np.float32(epsilon))) - x)
     return np.where(x > 0, above, below) + np.float32(beta) * x
 
 
-def clamp(step: Step, x: np.ndarray, limit: float) -> np.ndarray:
+def clamp(step: ReferencePass, x: np.ndarray, limit: float) -> np.ndarray:
     return np.clip(x, np.float32(-limit), np.float32(limit))
 
 
-def multiply(step: Step, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def multiply(step: ReferencePass, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x * weight
 
 
-def gaussian_top_k(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
+def gaussian_top_k(step: ReferencePass, x: np.ndarray, factor: float) -> np.ndarray:
     cutoff = x.mean(axis=-1, keepdims=True) + np.float32(factor) * x.std(axis=-1, keepdims=True)
     return np.maximum(x - cutoff, 0)
 
 
-def softplus_gate(step: Step, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+def softplus_gate(step: ReferencePass, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
     return (x.reshape(*gate.shape, -1) * np.logaddexp(np.float32(0), gate)[..., None]).reshape(x.shape)
 
 
 def gated_activation(
-    step: Step,
+    step: ReferencePass,
     gate: np.ndarray,
     up: np.ndarray,
     function: Literal["silu", "gelu", "gelu_erf", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
@@ -305,27 +314,27 @@ def gated_activation(
     return activation(step, gate, function) * up
 
 
-def sigmoid_gate(step: Step, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
+def sigmoid_gate(step: ReferencePass, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
     return y * sigmoid(x @ gate)[:, None]
 
 
-def gate_heads(step: Step, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
+def gate_heads(step: ReferencePass, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
     return x * sigmoid(gate)[..., None]
 
 
-def add(step: Step, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+def add(step: ReferencePass, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
     return a + np.float32(scale) * b
 
 
-def scale(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
+def scale(step: ReferencePass, x: np.ndarray, factor: float) -> np.ndarray:
     return x * np.float32(factor)
 
 
-def scale_by_position(step: Step, x: np.ndarray, temperature: Temperature) -> np.ndarray:
+def scale_by_position(step: ReferencePass, x: np.ndarray, temperature: Temperature) -> np.ndarray:
     return x * temperature.factors(step.positions).reshape(-1, *[1] * (x.ndim - 1))
 
 
-def softcap(step: Step, x: np.ndarray, cap: float) -> np.ndarray:
+def softcap(step: ReferencePass, x: np.ndarray, cap: float) -> np.ndarray:
     return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 

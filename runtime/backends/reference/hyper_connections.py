@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph import Value, hyper_connection_ops
-from .step import Array, Step
+from .reference_pass import Array, ReferencePass
 
 
 def _with_magnitude(x: Array, like: Array, epsilon: float) -> Array:
@@ -14,33 +14,33 @@ def _with_magnitude(x: Array, like: Array, epsilon: float) -> Array:
     return x * (like * like).mean(axis=-1)[:, None, None] ** 0.5 / squares**0.5
 
 
-def expand_streams(step: Step, x: Array, weight: Array, epsilon: float) -> Array:
+def expand_streams(step: ReferencePass, x: Array, weight: Array, epsilon: float) -> Array:
     others = step.xp.einsum("nc,src->nsr", x, weight)
     return step.xp.concatenate([x[:, None], _with_magnitude(others, x, epsilon)], axis=1)
 
 
-def merge_streams(step: Step, x: Array, weight: Array, epsilon: float) -> Array:
+def merge_streams(step: ReferencePass, x: Array, weight: Array, epsilon: float) -> Array:
     others = _with_magnitude(step.xp.einsum("nsc,src->nsr", x[:, 1:], weight), x[:, 0], epsilon)
     return (x[:, 0] + others.sum(axis=1)) / x.shape[1]
 
 
-def mix(step: Step, x: Array, coefficients: Array, adds: bool) -> Array:
+def mix(step: ReferencePass, x: Array, coefficients: Array, adds: bool) -> Array:
     n, streams, _ = x.shape
     mixed = step.xp.einsum("nos,nsw->now", coefficients.reshape(n, streams, streams), x)
     return x + mixed if adds else mixed
 
 
-def add(step: Step, x: Array, update: Array, coefficients: Array | None, constants: tuple[float, ...]) -> Array:
+def add(step: ReferencePass, x: Array, update: Array, coefficients: Array | None, constants: tuple[float, ...]) -> Array:
     factors = step.constants(constants)[None]
     factors = factors if coefficients is None else factors + coefficients
     return x + factors[..., None] * update[:, None]
 
 
-def repeat_streams(step: Step, x: Array, out: Value) -> Array:
+def repeat_streams(step: ReferencePass, x: Array, out: Value) -> Array:
     return step.xp.concatenate([x[:, None]] * out.shape[0], axis=1)
 
 
-def weights(step: Step, x: Array, scale: Array, base: Array, streams: int, iterations: int, epsilon: float) -> Array:
+def weights(step: ReferencePass, x: Array, scale: Array, base: Array, streams: int, iterations: int, epsilon: float) -> Array:
     xp = step.xp
 
     def factors(run: int, size: int) -> Array:
@@ -62,11 +62,11 @@ def weights(step: Step, x: Array, scale: Array, base: Array, streams: int, itera
     return xp.concatenate([before, behind, mixed.swapaxes(1, 2).reshape(len(x), -1)], axis=1)
 
 
-def collapse_streams(step: Step, x: Array, factors: Array) -> Array:
+def collapse_streams(step: ReferencePass, x: Array, factors: Array) -> Array:
     return step.xp.einsum("nsw,ns->nw", x, factors)
 
 
-def match_streams(step: Step, x: Array, y: Array) -> Array:
+def match_streams(step: ReferencePass, x: Array, y: Array) -> Array:
     products = step.xp.einsum("nsw,nsw->ns", x, y) / x.shape[2] ** 0.5
     return step.xp.sign(products) * step.xp.sqrt(abs(products).clip(min=1e-6))
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from .step import Step
+from .reference_pass import ReferencePass
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -15,7 +15,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def route(
-    step: Step,
+    step: ReferencePass,
     logits: np.ndarray,
     used: int,
     gating: Literal["softmax", "sigmoid", "sqrt_softplus", "sparse_mixer"],
@@ -75,7 +75,7 @@ def _best(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def expert_linear(
-    step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bias: np.ndarray | None
+    step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bias: np.ndarray | None
 ) -> np.ndarray:
     experts, used = routing[0], routing[0].shape[1]
     rows = np.repeat(np.arange(len(x)), used) if x.ndim == 2 else np.arange(experts.size)  # of x, for each token's each expert
@@ -94,15 +94,15 @@ def expert_linear(
     return out.reshape(*experts.shape, -1)
 
 
-def scale_by_routing(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def scale_by_routing(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return x[:, None] * routing[1][..., None]
 
 
-def identity_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def identity_experts(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     experts, weights = routing
     return x * np.where(experts < 0, weights, np.float32(0)).sum(axis=1, keepdims=True)
 
 
-def combine_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weighted: bool) -> np.ndarray:
+def combine_experts(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weighted: bool) -> np.ndarray:
     experts, weights = routing
     return np.einsum("nuc,nu->nc", x, np.where(experts < 0, np.float32(0), weights if weighted else np.float32(1)))

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 
 from .mixtures import sigmoid
-from .step import Cache, Step
+from .reference_pass import ReferenceCache, ReferencePass
 
 
 def short_convolution(
-    step: Step,
+    step: ReferencePass,
     x: np.ndarray,
     weight: np.ndarray,
     bias: np.ndarray | None,
@@ -34,7 +34,7 @@ def short_convolution(
 
 
 def gated_delta_rule(
-    step: Step,
+    step: ReferencePass,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
@@ -65,7 +65,7 @@ def gated_delta_rule(
 
 
 def selective_scan(
-    step: Step,
+    step: ReferencePass,
     x: np.ndarray,
     dt: np.ndarray,
     b: np.ndarray,
@@ -91,7 +91,7 @@ def selective_scan(
     return out + skip.reshape(heads, -1) * x
 
 
-def _past_state(cache: Cache, layer: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _past_state(cache: ReferenceCache, layer: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     past = cache.rows.get((layer, name))
     return np.zeros(shape, np.float32) if not cache.length or past is None else past[cache.length - 1]
 

@@ -12,7 +12,7 @@ from ....formats import MillError
 from ...cache_layout import CachePart, LayerCache
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
-from ..reference.step import Cache as ReferenceCache
+from ..reference.reference_pass import ReferenceCache
 from .decode.decoder import decoder_of
 
 _MIN_TOKENS = 64  # of a cache that holds any
@@ -35,7 +35,7 @@ class States(RecurrentState):
         self._previous, self.current, self._next = self.current, State(self.current.length + n, self.next_states()), None
 
 
-class Cache:
+class DeviceCache:
     """What the layers keep of one sequence; the memory of rows grows as needed up to `limit` tokens.
 
     layers   what each layer keeps, of those that run on devices of torch
@@ -167,10 +167,10 @@ class Cache:
         for each in self._stateful():
             each.truncate(self.length)
 
-    def fork(self, length: int | None = None) -> Cache:
+    def fork(self, length: int | None = None) -> DeviceCache:
         """A copy of the first `resumable(length)` tokens (all if None): for sequences that begin with the same tokens."""
         n = self.length if length is None else self.resumable(length)
-        copy = Cache(self.layers, self.devices, self.limit, [host.fork(n) for host in self.hosts], 1)
+        copy = DeviceCache(self.layers, self.devices, self.limit, [host.fork(n) for host in self.hosts], 1)
         copy.length, copy.history = n, self.history.fork(n)
         copy.states = None if self.states is None else self.states.fork(n)
         copy._stored = {

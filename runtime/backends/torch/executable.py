@@ -22,12 +22,12 @@ from ..cpu.weights import WeightStore
 from ..reference.fallback import note_fallback
 from ..reference.functions import FUNCTIONS as REFERENCE_FUNCTIONS
 from ..reference.functions import SUPPORT as REFERENCE_SUPPORT
-from ..reference.step import Step as Pass
-from .cache import Cache
+from ..reference.reference_pass import ReferencePass
+from .cache import DeviceCache
+from .device_pass import DevicePass, Result, to_numpy
 from .functions import FUNCTIONS, PACKED, SUPPORT
 from .host_segment import HostSegment, state_layer
 from .op_places import Places
-from .step import Result, Step, to_numpy
 from .weights import Weights
 
 _Unit = HostSegment | tuple[torch.device, Op]
@@ -93,17 +93,17 @@ class TorchExecutable(Executable):
         weight = self.graph.embedding
         return self.store.matrix(weight.name, *weight.shape).lookup(ids)
 
-    def new_cache(self, limit: int) -> Cache:
+    def new_cache(self, limit: int) -> DeviceCache:
         """An empty cache for a sequence of at most `limit` tokens."""
         layers = self._plain if self._observer is None else self._observed
         own = {number: layers[number] for number in self._layer_devices if number < len(layers)}
         hosts = [host.new_cache(limit) for host in self._keeping]
-        return Cache(own, self._layer_devices, limit, hosts, self.settings.checkpoints)
+        return DeviceCache(own, self._layer_devices, limit, hosts, self.settings.checkpoints)
 
     def hidden(
         self,
         tokens: np.ndarray,
-        caches: Sequence[tuple[Cache, int]],
+        caches: Sequence[tuple[DeviceCache, int]],
         inputs: np.ndarray | None = None,
         use_gemv: bool = True,
     ) -> np.ndarray:
@@ -123,7 +123,7 @@ class TorchExecutable(Executable):
             for cache, count in caches:
                 cache.check_capacity(count)
             ids = np.asarray(tokens, np.int64)
-            steps.append(Step(ids, caches, observer, inputs, settings.expert_reduction, settings.attention_bytes))
+            steps.append(DevicePass(ids, caches, observer, inputs, settings.expert_reduction, settings.attention_bytes))
         values: list[dict[int, Result]] = [{} for _ in passes]
         for part in self._layer_parts():
             with self.weights.visit():
@@ -147,13 +147,13 @@ class TorchExecutable(Executable):
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
-        step = Step(np.zeros(len(hidden), np.int64), [], self._observer or Observer())
+        step = DevicePass(np.zeros(len(hidden), np.int64), [], self._observer or Observer())
         start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
         self._run(self._head, start, step, self.graph.logits, range(len(self._head)))
         return to_numpy(_tensor(start[self.graph.logits.index]))
 
     @torch.inference_mode()
-    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: Step, result: Value, part: range) -> None:
+    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: DevicePass, result: Value, part: range) -> None:
         """Runs the units of these numbers, and leaves those values that are read later, and `result`."""
         last = _last_uses(units)
         for number in part:
@@ -166,7 +166,7 @@ class TorchExecutable(Executable):
             for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
                 del values[index]
 
-    def _compute(self, op: Op, step: Step, values: dict[int, Result]) -> None:
+    def _compute(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""
         known = SUPPORT.get(type(op))
         if known is None or unsupported(op, known) is not None:
@@ -179,7 +179,7 @@ class TorchExecutable(Executable):
         if step.observer.wants_output(op):
             step.observer.on_output(op, to_numpy(result[1] if isinstance(op, ops.Route) else results[0]))
 
-    def _compute_on_host(self, op: Op, step: Step, values: dict[int, Result]) -> Any:
+    def _compute_on_host(self, op: Op, step: DevicePass, values: dict[int, Result]) -> Any:
         """What the reference backend's function makes of an op that there is no function for."""
         note_fallback("torch", type(op).__name__)
         function, names = REFERENCE_FUNCTIONS[type(op)]
@@ -188,7 +188,7 @@ class TorchExecutable(Executable):
         arguments = {name: _to_host(value) for name, value in arguments.items()}
         segments = [(cache.history, rows) for cache, rows in step.segments]
         with np.errstate(all="ignore"):
-            result = function(Pass(step.tokens, step.positions, segments, step.observer, op, step.inputs), **arguments)
+            result = function(ReferencePass(step.tokens, step.positions, segments, step.observer, op, step.inputs), **arguments)
         if isinstance(result, np.ndarray):
             return step.on_device(result)
         return type(result)(map(step.on_device, result))
@@ -214,7 +214,7 @@ def _to_host(value: Any) -> Any:
     return to_numpy(value) if isinstance(value, Tensor) else value
 
 
-def _park(values: dict[int, Result], step: Step) -> None:
+def _park(values: dict[int, Result], step: DevicePass) -> None:
     """Moves what a pass keeps to the machine's memory."""
     for index, value in values.items():
         values[index] = tuple(part.cpu() for part in value) if isinstance(value, tuple) else value.cpu()

@@ -16,7 +16,7 @@ from ...graph.observer import ObserverGroup
 from ...settings import Settings
 from ..cpu import executable as cpu
 from ..cpu.weights import WeightStore
-from .step import Result, Step, to_numpy
+from .device_pass import DevicePass, Result, to_numpy
 
 if TYPE_CHECKING:
     from ..cpu.kv_cache import KVCache
@@ -92,7 +92,7 @@ class HostSegment:
     def new_cache(self, limit: int) -> KVCache:
         return self.executable.new_cache(limit)
 
-    def run(self, step: Step, number: int, values: dict[int, Result]) -> dict[int, Tensor]:
+    def run(self, step: DevicePass, number: int, values: dict[int, Result]) -> dict[int, Tensor]:
         """Values by index -> outputs by index. number: of this segment, and of its caches within those of sequences."""
         n = len(step.tokens)
         caches = [(cache.hosts[number], rows.stop - rows.start) for cache, rows in step.segments]

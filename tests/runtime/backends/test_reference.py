@@ -10,7 +10,7 @@ from ggufmill.formats import MillError
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.reference import functions
-from ggufmill.runtime.backends.reference.step import Cache, Step
+from ggufmill.runtime.backends.reference.reference_pass import ReferenceCache, ReferencePass
 from ggufmill.runtime.graph import Observer, Value, ops
 from ggufmill.runtime.graph.values import RotaryEmbedding, alibi_slopes
 from ggufmill.runtime.models import build_graph
@@ -95,8 +95,8 @@ def test_an_observer_is_told_of_inputs_and_outputs(tmp_path):
 
 
 def step(positions):
-    positions, segments = np.asarray(positions), [(Cache(100), slice(0, len(positions)))]
-    return Step(np.zeros(len(positions), np.int64), positions, segments, Observer())
+    positions, segments = np.asarray(positions), [(ReferenceCache(100), slice(0, len(positions)))]
+    return ReferencePass(np.zeros(len(positions), np.int64), positions, segments, Observer())
 
 
 def test_pairs_turn_by_position_times_frequency():

@@ -9,7 +9,7 @@ from ....graph.activation_ops import Clamp, GaussianTopK, SoftplusGate, Xielu
 from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear
 from ..kernels import activation_kernels as kernels
 from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
-from ..kernels.gemm.parts import SPAN
+from ..kernels.gemm.gemm_kernels import SPAN
 from ..kernels.task_kernel import OperandKernel
 from ..memory import Partition, View, with_heads
 from ..pass_program import PassProgram

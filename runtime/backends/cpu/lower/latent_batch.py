@@ -151,7 +151,7 @@ class LatentBatch:
         def expand(first: int) -> None:
             stop, team = min(first + heads, s.heads), _ONE_THREAD if concurrent else workers
             k, v = np.zeros((stop - first, m, k_width), np.float32), np.zeros((stop - first, m, v_width), np.float32)
-            program = gemm.Program(team.count)
+            program = gemm.ProductList(team.count)
             for at, inputs in pieces:
                 program.matmul(0, inputs, keys[first:stop].transpose(0, 2, 1), k[:, at, : s.nope])
                 program.matmul(0, inputs, values[first:stop].transpose(0, 2, 1), v[:, at, : s.v])

@@ -9,8 +9,7 @@ import numpy as np
 
 from ..kernels import gemv_plan, row_kernels
 from ..kernels.activations import RUN
-from ..kernels.gemm import gemm
-from ..kernels.gemm import parts as gemm_parts
+from ..kernels.gemm import gemm, gemm_kernels
 from ..memory import Partition, View
 from ..pass_memory import PassValue
 from ..pass_program import PassProgram
@@ -90,14 +89,14 @@ def gemm_inputs(
     starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
     at_places = 0 if places is None else places.address
     table = out.schedule.numbers([x.address, at_places, x.rows, columns, *starts, *form.parameters])
-    partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_parts.SPAN)
+    partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_kernels.SPAN)
     reads = (x,) if places is None else (x, places)
-    out.schedule.place(gemm_parts.PREPARE_PARTS[form.kind].address, table, partition, reads, (memory,))
+    out.schedule.place(gemm_kernels.PREPARE_KERNELS[form.kind].address, table, partition, reads, (memory,))
     return Panels(table, memory)
 
 
-def gemm_task(out: PassProgram, plan: gemm.Plan, panels: Panels, to: View, jobs: np.ndarray) -> None:
-    """Multiplies with the weights of a plan, into `to`. jobs: int64 [jobs, 4] (see gemm.parts)."""
+def gemm_task(out: PassProgram, plan: gemm.GemmPlan, panels: Panels, to: View, jobs: np.ndarray) -> None:
+    """Multiplies with the weights of a plan, into `to`. jobs: int64 [jobs, 4] (see gemm.gemm_kernels)."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
     out.schedule.keep(plan, jobs)
     out.schedule.place(plan.function, out.schedule.numbers(words), parts, (panels.view,), (to,))

@@ -10,7 +10,7 @@ from ....graph.hyper_connection_ops import MatchStreams
 from ....graph.ops import GateHeads, NgramEmbedding, Op, ScaleByPosition, SoftCap, Split
 from ...reference.fallback import note_fallback
 from ...reference.functions import FUNCTIONS
-from ...reference.step import Step as Pass
+from ...reference.reference_pass import ReferencePass
 from ..compiled_graph import CompiledGraph
 from ..memory import with_heads
 from ..pass_cache import PassCache
@@ -46,7 +46,9 @@ class ReferenceStep(Step):
 
         def compute() -> None:
             segments = [(PassCache(self.compiled, cache), at) for cache, at in run.batch]
-            result = self._function(Pass(run.tokens, run.positions, segments, observer, self.op, run.inputs), **arguments)
+            result = self._function(
+                ReferencePass(run.tokens, run.positions, segments, observer, self.op, run.inputs), **arguments
+            )
             for target, array in zip(targets, result if isinstance(self.op, Split) else [result], strict=True):
                 target[:] = array.reshape(-1)
 

@@ -1,7 +1,7 @@
 """Attention over the caches of sequences, and the choice of the keys that it sees.
 
-Scores and sums are float32, whatever the type of the cache; for as many queries at a time as `Step.scratch` bytes hold the
-scores of.
+Scores and sums are float32, whatever the type of the cache; for as many queries at a time as `DevicePass.scratch` bytes hold
+the scores of.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
-from ..step import Step, to_numpy
+from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 
 
@@ -50,7 +50,7 @@ class _Sight:
         return unseen | (distance >= self.window) if self.window else unseen
 
 
-def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) -> Tensor:
+def _attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) -> Tensor:
     """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]."""
     (n, heads, width), (kv_heads, m, _) = q.shape, keys.shape
     out, past = torch.empty((n, heads, values.shape[2]), device=q.device), m - n
@@ -78,7 +78,7 @@ def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) 
 
 
 def attention(
-    step: Step,
+    step: DevicePass,
     q: Tensor,
     k: Tensor | None,
     v: Tensor | None,
@@ -127,7 +127,7 @@ def _blocks(selection: Tensor, block: int, heads: int) -> Any:
 
 
 def latent_attention(
-    step: Step,
+    step: DevicePass,
     q: Tensor,
     latent: Tensor,
     k_pe: Tensor,
@@ -190,7 +190,7 @@ def _keys(selection: Tensor) -> Any:
 
 
 def select_keys(
-    step: Step, q: Tensor, k: Tensor, factors: Tensor | None, layer: int, top_k: int, every: int, open_run: bool
+    step: DevicePass, q: Tensor, k: Tensor, factors: Tensor | None, layer: int, top_k: int, every: int, open_run: bool
 ) -> Tensor:
     out = torch.full((len(q), top_k + open_run), -1.0, device=q.device)
     for cache, at in step.segments:
@@ -211,7 +211,7 @@ def select_keys(
     return out
 
 
-def select_blocks(step: Step, q: Tensor, k: Tensor, layer: int, block: int, top_k: int, local: int) -> Tensor:
+def select_blocks(step: DevicePass, q: Tensor, k: Tensor, layer: int, block: int, top_k: int, local: int) -> Tensor:
     out = torch.full((len(q), q.shape[1], top_k), -1.0, device=q.device)
     for cache, at in step.segments:
         cache.write(layer, "index_k", k[at, None])

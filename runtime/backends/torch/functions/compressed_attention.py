@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..step import Step, to_numpy
+from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 
 
 def window_attention(
-    step: Step,
+    step: DevicePass,
     q: Tensor,
     kv: Tensor,
     layer: int,
@@ -47,7 +47,7 @@ def window_attention(
     return out
 
 
-def grouped_linear(step: Step, x: Tensor, weight: Matrix) -> Tensor:
+def grouped_linear(step: DevicePass, x: Tensor, weight: Matrix) -> Tensor:
     if observing := step.observing():
         observer, op = observing
         observer.on_head_inputs(op, op.weights[0], to_numpy(x))

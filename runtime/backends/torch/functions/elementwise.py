@@ -10,27 +10,29 @@ from torch.nn import functional
 
 from ....graph import Value
 from ....graph.values import RotaryEmbedding, Temperature, segments
-from ..step import Step, to_numpy
+from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 
 
-def embedding(step: Step, table: Matrix, scale: float, by: Literal["token", "position", "segment"], separator: int) -> Tensor:
+def embedding(
+    step: DevicePass, table: Matrix, scale: float, by: Literal["token", "position", "segment"], separator: int
+) -> Tensor:
     rows = step.positions if by == "position" else step.tokens
     if by == "segment":
         rows = segments(step.tokens, step.positions, separator)
     return table.gather(step.on_device(rows)) * scale
 
 
-def hidden_input(step: Step, out: Value) -> Tensor:
+def hidden_input(step: DevicePass, out: Value) -> Tensor:
     assert step.inputs is not None
     return step.on_device(step.inputs).float().view(-1, *out.shape)
 
 
-def concat(step: Step, a: Tensor, b: Tensor) -> Tensor:
+def concat(step: DevicePass, a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a, b], dim=1)
 
 
-def linear(step: Step, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+def linear(step: DevicePass, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     x = x.reshape(len(x), -1)
     if observing := step.observing():
         observer, op = observing
@@ -39,16 +41,16 @@ def linear(step: Step, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor
     return out if bias is None else out + bias
 
 
-def split(step: Step, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
+def split(step: DevicePass, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
     return torch.split(x, list(sizes), dim=-1)
 
 
-def reshape(step: Step, x: Tensor, out: Value) -> Tensor:
+def reshape(step: DevicePass, x: Tensor, out: Value) -> Tensor:
     return x.reshape(len(x), *out.shape)
 
 
 def norm(
-    step: Step,
+    step: DevicePass,
     x: Tensor,
     weight: Tensor | None,
     epsilon: float,
@@ -64,7 +66,7 @@ def norm(
     return (scaled if bias is None else scaled + bias).reshape(x.shape)
 
 
-def rope(step: Step, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
+def rope(step: DevicePass, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
     cos, sin = step.rotations(rope)
     if x.ndim == 3:
         cos, sin = cos[:, None], sin[:, None]
@@ -78,7 +80,7 @@ def rope(step: Step, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
     return out
 
 
-def activation(step: Step, x: Tensor, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> Tensor:
+def activation(step: DevicePass, x: Tensor, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> Tensor:
     if function == "silu":
         return functional.silu(x)
     if function == "gelu":
@@ -89,7 +91,7 @@ def activation(step: Step, x: Tensor, function: Literal["silu", "gelu", "gelu_er
 
 
 def gated_activation(
-    step: Step,
+    step: DevicePass,
     gate: Tensor,
     up: Tensor,
     function: Literal["silu", "gelu", "gelu_erf", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
@@ -108,12 +110,12 @@ def gated_activation(
     return activation(step, gate, function) * up
 
 
-def xielu(step: Step, x: Tensor, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Tensor:
+def xielu(step: DevicePass, x: Tensor, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Tensor:
     below = alpha_n * (torch.expm1(x.clamp(max=epsilon)) - x)
     return torch.where(x > 0, alpha_p * x * x, below) + beta * x
 
 
-def clamp(step: Step, x: Tensor, limit: float) -> Tensor:
+def clamp(step: DevicePass, x: Tensor, limit: float) -> Tensor:
     return x.clamp(-limit, limit)
 
 
@@ -122,38 +124,38 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(torch.zeros((), device=x.device), x)
 
 
-def softplus_gate(step: Step, gate: Tensor, x: Tensor) -> Tensor:
+def softplus_gate(step: DevicePass, gate: Tensor, x: Tensor) -> Tensor:
     return (x.reshape(*gate.shape, -1) * softplus(gate)[..., None]).reshape(x.shape)
 
 
-def sigmoid_gate(step: Step, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+def sigmoid_gate(step: DevicePass, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return y * torch.sigmoid((x * gate).sum(dim=-1))[:, None]
 
 
-def gate_heads(step: Step, x: Tensor, gate: Tensor) -> Tensor:
+def gate_heads(step: DevicePass, x: Tensor, gate: Tensor) -> Tensor:
     return x * torch.sigmoid(gate)[..., None]
 
 
-def add(step: Step, a: Tensor, b: Tensor, scale: float) -> Tensor:
+def add(step: DevicePass, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.add(a, b, alpha=scale)
 
 
-def scale(step: Step, x: Tensor, factor: float) -> Tensor:
+def scale(step: DevicePass, x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
-def scale_by_position(step: Step, x: Tensor, temperature: Temperature) -> Tensor:
+def scale_by_position(step: DevicePass, x: Tensor, temperature: Temperature) -> Tensor:
     return x * step.on_device(temperature.factors(step.positions)).view(-1, *[1] * (x.ndim - 1))
 
 
-def softcap(step: Step, x: Tensor, cap: float) -> Tensor:
+def softcap(step: DevicePass, x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def multiply(step: Step, x: Tensor, weight: Tensor) -> Tensor:
+def multiply(step: DevicePass, x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
 
-def gaussian_top_k(step: Step, x: Tensor, factor: float) -> Tensor:
+def gaussian_top_k(step: DevicePass, x: Tensor, factor: float) -> Tensor:
     cutoff = x.mean(dim=-1, keepdim=True) + factor * x.std(dim=-1, keepdim=True, correction=0)
     return functional.relu(x - cutoff)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..step import Step, to_numpy
+from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 from .elementwise import softplus
 
@@ -16,7 +16,7 @@ _SMALL = 1e-20  # least sum that weights are divided by
 
 
 def route(
-    step: Step,
+    step: DevicePass,
     logits: Tensor,
     used: int,
     gating: Literal["softmax", "sigmoid", "sqrt_softplus", "sparse_mixer"],
@@ -84,7 +84,7 @@ def _best(values: Tensor, n: int) -> Tensor:
     return torch.sort(values, dim=1, descending=True, stable=True).indices[:, :n]
 
 
-def expert_linear(step: Step, x: Tensor, routing: tuple[Tensor, Tensor], weight: Matrix, bias: Tensor | None) -> Tensor:
+def expert_linear(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor], weight: Matrix, bias: Tensor | None) -> Tensor:
     experts = routing[0]
     if observing := step.observing():
         _report(*observing, to_numpy(x), to_numpy(experts))
@@ -102,16 +102,16 @@ def _report(observer, op, x: np.ndarray, experts: np.ndarray) -> None:
     observer.on_expert_inputs(op, op.weights[0], x.reshape(-1, x.shape[-1]), present, starts, counts, rows[order])
 
 
-def scale_by_routing(step: Step, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
+def scale_by_routing(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
     return x[:, None] * routing[1][..., None]
 
 
-def identity_experts(step: Step, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
+def identity_experts(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
     experts, weights = routing
     return x * weights.masked_fill(experts >= 0, 0).sum(dim=1, keepdim=True)
 
 
-def combine_experts(step: Step, x: Tensor, routing: tuple[Tensor, Tensor], weighted: bool) -> Tensor:
+def combine_experts(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor], weighted: bool) -> Tensor:
     experts, weights = routing
     factors = weights if weighted else torch.ones_like(weights)
     return (x * factors.masked_fill(experts < 0, 0)[..., None]).sum(dim=1)

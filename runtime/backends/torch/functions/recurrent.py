@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..step import Step
+from ..device_pass import DevicePass
 from .elementwise import softplus
 
 _LEAST_LOG = -30.0  # of a decay: what it leaves is below the rounding of float32
@@ -23,7 +23,7 @@ _CHUNK_OF_ROWS = 8  # where each row of the state has its own decay: the D_ts ar
 
 
 def short_convolution(
-    step: Step,
+    step: DevicePass,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -43,7 +43,7 @@ def short_convolution(
 
 
 def gated_delta_rule(
-    step: Step,
+    step: DevicePass,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -114,7 +114,7 @@ class _Chunk:
 
 
 def selective_scan(
-    step: Step,
+    step: DevicePass,
     x: Tensor,
     dt: Tensor,
     b: Tensor,

@@ -13,8 +13,8 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
 not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
 
-What is to be done is entered in a `Program`, cut into parts so small that all threads end at nearly the same time. Weights that
-have no `Plan`, because only Python can decode them, are multiplied a run of rows at a time (`multiply_rows`).
+What is to be done is entered in a `ProductList`, cut into parts so small that all threads end at nearly the same time. Weights
+that have no `GemmPlan`, because only Python can decode them, are multiplied a run of rows at a time (`multiply_rows`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ......formats import TensorType
 from ......simd import team
 from ......simd.instructions import amx
 from ......simd.memory import aligned_empty
-from . import parts as gemm_parts
+from . import gemm_kernels
 from .byte_tiles import BLOCK, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
-from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
+from .gemm_kernels import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
@@ -69,7 +69,7 @@ class InputForm(NamedTuple):
 
 class InputBlocks:
     """Activations in the form that a product takes, not yet filled in: memory for `rows` rows, whole blocks of tokens, and the
-    table that parts read (see gemm_parts).
+    table that parts read (see gemm_kernels).
 
     x: float32 [any, columns], C-contiguous. places: int64 [rows] or None, which rows of x they are (-1: zeros); None: the first
     ones, and zeros.
@@ -104,11 +104,11 @@ class Activations:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class GemmPlan:
     """A matrix, or a stack of them: what does not change from product to product.
 
     function  address of the part that multiplies
-    words     the table of a product (see gemm_parts), as far as it is known
+    words     the table of a product (see gemm_kernels), as far as it is known
     form      of the activations
     size      weight of a number when the rows of a slice are counted: 2 for panels of float32
     """
@@ -127,7 +127,7 @@ FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 def plan(
     packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False, round_bf16: bool = False
-) -> Plan | None:
+) -> GemmPlan | None:
     """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
 
     packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
@@ -143,32 +143,36 @@ def plan(
         return None
     numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms)]
     if amx.permitted():
-        return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, InputForm(BF16, (1, AMX_TOKENS)), numbers)
-    function = gemm_parts.bytes_part(panels.group, pair_sums(panels.most)).address
+        return _plan_of(
+            packed, columns, matrices, gemm_kernels.expanded_product.address, InputForm(BF16, (1, AMX_TOKENS)), numbers
+        )
+    function = gemm_kernels.bytes_product(panels.group, pair_sums(panels.most)).address
     form = InputForm(BYTES, (panels.zero, panels.group))
     return _plan_of(packed, columns, matrices, function, form, numbers)
 
 
-def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> Plan:
+def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> GemmPlan:
     """parts: numbers of bf16 that an activation is the sum of, where those can be multiplied; 0: always float32."""
     panels = name == "bf16_r16"  # multiplied as they lie
     if parts and (amx.permitted() or has_bf16_dots()) and not (panels and columns % STEP):
         fill = 0 if panels else panel_part(name, True).address
-        part, tokens = (gemm_parts.tiles_part, AMX_TOKENS) if amx.permitted() else (gemm_parts.dots_part, BLOCK_TOKENS)
+        part, tokens = (
+            (gemm_kernels.tiles_product, AMX_TOKENS) if amx.permitted() else (gemm_kernels.dots_product, BLOCK_TOKENS)
+        )
         return _plan_of(packed, columns, matrices, part.address, InputForm(BF16, (parts, tokens)), [fill, parts, 0, 0])
     fill = panel_part(name, False).address
-    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, FLOAT32_FORM, [fill, 0, 0, 0], 2)
+    return _plan_of(packed, columns, matrices, gemm_kernels.floats_product.address, FLOAT32_FORM, [fill, 0, 0, 0], 2)
 
 
 def _plan_of(
     packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], size: int = 1
-) -> Plan:
+) -> GemmPlan:
     rows = len(packed) // matrices
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
-    return Plan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, size)
+    return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, size)
 
 
-class Program:
+class ProductList:
     """Tasks for a team of `threads` threads, in stages: those of one stage run side by side."""
 
     def __init__(self, threads: int):
@@ -184,7 +188,7 @@ class Program:
     def fill(self, stage: int, form: InputForm, x: np.ndarray, rows: int, places: np.ndarray | None = None) -> InputBlocks:
         """Enters the filling of blocks with activations x float32 [n, columns]; see InputBlocks."""
         blocks = InputBlocks(form, x, rows, places)
-        self.task(stage, gemm_parts.PREPARE_PARTS[form.kind].address, blocks.table, blocks.parts, blocks)
+        self.task(stage, gemm_kernels.PREPARE_KERNELS[form.kind].address, blocks.table, blocks.parts, blocks)
         return blocks
 
     def blocks_of(self, stage: int, form: InputForm, activations: Activations) -> InputBlocks:
@@ -197,7 +201,7 @@ class Program:
     def product(
         self,
         stage: int,
-        plan: Plan,
+        plan: GemmPlan,
         inputs: InputBlocks,
         out: np.ndarray,
         jobs: np.ndarray,
@@ -223,8 +227,8 @@ class Program:
         (count, columns, rows), stride = matrices.shape, _row_stride(out)
         fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
         known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
-        plan = Plan(
-            gemm_parts.floats_part.address,
+        plan = GemmPlan(
+            gemm_kernels.floats_product.address,
             np.array(known + [0] * (FIELDS - len(known)), np.int64),
             FLOAT32_FORM,
             rows,
@@ -232,9 +236,9 @@ class Program:
             2,
         )
         jobs = np.zeros((count, 4), np.int64)
-        jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.N_ROWS] = np.arange(count), out.shape[1]
-        jobs[:, gemm_parts.FIRST] = np.arange(count) * step
-        jobs[:, gemm_parts.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
+        jobs[:, gemm_kernels.MATRIX], jobs[:, gemm_kernels.N_ROWS] = np.arange(count), out.shape[1]
+        jobs[:, gemm_kernels.FIRST] = np.arange(count) * step
+        jobs[:, gemm_kernels.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
         self._arrays.append(matrices)
         self.product(stage, plan, inputs, out, jobs, 0, stride)
 
@@ -243,13 +247,13 @@ class Program:
         team.run(address, np.array(sorted(self._tasks, key=lambda task: task[0]), np.int64))
 
 
-def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarray, threads: int) -> tuple[np.ndarray, int]:
+def product_words(plan: GemmPlan, inputs: int, out: int, stride: int, jobs: np.ndarray, threads: int) -> tuple[np.ndarray, int]:
     """The table of a product, and how many parts it has, enough for so many threads.
 
     inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart; jobs: as for
-    Program.product.
+    ProductList.product.
     """
-    words, tokens = plan.words.copy(), jobs[:, gemm_parts.N_ROWS]
+    words, tokens = plan.words.copy(), jobs[:, gemm_kernels.N_ROWS]
     panel_bytes = _PANEL_BYTES >> (plan.form.kind == BYTES)  # these have scales beside them
     most = max(1, panel_bytes // (plan.columns * plan.size * ROWS)) * ROWS
     step = most
@@ -257,9 +261,9 @@ def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarr
         slices = max(1, int(_PARTS_PER_THREAD * threads * tokens.max() // tokens.sum()))
         step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
     slices = -(-plan.rows // step)
-    words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
-    words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out, stride
-    words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs
+    words[gemm_kernels.STEP_ROWS], words[gemm_kernels.SLICES] = step, slices
+    words[gemm_kernels.OUT], words[gemm_kernels.STRIDE] = out, stride
+    words[gemm_kernels.JOBS], words[gemm_kernels.INPUT] = jobs.ctypes.data, inputs
     return words, len(jobs) * slices
 
 
@@ -271,7 +275,7 @@ def one_job(n: int, matrix: int = 0) -> np.ndarray:
 def multiply(q: np.ndarray, stored: TensorType, activations: Activations, out: np.ndarray) -> None:
     """Writes activations times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this
     thread."""
-    made, program = plan(q, stored, activations.x.shape[1]), Program(1)
+    made, program = plan(q, stored, activations.x.shape[1]), ProductList(1)
     assert made is not None
     program.product(1, made, program.blocks_of(0, made.form, activations), out, one_job(len(activations)))
     program.run(0)
@@ -295,7 +299,7 @@ def multiply_rows(
 
     exact: as float32; else rows and activations may be rounded to bf16. address, threads: of the team that does it.
     """
-    made, program = _float_plan(rows.view(np.uint8), "f32", rows.shape[1], 1, 0 if exact else 1), Program(threads)
+    made, program = _float_plan(rows.view(np.uint8), "f32", rows.shape[1], 1, 0 if exact else 1), ProductList(threads)
     program.product(1, made, program.blocks_of(0, made.form, activations), out, one_job(len(activations)), column)
     program.run(address)
 
@@ -320,7 +324,7 @@ def matmul(
     padded = -(-n // BLOCK_TOKENS) * BLOCK_TOKENS
     places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
     places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)
-    program, flat = Program(threads), np.ascontiguousarray(x.reshape(-1, columns), np.float32)
+    program, flat = ProductList(threads), np.ascontiguousarray(x.reshape(-1, columns), np.float32)
     inputs = program.fill(0, FLOAT32_FORM, flat, places.size, places)
     program.matmul(1, inputs, matrices, out, padded if x.ndim == 3 else 0)
     program.run(address)
@@ -342,7 +346,7 @@ def _has_rows(out: np.ndarray) -> bool:
 
 def filled(x: np.ndarray, address: int = 0, threads: int = 1) -> InputBlocks:
     """Blocks of x float32 [n, columns] for products with float32 matrices; they do not keep x."""
-    program, x = Program(threads), np.ascontiguousarray(x, np.float32)
+    program, x = ProductList(threads), np.ascontiguousarray(x, np.float32)
     blocks = program.fill(0, FLOAT32_FORM, x, -(-len(x) // FLOAT32_FORM.block_tokens) * FLOAT32_FORM.block_tokens)
     program.run(address)
     blocks.drop_inputs()
@@ -351,6 +355,6 @@ def filled(x: np.ndarray, address: int = 0, threads: int = 1) -> InputBlocks:
 
 def fill_blocks(form: InputForm, activations: Activations, address: int = 0, threads: int = 1) -> None:
     """Makes blocks of activations in a form, unless there are some."""
-    program = Program(threads)
+    program = ProductList(threads)
     program.blocks_of(0, form, activations)
     program.run(address)

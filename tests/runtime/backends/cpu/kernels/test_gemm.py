@@ -108,7 +108,7 @@ def test_products_of_any_shape_cut_anywhere(name, exact, n, sixteens, columns, t
         if name == "rows":
             gemm.multiply_rows(weights, exact, gemm.Activations(x), out, 4, WORKERS[threads].ready(), threads)
         else:
-            plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.Program(threads), gemm.Activations(x)
+            plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.ProductList(threads), gemm.Activations(x)
             assert plan is not None
             program.product(1, plan, program.blocks_of(0, plan.form, tokens), out, gemm.one_job(len(x)), 4)
             program.run(WORKERS[threads].ready())

@@ -117,7 +117,7 @@ for name, weights in given.items():
                 if name == "rows":
                     gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
                     continue
-                plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.Program(threads)
+                plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.ProductList(threads)
                 if plan is not None:
                     program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(rows)))
                     program.run(workers.ready())
@@ -151,7 +151,7 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
         if name == "rows":
             gemm.multiply_rows(samples["f32"][0], True, gemm.Activations(x), out, 0)
         else:
-            plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.Program(1)
+            plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.ProductList(1)
             assert plan is not None
             program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(n))
             program.run(0)

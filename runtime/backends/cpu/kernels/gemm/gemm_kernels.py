@@ -123,7 +123,7 @@ def _prepare_bytes(argument, number):
 
 
 # Form of activations -> the part that fills blocks as a table of activations says; its numbers: blocks x spans of columns.
-PREPARE_PARTS = {FLOAT32: _prepare(None), BF16: _prepare(True), BYTES: _prepare_bytes}
+PREPARE_KERNELS = {FLOAT32: _prepare(None), BF16: _prepare(True), BYTES: _prepare_bytes}
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _blocks(table, job, parts):
 
 
 @TaskKernel
-def expanded_part(argument, number):
+def expanded_product(argument, number):
     """Packed weights, expanded to bf16 on the way, on the tile unit."""
     table = view(argument, FIELDS, np.int64)
     job, start, rows = _job(table, number)
@@ -227,7 +227,7 @@ def _fill(table, job, start, rows, panels, at):
 
 
 @TaskKernel
-def tiles_part(argument, number):
+def tiles_product(argument, number):
     """Panels of bf16 times bf16 (ZERO: how many are added up), on the tile unit."""
     table = view(argument, FIELDS, np.int64)
     job, start, rows = _job(table, number)
@@ -242,7 +242,7 @@ def tiles_part(argument, number):
 
 
 @TaskKernel
-def dots_part(argument, number):
+def dots_product(argument, number):
     """Panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512."""
     table = view(argument, FIELDS, np.int64)
     inputs = view(table[INPUT], INPUTS, np.int64)
@@ -261,7 +261,7 @@ def dots_part(argument, number):
 
 
 @TaskKernel
-def floats_part(argument, number):
+def floats_product(argument, number):
     """Panels of float32 times float32."""
     table = view(argument, FIELDS, np.int64)
     inputs = view(table[INPUT], INPUTS, np.int64)
@@ -277,7 +277,7 @@ def floats_part(argument, number):
     keep_alive(memory)
 
 
-def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
+def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
         inputs = view(table[INPUT], INPUTS, np.int64)
@@ -308,6 +308,6 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
 
 
 @cache
-def bytes_part(group: int, pairs: tuple[bool, ...] | None) -> TaskKernel:
+def bytes_product(group: int, pairs: tuple[bool, ...] | None) -> TaskKernel:
     """Panels of bytes times bytes: group: columns that share a scale, 32 or 16; pairs: see byte_products.pair_sums."""
-    return TaskKernel(_bytes_part(True if group == RUN else None, pairs))
+    return TaskKernel(_bytes_product(True if group == RUN else None, pairs))

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ...graph import Observer, Op
 from ...graph.values import RotaryEmbedding
-from .cache import Cache
+from .cache import DeviceCache
 
 # What passes from one op to others: float32 [n, *shape]; of a `RoutingValue` experts int64 [n, used] and weights float32.
 Result = Tensor | tuple[Tensor, ...]
 
 
-class Step:
+class DevicePass:
     """One pass.
 
     tokens     int64 [n]; positions: int64 [n], of each in its sequence
@@ -30,7 +30,7 @@ class Step:
     def __init__(
         self,
         tokens: np.ndarray,
-        caches: Sequence[tuple[Cache, int]],
+        caches: Sequence[tuple[DeviceCache, int]],
         observer: Observer,
         inputs: np.ndarray | None = None,
         reduction: tuple[int, float] | None = None,
@@ -38,7 +38,7 @@ class Step:
     ):
         self.tokens, self.observer, self.inputs = tokens, observer, inputs
         self.reduction, self.scratch = reduction, scratch
-        self.segments: list[tuple[Cache, slice]] = []
+        self.segments: list[tuple[DeviceCache, slice]] = []
         positions, row = [np.zeros(0, np.int64)], 0
         for cache, count in caches:
             self.segments.append((cache, slice(row, row + count)))

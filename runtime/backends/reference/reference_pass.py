@@ -13,7 +13,7 @@ from ...graph import Observer, Op
 Array = Any  # of numpy or, in functions that torch's backend shares, a tensor
 
 
-class Cache:
+class ReferenceCache:
     """The cache of a sequence of at most `limit` tokens: (layer, name) -> float32 [tokens, ...]. Of a recurrent state it holds
     what it was behind every token."""
 
@@ -37,16 +37,16 @@ class Cache:
         """Drops all tokens from position `length` on."""
         self.length = min(self.length, length)
 
-    def fork(self, length: int | None = None) -> Cache:
+    def fork(self, length: int | None = None) -> ReferenceCache:
         """A copy with the first `length` tokens (all if None)."""
-        copy = Cache(self.limit)
+        copy = ReferenceCache(self.limit)
         copy.length, copy.rows = self.length, dict(self.rows)
         copy.truncate(self.length if length is None else length)
         return copy
 
 
 @dataclass
-class Step:
+class ReferencePass:
     """One pass, with arrays of numpy. op: the one that is being computed; segments: each sequence's cache, and the rows that
     are its tokens; inputs: rows for `HiddenInput`."""
 

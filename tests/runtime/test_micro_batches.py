@@ -2,7 +2,7 @@
 
 import pytest
 
-from ggufmill.runtime.passes import divide_passes
+from ggufmill.runtime.micro_batches import divide_passes
 
 
 def passes(lengths, ubatch, piece):
