@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....formats import TYPES
 from ....formats.layouts.tables import IQ4_VALUES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_product_lanes, select, splat, store, store_half
 from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..importance import importance_rows
-from ..row_decoder import row_decoder
+from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPERBLOCK = 32, 256
@@ -144,7 +142,7 @@ def _assign_codes(x, at, scale, codes):
 
 
 @kernel
-def _encode_iq4_nl(x, importance, out):
+def _encode_iq4_nl(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [blocks, 18]."""
     size = LANES * BLOCK
     x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
@@ -159,15 +157,13 @@ def _encode_iq4_nl(x, importance, out):
         scale = _table_scale(x_lanes, w_lanes, 0, code_lanes)
         store_half(half_words, 0, scale)
         _assign_codes(x_lanes, 0, scale, codes)
-        for lane in range(min(LANES, out.shape[0] - first)):
-            block = out[first + lane]
-            block[0], block[1] = half_words[lane] & 255, half_words[lane] >> 8
-            for j in range(16):
-                block[2 + j] = codes[LANES * j + lane] | codes[LANES * (j + 16) + lane] << 4
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_words(half_words, 0, parts[1], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 @kernel
-def _encode_iq4_xs(x, importance, out):
+def _encode_iq4_xs(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 136]."""
     size = LANES * SUPERBLOCK
     x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(LANES * BLOCK, np.float32)
@@ -193,39 +189,13 @@ def _encode_iq4_xs(x, importance, out):
             scale_code = clamp(round_product_lanes(inverse, load(scales, LANES * c)), -32, 31)
             store(scale_codes, LANES * c, scale_code + 32)
             _assign_codes(x_lanes, LANES * BLOCK * c, d * scale_code, codes)
-        for lane in range(min(LANES, out.shape[0] - first)):
-            _pack_iq4_xs(half_words[lane], scale_codes, codes, lane, out[first + lane])
-
-
-@kernel
-def _pack_iq4_xs(half_word, scale_codes, codes, lane, out):
-    """Writes the superblock of one lane."""
-    out[0], out[1] = half_word & 255, half_word >> 8
-    high = 0
-    for c in range(8):
-        high |= (scale_codes[LANES * c + lane] >> 4) << (2 * c)
-    out[2], out[3] = high & 255, high >> 8
-    for k in range(4):
-        out[4 + k] = (scale_codes[LANES * 2 * k + lane] & 15) | (scale_codes[LANES * (2 * k + 1) + lane] & 15) << 4
-    for c in range(8):
-        for j in range(16):
-            at = LANES * (BLOCK * c + j) + lane
-            out[8 + 16 * c + j] = codes[at] | codes[at + LANES * 16] << 4
-
-
-def _codec(name: str, encode_kernel) -> Codec:
-    tensor_type = TYPES[name]
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        rows, n = x.shape
-        out = np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
-        encode_kernel(x, importance_rows(importance), out.reshape(-1, tensor_type.block_bytes))
-        return out
-
-    return Codec(encode, row_decoder(name))
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_words(half_words, 0, parts[1], lane_bytes)
+        put_lanes(scale_codes, 0, parts[2], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 CODECS: dict[str, Codec] = {
-    "iq4_nl": _codec("iq4_nl", _encode_iq4_nl),
-    "iq4_xs": _codec("iq4_xs", _encode_iq4_xs),
+    "iq4_nl": lane_codec("iq4_nl", _encode_iq4_nl, ("codes", "d")),
+    "iq4_xs": lane_codec("iq4_xs", _encode_iq4_xs, ("codes", "d", "scales")),
 }

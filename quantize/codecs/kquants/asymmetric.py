@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import (
     LANES,
@@ -31,8 +30,7 @@ from ....simd.lanes import (
 )
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..importance import importance_rows
-from ..row_decoder import row_decoder
+from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
 
 SUPERBLOCK = 256
@@ -69,7 +67,7 @@ SEARCH_OPTIONS = {
 
 
 @kernel
-def _encode(x, importance, options, out):
+def _encode(x, importance, options, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a SearchOptions."""
     block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K
     blocks = SUPERBLOCK // block
@@ -134,12 +132,12 @@ def _encode(x, importance, options, out):
             else:
                 _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words)
             _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words)
-        for lane in range(min(LANES, out.shape[0] - first)):
-            if is_q2_K:
-                _pack_q2_K(half_words, block_codes, codes, lane, out[first + lane])
-            else:
-                _pack_scales(half_words, block_codes, lane, out[first + lane])
-                _pack_codes(codes, lane, nmax, out[first + lane])
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_lanes(block_codes, 0, parts[1], lane_bytes)
+        put_lanes(block_codes, _MIN_CODES // LANES, parts[2], lane_bytes)
+        put_words(half_words, 0, parts[3], lane_bytes)
+        put_words(half_words, 1, parts[4], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 @kernel
@@ -231,61 +229,7 @@ def _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words):
         store_half(half_words, LANES, select(better, dmin, dmin_old))
 
 
-@kernel
-def _pack_q2_K(half_words, block_codes, codes, lane, out):
-    """Writes the superblock of one lane."""
-    for b in range(16):
-        out[b] = block_codes[LANES * b + lane] | block_codes[_MIN_CODES + LANES * b + lane] << 4
-    for h in range(2):
-        for j in range(32):
-            byte = 0
-            for k in range(4):
-                byte |= codes[LANES * (128 * h + 32 * k + j) + lane] << (2 * k)
-            out[16 + 32 * h + j] = byte
-    for k in range(2):
-        out[80 + 2 * k], out[81 + 2 * k] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
-
-
-@kernel
-def _pack_scales(half_words, block_codes, lane, out):
-    """Writes d, dmin and the six-bit scales and minima of a q4_K or q5_K superblock."""
-    for k in range(2):
-        out[2 * k], out[2 * k + 1] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
-    for c in range(4):
-        scale, min_ = block_codes[LANES * c + lane], block_codes[_MIN_CODES + LANES * c + lane]
-        scale4, min4 = block_codes[LANES * (c + 4) + lane], block_codes[_MIN_CODES + LANES * (c + 4) + lane]
-        out[4 + c] = scale | (scale4 >> 4) << 6
-        out[8 + c] = min_ | (min4 >> 4) << 6
-        out[12 + c] = (scale4 & 15) | (min4 & 15) << 4
-
-
-@kernel
-def _pack_codes(codes, lane, nmax, out):
-    """Writes the codes: of q4_K nibbles behind the scales; of q5_K the fifth bits, then the nibbles."""
-    nibbles = 16
-    if nmax == 31:
-        nibbles = 48
-        for j in range(32):
-            byte = 0
-            for c in range(8):
-                byte |= (codes[LANES * (32 * c + j) + lane] >> 4) << c
-            out[16 + j] = byte
-    for g in range(4):
-        for j in range(32):
-            at = 64 * g + j
-            out[nibbles + 32 * g + j] = (codes[LANES * at + lane] & 15) | (codes[LANES * (at + 32) + lane] & 15) << 4
-
-
-def _codec(name: str) -> Codec:
-    block_bytes = TYPES[name].block_bytes
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        rows, n = x.shape
-        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        _encode(x, importance_rows(importance), SEARCH_OPTIONS[name], out.reshape(-1, block_bytes))
-        return out
-
-    return Codec(encode, row_decoder(name))
-
-
-CODECS: dict[str, Codec] = {name.lower(): _codec(name) for name in SEARCH_OPTIONS}
+_FIELDS = ("codes", "scales", "minima", "d", "dmin")
+CODECS: dict[str, Codec] = {
+    name.lower(): lane_codec(name, _encode, _FIELDS, options) for name, options in SEARCH_OPTIONS.items()
+}

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..importance import importance_rows
-from ..row_decoder import row_decoder
+from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPERBLOCK = 256
 _TILE = LANES * SUPERBLOCK
 _BLOCKS = 16
+_FIELDS = ("codes", "scales", "d")
 
 
 @kernel
-def _encode_q6_K(x, importance, out):
+def _encode_q6_K(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 210]."""
     x_lanes = np.empty(_TILE, np.float32)
     w_lanes = np.empty(_TILE, np.float32)
@@ -46,8 +45,11 @@ def _encode_q6_K(x, importance, out):
             scale_code = min_lanes(round_product_lanes(inverse, load(scale_lanes, LANES * b)), splat(127))
             store(scale_codes, LANES * b, scale_code)
             _requantise(x_lanes, code_lanes, LANES * 16 * b, d * scale_code, 32, codes)
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_lanes(scale_codes, 0, parts[1], lane_bytes)
+        put_words(half_words, 0, parts[2], lane_bytes)
+        take_blocks(lane_bytes, first, out)
         for lane in range(min(LANES, out.shape[0] - first)):
-            _pack_q6_K(half_words[lane], scale_codes, codes, lane, out[first + lane])
             if amax[lane] < np.float32(1e-15):
                 out[first + lane] = 0
 
@@ -63,24 +65,7 @@ def _requantise(x_lanes, code_lanes, at, scale, nmax, codes):
 
 
 @kernel
-def _pack_q6_K(half_word, scale_codes, codes, lane, out):
-    """Writes the superblock of one lane."""
-    for h in range(2):
-        for j in range(64):
-            at = 128 * h + j
-            out[64 * h + j] = (codes[LANES * at + lane] & 15) | (codes[LANES * (at + 64) + lane] & 15) << 4
-        for j in range(32):
-            byte = 0
-            for k in range(4):
-                byte |= (codes[LANES * (128 * h + 32 * k + j) + lane] >> 4) << (2 * k)
-            out[128 + 32 * h + j] = byte
-    for b in range(_BLOCKS):
-        out[192 + b] = scale_codes[LANES * b + lane]
-    out[208], out[209] = half_word & 255, half_word >> 8
-
-
-@kernel
-def _encode_q3_K(x, importance, out):
+def _encode_q3_K(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 110]."""
     x_lanes = np.empty(_TILE, np.float32)
     w_lanes = np.empty(_TILE, np.float32)
@@ -117,8 +102,10 @@ def _encode_q3_K(x, importance, out):
             scale_code = load(scale_codes, LANES * b)
             store(stored_scale_codes, LANES * b, scale_code + 32)
             _requantise(x_lanes, code_lanes, LANES * 16 * b, d * scale_code, 4, codes)
-        for lane in range(min(LANES, out.shape[0] - first)):
-            _pack_q3_K(half_words[lane], stored_scale_codes, codes, lane, out[first + lane])
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_lanes(stored_scale_codes, 0, parts[1], lane_bytes)
+        put_words(half_words, 0, parts[2], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 @kernel
@@ -137,42 +124,7 @@ def _quantise_scales(scale_lanes, codes):
     return select(nonzero, 1 / inverse, splat(0))
 
 
-@kernel
-def _pack_q3_K(half_word, scale_codes, codes, lane, out):
-    """Writes the superblock of one lane."""
-    for j in range(32):
-        byte = 0
-        for c in range(8):
-            byte |= (codes[LANES * (32 * c + j) + lane] >> 2) << c
-        out[j] = byte
-        for h in range(2):
-            byte = 0
-            for k in range(4):
-                byte |= (codes[LANES * (128 * h + 32 * k + j) + lane] & 3) << (2 * k)
-            out[32 + 32 * h + j] = byte
-    for b in range(8):
-        out[96 + b] = (scale_codes[LANES * b + lane] & 15) | (scale_codes[LANES * (b + 8) + lane] & 15) << 4
-    for b in range(4):
-        byte = 0
-        for k in range(4):
-            byte |= (scale_codes[LANES * (4 * k + b) + lane] >> 4) << (2 * k)
-        out[104 + b] = byte
-    out[108], out[109] = half_word & 255, half_word >> 8
-
-
-def _codec(name: str, encode_kernel) -> Codec:
-    block_bytes = TYPES[name].block_bytes
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        rows, n = x.shape
-        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        encode_kernel(x, importance_rows(importance), out.reshape(-1, block_bytes))
-        return out
-
-    return Codec(encode, row_decoder(name))
-
-
 CODECS: dict[str, Codec] = {
-    "q3_k": _codec("q3_K", _encode_q3_K),
-    "q6_k": _codec("q6_K", _encode_q6_K),
+    "q3_k": lane_codec("q3_K", _encode_q3_K, _FIELDS),
+    "q6_k": lane_codec("q6_K", _encode_q6_K, _FIELDS),
 }

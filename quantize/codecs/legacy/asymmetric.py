@@ -10,6 +10,7 @@ from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..importance import importance_rows
+from ..lane_packing import lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
 from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
@@ -18,7 +19,7 @@ BLOCK = 32
 
 
 @kernel
-def _encode(x, importance, mean_squares, nmax, out):
+def _encode(x, importance, mean_squares, nmax, parts, lane_bytes, out):
     """q4_1 (nmax 15) or q5_1 (31) with importance: x float32 [rows, n] -> out uint8 [blocks, bytes].
 
     mean_squares: float32 [rows], mean of x^2 of each row.
@@ -40,24 +41,10 @@ def _encode(x, importance, mean_squares, nmax, out):
             store(codes, i, load(code_lanes, i))
         store_half(half_words, 0, scale)
         store_half(half_words, LANES, -neg_min)
-        for lane in range(count):
-            _pack(half_words, codes, lane, nmax, out[first + lane])
-
-
-@kernel
-def _pack(half_words, codes, lane, nmax, out):
-    """Writes the block of one lane: half_words holds the scales, then the minima; codes is an array of lanes."""
-    for k in range(2):
-        out[2 * k], out[2 * k + 1] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
-    nibbles = out.size - 16
-    for j in range(16):
-        out[nibbles + j] = (codes[LANES * j + lane] & 15) | (codes[LANES * (j + 16) + lane] & 15) << 4
-    if nmax == 31:
-        for k in range(4):
-            byte = 0
-            for bit in range(8):
-                byte |= (codes[LANES * (8 * k + bit) + lane] >> 4) << bit
-            out[4 + k] = byte
+        put_lanes(codes, 0, parts[0], lane_bytes)
+        put_words(half_words, 0, parts[1], lane_bytes)
+        put_words(half_words, 1, parts[2], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 def _codec(name: str, nmax: int) -> Codec:
@@ -71,7 +58,8 @@ def _codec(name: str, nmax: int) -> Codec:
             return out
         mean_squares = np.empty(rows, np.float32)
         row_mean_squares(x, mean_squares)
-        _encode(x, importance_rows(importance), mean_squares, nmax, out.reshape(-1, tensor_type.block_bytes))
+        working, blocks = lane_memory(name, "codes", "d", "offset"), out.reshape(-1, tensor_type.block_bytes)
+        _encode(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
     return Codec(encode, row_decoder(name))

@@ -10,6 +10,7 @@ from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, st
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..importance import importance_rows
+from ..lane_packing import lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
 from ..scale_search import symmetric_scale
 from .round_to_nearest import round_to_nearest
@@ -18,7 +19,7 @@ BLOCK = 32
 
 
 @kernel
-def _encode_searched(x, importance, mean_squares, nmax, out):
+def _encode_searched(x, importance, mean_squares, nmax, parts, lane_bytes, out):
     """q4_0 (nmax 8), q5_0 (16) or q6_0 (32) with a scale search: x float32 [rows, n] -> out uint8 [blocks, bytes].
 
     mean_squares: float32 [rows], mean of x^2 of each row, used with importance.
@@ -41,31 +42,9 @@ def _encode_searched(x, importance, mean_squares, nmax, out):
         store_half(half_words, 0, symmetric_scale(x_lanes, w_lanes, 0, BLOCK, nmax, code_lanes))
         for i in range(0, size, LANES):
             store(stored_codes, i, load(code_lanes, i) + nmax)
-        for lane in range(count):
-            _pack(half_words[lane], stored_codes, lane, nmax, out[first + lane])
-
-
-@kernel
-def _pack(half_word, codes, lane, nmax, out):
-    """Writes the block of one lane; codes: array of lanes."""
-    out[0], out[1] = half_word & 255, half_word >> 8
-    nibbles = out.size - 16
-    for j in range(16):
-        a, b = codes[LANES * j + lane], codes[LANES * (j + 16) + lane]
-        out[nibbles + j] = (a & 15) | (b & 15) << 4
-    if nmax == 16:
-        for k in range(4):
-            byte = 0
-            for bit in range(8):
-                byte |= (codes[LANES * (8 * k + bit) + lane] >> 4) << bit
-            out[2 + k] = byte
-    elif nmax == 32:
-        for k in range(8):
-            byte = 0
-            for pair in range(4):
-                element = k + 16 * (pair % 2) + 8 * (pair // 2)
-                byte |= (codes[LANES * element + lane] >> 4) << (2 * pair)
-            out[2 + k] = byte
+        put_lanes(stored_codes, 0, parts[0], lane_bytes)
+        put_words(half_words, 0, parts[1], lane_bytes)
+        take_blocks(lane_bytes, first, out)
 
 
 @kernel
@@ -95,10 +74,6 @@ def _round_half_away(y):
     return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
 
 
-def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
-    return q.reshape(-1, TYPES[type_name].block_bytes)
-
-
 def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """q8_0: float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34]; importance is not used."""
     rows, n = x.shape
@@ -119,7 +94,8 @@ def _searched_codec(name: str, nmax: int) -> Codec:
         mean_squares = np.empty(rows, np.float32)
         if importance is not None:
             row_mean_squares(x, mean_squares)
-        _encode_searched(x, importance_rows(importance), mean_squares, nmax, _blocks(out, name))
+        working, blocks = lane_memory(name, "codes", "d"), out.reshape(-1, TYPES[name].block_bytes)
+        _encode_searched(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
     return Codec(encode, row_decoder(name))
