@@ -221,7 +221,7 @@ def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, promp
     help="Complete commands on the demo checkpoint, from start to end, a server until its first answer: --help, inspect, plan, "
     "convert, imatrix, quantize, perplexity, serve, run demo."
 )
-@click.option("--cold", is_flag=True, help="Kernels are compiled anew each time.")
+@click.option("--cold", is_flag=True, help="Kernels are compiled again each time.")
 @click.option("--only", default="", help="Only these commands, joined by commas.")
 @click.pass_obj
 def commands(obj: tuple[str, int, Path | None], cold: bool, only: str) -> None:

@@ -23,7 +23,7 @@ _HELP = """\
 /help    this list
 /reset   forget the conversation, keep the system message
 /exit    end (so does Ctrl-D)
-A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
+A line that ends with \\ continues in the next one. Ctrl-C ends an answer."""
 
 
 @click.command(cls=Verb)

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 def command(recipe: str, as_json: bool, **options: Any) -> None:
     """Run every stage that the TOML file RECIPE names: imatrix, search, quantise, repack, validate; ends in a report.
 
-    The folder then holds, beside the model: report.html (one page with plots, nothing outside of it is loaded), report.md,
+    The folder then holds, with the model: report.html (one page with plots, nothing outside of it is loaded), report.md,
     report.json, and README.md, the draft of a model card.
 
-    Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
+    Checked first: files, types, exact sizes, disk space. An interrupted run resumes where it was when the same
     command is given again; a stage whose inputs have not changed is not repeated. With [repack] the file it begins with stays
     too, so that room for both is needed. One run at a time works in a folder.
 
     With target_size = "180G", target_bpw or max_kld under [quantize], types for the tensors that no rule takes are searched for
     as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,
-    measurements, refine. The recipe that is found lies beside the model, as RECIPE.recipe.txt.
+    measurements, refine. The recipe that is found is next to the model, as RECIPE.recipe.txt.
 
     With type = ["Q4_K_M", "IQ3_K"] under [quantize], or several tables [[quantize]], a file is made of each, named
     MODEL-TYPE.gguf: a repository of quants with one imatrix, one report, one model card, and SHA256SUMS. `ggufmill upload`

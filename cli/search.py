@@ -30,10 +30,10 @@ def _recipe_name(ctx: click.Context, param: click.Parameter, out: Any) -> Any:
 def command(**options: Any) -> None:
     """Choose a type for every weight tensor of MODEL (a GGUF or a Hugging Face folder) and write them to OUT as a recipe.
 
-    The damage of a type is the error of a tensor's rows times the tensor's sensitivity: the KL divergence from MODEL when it
+    The loss of a type is the error of a tensor's rows times the tensor's sensitivity: the KL divergence from MODEL when it
     alone is quantised, measured on the text of -f. Errors are weighted by importance; with --covariance they are errors of
     matrix products, of rows that are encoded as `quantize --covariance --effort` does it. What is measured is kept in
-    OUT.state.json, or in the file of --state, which several OUTs may share: an interrupted search goes on, and for another
+    OUT.state.json, or in the file of --state, which several OUTs may share: an interrupted search resumes, and for another
     target of the same model with the same options only what it finds is measured (--max-kld and --refine: what is tried on the
     way).
 

@@ -36,7 +36,7 @@ def check_covariance(
         return None
     path = Path(out)
     if imatrix is None:
-        raise UsageError("--covariance is written beside an importance matrix: say where that goes (-o)")
+        raise UsageError("--covariance is written together with an importance matrix: say where that goes (-o)")
     if has_more:
         raise UsageError("--in-file adds importance matrices only: collect without it, and use `imatrix merge` afterwards")
     if path.resolve() == imatrix.resolve():

@@ -59,7 +59,7 @@ class Evaluation:
 def evaluate_models(request: EvaluateRequest) -> Evaluation:
     """Size, perplexity, KL divergence, same top token and speed of many quants of a model, in one table and one picture.
 
-    What was measured is kept in a file in `out`, model by model: another call goes on from there, and measures a model again
+    What was measured is kept in a file in `out`, model by model: another call resumes from there, and measures a model again
     only when its file, the text, the baseline or a setting that decides figures has changed. The baseline runs once; its
     outputs are kept there, too.
 
@@ -80,7 +80,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     paths = find_models(as_paths(request.models))
     paths = [path for path in paths if path.resolve() != Path(request.against).resolve()]
     if not paths and not mixes:
-        raise UsageError("there is nothing to judge beside the baseline: name models, or file types with --stock")
+        raise UsageError("there is nothing to judge but the baseline: name models, or file types with --stock")
     if request.imatrix is not None and not mixes:
         raise UsageError("--imatrix does nothing without --stock")
     stored = open_logits(Path(request.against)) if Path(request.against).exists() else None

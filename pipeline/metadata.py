@@ -65,7 +65,7 @@ class MetadataResult:
 def edit_metadata(request: MetadataRequest) -> MetadataResult:
     """Sets, removes and renames metadata of a GGUF; without any of them they are only read. The tensors stay as they are.
 
-    A header that keeps its size (rounded up to the alignment) is written in place; else a new file is written beside it
+    A header that keeps its size (rounded up to the alignment) is written in place; else a new file is written next to it
     and takes its name, which needs its size in free disk space. Either way a kill or a power cut loses nothing: an interrupted
     change in place is completed by the next call.
 

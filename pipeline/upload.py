@@ -180,9 +180,9 @@ def _send(repo: str, names: list[str], contents: dict[str, tuple[Path | bytes, s
     try:
         commit(repo, [(name, contents[name][0]) for name in names], f"Upload {', '.join(names)} with ggufmill", bars=bars)
     except MillError as error:
-        raise type(error)(f"{error}; what was sent is kept, the same command goes on with the rest") from None
+        raise type(error)(f"{error}; what was sent is kept, the same command sends the rest") from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was sent is kept, the same command goes on with the rest") from None
+        raise KeyboardInterrupt("what was sent is kept, the same command sends the rest") from None
 
 
 def _sent(file: UploadFile) -> UploadFile:

@@ -153,7 +153,7 @@ FURTHER: dict[str, Callable[[Callable], Callable]] = {
         type=CpuRange(),
         expose_value=False,
         callback=_with_earlier,
-        help="Run on these processors, beside those of --cpu-mask.",
+        help="Run on these processors, and those of --cpu-mask.",
     ),
     "grammar": _file("grammar_file", "--grammar-file", "a grammar"),
     "json_schema": _file("json_schema_file", "-jf --json-schema-file", "a JSON schema"),

@@ -61,7 +61,7 @@ def _options(n_ctx: int | None, parallel: bool, in_windows: bool) -> list[flags.
         click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help=f"Context in tokens. [default: {window}]"),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
         click.option("-C", "--cpu-mask", type=CpuMask(), help="Run on these processors: bits of a hexadecimal number."),
-        click.option("-Cr", "--cpu-range", type=CpuRange(), help="Run on these processors, beside those of --cpu-mask."),
+        click.option("-Cr", "--cpu-range", type=CpuRange(), help="Run on these processors, and those of --cpu-mask."),
         click.option(
             "--numa",
             type=click.Choice(NUMA_MODES, case_sensitive=False),

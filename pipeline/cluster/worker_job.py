@@ -102,7 +102,7 @@ _opening = Lock()
 
 
 class _quiet:
-    """No notes and warnings of ours in this process: whoever gives the work has said them already."""
+    """No notes and warnings of ours in this process: the client has said them already."""
 
     def __enter__(self) -> None:
         self._logger = logging.getLogger("ggufmill")
@@ -226,7 +226,7 @@ def run(work: Preparation | Collect | Store | Checksum) -> Any:
 def _open_part(plan: Plan, index: int, fingerprint: str) -> int:
     """A descriptor of a .part file of this job. Raises UnfitWorker where that is not the file of the one who gives the work.
 
-    The journal beside it says whose it is: so a worker that was frozen while the job was given up, or another was begun in its
+    The journal next to it says whose it is: so a worker that was frozen while the job was given up, or another was begun in its
     place, does not write into it.
     """
     file = plan.files[index]

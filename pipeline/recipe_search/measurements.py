@@ -58,7 +58,7 @@ class Measurements:
                 "give another --state"
             )
         if not same:
-            note(f"note: {path} is of another model, imatrix, covariance, effort, seed or version: measured anew")
+            note(f"note: {path} is of another model, imatrix, covariance, effort, seed or version: measured again")
 
     def save(self, now: bool = False) -> None:
         """Writes the file; without `now` only if the last time was SAVE_EVERY seconds ago."""

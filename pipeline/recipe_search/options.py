@@ -37,7 +37,7 @@ class Target:
         if not given[0] > 0:
             raise PlanError(f"a target of {given[0]} cannot be reached: it has to be above 0")
         if self.gpu_bytes is not None and (self.gpu is None or self.divergence is not None):
-            raise PlanError("--gpu-size needs --gpu REGEX beside it, and --target-size or --target-bpw")
+            raise PlanError("--gpu-size needs --gpu REGEX, and --target-size or --target-bpw")
 
     @property
     def text(self) -> str:

@@ -1,6 +1,6 @@
 """Finding a recipe for a size: errors and sensitivities are measured, types chosen, the recipe written and measured in turn.
 
-Measurements are stored in a file beside the recipe, which searches for other sizes of the same model reuse.
+Measurements are stored in a file next to the recipe, which searches for other sizes of the same model reuse.
 """
 
 from __future__ import annotations

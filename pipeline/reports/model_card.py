@@ -1,4 +1,4 @@
-"""The draft of a model card, README.md: whoever uploads the file completes it and puts it beside the file."""
+"""The draft of a model card, README.md: to be completed, and uploaded with the file."""
 
 from __future__ import annotations
 

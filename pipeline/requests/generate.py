@@ -85,7 +85,7 @@ class ServeRequest(Answering):
     )
     no_key: bool = option("Let other machines in without a key.", default=False)
     allow_host: Sequence[str] = option(
-        "A name by which clients call this machine, beside its own; repeatable.", default=(), metavar="NAME"
+        "Another name by which clients call this machine; repeatable.", default=(), metavar="NAME"
     )
     alias: str | None = option("Name of the model in the API.", default=None, shown="general.name")
     max_queue: int = option("Requests that may wait; more get 503.", default=16, least=0)

@@ -48,13 +48,13 @@ class ImatrixRequest(RunningModel):
     n_ctx: int | None = window("512")
     chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")
     from_chunk: int | None = option(
-        "Leave out so many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0
+        "Leave out this many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0
     )
     process_output: bool = option("Collect data for the output matrix too (the embeddings, if they are it).", default=False)
     process_embedding: bool = option(
         "Collect data for token_embd.weight: its rows, as often as the text uses them.", default=False
     )
-    nextn: bool = option("Collect data for the draft layers (MTP) too, which are run behind the model.", default=False)
+    nextn: bool = option("Collect data for the draft layers (MTP) too, which are run after the model.", default=False)
     output_frequency: int | None = option(
         "Windows between saves of what --resume needs, to OUT.state; 0: never.",
         default=None,

@@ -55,7 +55,7 @@ class TensorTypes:
     pure: bool = option("Every weight becomes TYPE; mix and rules are left aside.", default=False)
     leave_output_tensor: bool = option("Copy output.weight as it is.", default=False)
     extra_output_tensor: TypeName | None = option(
-        "Write a copy of the output matrix of this type beside it.", default=None, kind="type"
+        "Also write a copy of the output matrix, of this type.", default=None, kind="type"
     )
 
 

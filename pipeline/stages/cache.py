@@ -61,7 +61,7 @@ class StageCache:
         check_new(file, force=is_own)
 
     def forget(self, name: str) -> None:
-        """Has the stage done again: what it read was written anew."""
+        """Has the stage done again: what it read was written again."""
         self._records.pop(name, None)
 
     def stage(self, name: str, key: str, files: Sequence[Path], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

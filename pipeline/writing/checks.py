@@ -1,4 +1,4 @@
-"""Checks beside and after a job: that its inputs stay as they were, and that what was written is what was meant."""
+"""Checks during and after a job: that its inputs stay as they were, and that what was written is what was meant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def watch_inputs(inputs: Sequence[Path]) -> Callable[[], None]:
 
 
 def write_manifest(files: Sequence[Path], report: OnProgress) -> Path:
-    """Writes OUT.manifest beside the first of the files: sha256 of each of their tensors in the lines of `hash`."""
+    """Writes OUT.manifest next to the first of the files: sha256 of each of their tensors in the lines of `hash`."""
     path = files[0].with_name(files[0].name + ".manifest")
     opened = open_shards(files)
     stage = Stage(report, "checksums", sum(info.nbytes for info in opened.tensors.values()))

@@ -38,7 +38,7 @@ class WriteOptions:
     """How a plan is carried out, whatever verb made it.
 
     verify    samples of what was written are compared with the source (quantize/verify.py)
-    manifest  sha256 of every tensor is written beside the output, as OUT.manifest
+    manifest  sha256 of every tensor is written next to the output, as OUT.manifest
     dry_run   the plan is made and nothing is written
     resume    an interrupted job is continued
     force     an existing output is replaced
@@ -77,7 +77,7 @@ class WriteResult(StreamedJson):
     checksums     tensor name -> xxh3-64 of its bytes in hex, for what was written
     resumed       tensors that were there from an interrupted job
     replaced      tensor name -> weights that were NaN or infinite and are written as 0
-    manifest      the file of checksums beside the output, if it was asked for
+    manifest      the file of checksums next to the output, if it was asked for
     verification  samples read back and compared with the source, if it was asked for
     shares        what each worker of a cluster did
     """
@@ -201,7 +201,7 @@ def _refuse_deleted_source(plan: Plan, source: TensorSource, options: WriteOptio
     deleted = [path for path in source.files if not path.exists() and record_path(path).exists()]
     if deleted and (options.force or not (options.resume and journal_path(plan).exists())):
         raise PlanError(
-            f"{deleted[0]} was deleted by a job that used it (--delete-source-shards): go on with that job (--resume), "
+            f"{deleted[0]} was deleted by a job that used it (--delete-source-shards): resume that job (--resume), "
             "or download it again"
         )
 

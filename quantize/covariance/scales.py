@@ -1,6 +1,6 @@
 """Scales under a covariance: a search of every group's scale, minimum and table, and least squares for d and dmin.
 
-The candidates of a group are tried one after the other: its codes are found anew by descent within the group, with the exact
+The candidates of a group are tried one after the other: its codes are found again by descent within the group, with the exact
 change of the error r H r^T that comes of it. The best one is taken; the present parameters are the first candidate, so that
 the error never grows.
 """

@@ -37,7 +37,7 @@ def variants(stages: Stages, path: Path) -> list[Variant]:
     """
     tables = stages.get("quantize")
     if not isinstance(tables, dict | list) or (isinstance(tables, list) and not all(isinstance(t, dict) for t in tables)):
-        return [Variant("", stages)]  # without a name; whoever checks the keys refuses what is no table
+        return [Variant("", stages)]  # without a name; the check of keys refuses what is no table
     if isinstance(tables, dict) and not isinstance(tables.get("type"), list) and "name" not in tables:
         return [Variant("", stages)]
     found: list[Variant] = []

@@ -58,8 +58,8 @@ def in_pieces(
             if stop - first <= group:
                 reason = str(error).strip().splitlines()[0]
                 raise MillError(
-                    f"{device} has too little memory to {what}, even for one row: end other programs that use it, or begin "
-                    f"anew with --device none ({reason})"
+                    f"{device} has too little memory to {what}, even for one row: end other programs that use it, or start "
+                    f"over with --device none ({reason})"
                 ) from None
         # Out of the except clause, so that no traceback keeps the tensors of what failed.
         at_once = max(1, (stop - first) // 2 // group) * group

@@ -87,7 +87,7 @@ def test_what_cannot_be_judged(mill, quants, tmp_path):
     for arguments, ends, words in (
         ((quants / "none.gguf", *CUT), 1, "there is no "),
         ((tmp_path / "empty", *CUT), 1, "has no GGUF file and no config.json"),
-        (CUT, 2, "there is nothing to judge beside the baseline"),
+        (CUT, 2, "there is nothing to judge but the baseline"),
         ((quants, "--no-plot"), 2, "a text is missing (-f)"),
         ((quants, *CUT, "--stock", "q4_z"), 2, "'q4_z' is no file type"),
         ((quants, *CUT, "--join", tmp_path / "x.json"), 1, "x.json has no results of `ggufmill evaluate`"),

@@ -103,7 +103,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
 def test_layouts_of_latent_attention_have_measurements_of_their_own(mill, tmp_path):
     arguments = ("search", DEMO, tmp_path / "r.txt", "--target-bpw", 6, *TYPES, "--rows", 8, "--force")
     assert mill(*arguments)[0] == 0
-    assert "measured anew" in mill(*arguments, "--mla-layout", "mainline")[2]
+    assert "measured again" in mill(*arguments, "--mla-layout", "mainline")[2]
 
 
 def test_a_full_disk_is_named_and_nothing_is_left(mill, llama, tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ def test_wrong_usage_is_one_line(mill, llama, tmp_path, arguments, reason):
 def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
     out = tmp_path / "r.txt"
     assert mill("search", llama, out, "--target-bpw", 6, *TYPES)[0] == 0
-    assert "measured anew" in mill("search", llama, out, "--target-bpw", 6, *TYPES, "--seed", 3, "--force")[2]
+    assert "measured again" in mill("search", llama, out, "--target-bpw", 6, *TYPES, "--seed", 3, "--force")[2]
     (tmp_path / "r.txt.state.json").write_text("[]")
     code, _, err = mill("search", llama, out, "--target-bpw", 6, *TYPES, "--force")
     assert code == 1

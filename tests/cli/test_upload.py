@@ -101,7 +101,7 @@ def test_a_broken_upload_goes_on(mill, hub, folder):
     hub.refuse = lambda digest: digest == sha256(second)
     code, text, err = mill("upload", folder, "--repo", REPO, "--yes", "--public")
     assert code == 1
-    assert err.splitlines()[-1].endswith("what was sent is kept, the same command goes on with the rest")
+    assert err.splitlines()[-1].endswith("what was sent is kept, the same command sends the rest")
     assert TOKEN not in text + err
     assert len(hub.commits) == 1
     assert hub.created.get("private") is False or hub.created.get("visibility") == "public"

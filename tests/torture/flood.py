@@ -32,7 +32,7 @@ from ggufmill.operating_system.process import raise_open_file_limit
 
 GRACE = 20.0  # seconds in which the work for clients that are gone ends
 MEMORY = 256 << 20  # bytes by which the server may grow
-BODY = 1 << 20  # bytes of a request at most, as the server is told
+BODY = 1 << 20  # bytes of a request at most: an option of the server
 FILES = 256  # descriptors that the server may have
 LONG = 3000  # tokens that are asked for by clients that leave: far more than there is time for
 OPTIONS = [

@@ -1,8 +1,8 @@
 """The recurrent state of a sequence: of a fixed size, with checkpoints that the sequence can go back to.
 
-A pass reads the state behind the tokens of the past and writes the one behind its own tokens to other memory; `commit` makes
+A pass reads the state after the tokens of the past and writes the one after its own tokens to other memory; `commit` makes
 this the current one. So a pass that fails changes nothing, and the state before the last pass is always there. Other positions
-can only be gone back to where `checkpoint` was called: what lies between is computed again by whoever needs it.
+can only be gone back to where `checkpoint` was called: what lies between is computed again when it is needed.
 """
 
 from __future__ import annotations
