@@ -18,7 +18,7 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, first_set_lane, fma_lanes, load, reduce_min, select, splat, store
-from ..codecs.trellis.nearest_search import BLOCK, GROUP_STATS, find_near_vectors, prepare_block
+from ..codecs.trellis.nearest_search import BLOCK, find_near_vectors, new_block_search, prepare_block
 from .panels import add_products
 from .vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES
 
@@ -116,7 +116,7 @@ def _make_sweep(width: int) -> Any:
 
     @kernel
     def sweep(
-        active, factor, signs_stored, lanes, runs_per_vector, trellis_search, panels, inverses, size, gradient, values, entries,
+        active, factor, signs_stored, lanes, runs_per_vector, tree, panels, inverses, size, gradient, values, entries,
         signs, changed, feedback,
     ):  # fmt: skip
         """One sweep over the vectors of the rows that are active; changed: int64 [rows], how many of each changed.
@@ -124,15 +124,13 @@ def _make_sweep(width: int) -> Any:
         factor, entries, signs  of `VectorRows`; values: float32 [rows, n], its values
         signs_stored            of `VectorTable`, as lanes
         runs_per_vector         how many runs, from the beginning of the vector's book on, are tried for it
-        trellis_search          arguments of `find_near_vectors`: limit_factor, distance_polynomial, boxes, level_starts,
-                                top_boxes, vectors; arrays of no elements: all entries are tried
+        tree                    of the trellis type's codebooks; without boxes: all entries are tried
         panels, size, gradient  as for `descent.sweep`; inverses: of `invert_diagonal_blocks`
         feedback                whether panels are those of a `prepared.FeedbackMatrix`, which is zero left of the block, and
                                 gradient is its product
         """
         rows, n = values.shape
-        limit_factor, distance_polynomial, boxes, level_starts, top_boxes, vectors = trellis_search
-        searched, tabulated = boxes.size > 0, boxes.size == 0 and signs_stored == SIGNS_IN_ENTRIES
+        searched, tabulated = tree.boxes.size > 0, tree.boxes.size == 0 and signs_stored == SIGNS_IN_ENTRIES
         count_runs = lanes.size // (width * LANES)
         columns, steps, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
         buffer, quadratic, linear = np.empty(64, np.float32), np.zeros(width * width, np.float32), np.empty(width, np.float32)
@@ -143,13 +141,8 @@ def _make_sweep(width: int) -> Any:
         # of the tree search
         points, weights = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         bits, most = weights.view(np.int32), runs_per_vector if searched else 1
-        root_w, fixed_w = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-        fixed_wx, point_lanes = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-        stats, limits = np.empty(groups * GROUP_STATS, np.float32), np.empty(groups, np.float32)
-        best_lanes = np.empty(groups * LANES, np.float32)
-        pending, near_counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
-        lists = np.empty(2 * (groups * most + LANES), np.int32)
-        near_runs, sums = np.empty(groups * most, np.int32), np.empty(groups * most * 2 * LANES, np.float32)
+        near = new_block_search(width, most)
+        near_counts, near_runs = near.counts, near.runs
         changed[:] = 0
         for first in range(0, n, 64):
             tile = (first // 64 * size + first) * 64
@@ -183,12 +176,8 @@ def _make_sweep(width: int) -> Any:
                             point = values[row, first + at + i] + step
                             points[i] = point if signs_stored == SIGNS_IN_ENTRIES else abs(point)
                             weights[i] = panels[tile + (at + i) * 65]
-                        prepare_block(points, weights, bits, 0, width, root_w, fixed_w, fixed_wx, stats)
-                        find_near_vectors(
-                            points, 0, width, root_w, fixed_w, fixed_wx, stats, scale, limit_factor, distance_polynomial, boxes,
-                            level_starts, book, top_boxes, vectors, point_lanes, limits, best_lanes, pending, lists,
-                            near_counts, near_runs, sums,
-                        )  # fmt: skip
+                        prepare_block(points, weights, bits, 0, width, near)
+                        find_near_vectors(points, 0, width, scale, tree, book, near)
                         for g in range(groups):
                             for i in range(g * most, g * most + near_counts[g]):
                                 near_runs[i] += book * runs_per_vector

@@ -9,7 +9,7 @@ from .prepared import DampedCovariance, FeedbackMatrix
 from .refinement import Refinement
 from .scale_codes import fit_scale_codes
 from .vector_descent import SWEEPS, invert_diagonal_blocks
-from .vectors import VectorRows, trellis_search
+from .vectors import VectorRows, trellis_tree
 
 _SWEEPS = (1, 4, 8, 8)  # by effort
 _LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the last
@@ -52,7 +52,7 @@ class VectorRefinement(Refinement):
         inverses = np.empty((rows.groups, table.size**2), np.float32)
         invert_diagonal_blocks(matrix.panels, size, table.size, inverses)
         SWEEPS[table.size](
-            active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_search(rows.fields.type.name), matrix.panels,
+            active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name), matrix.panels,
             inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
             isinstance(matrix, FeedbackMatrix),
         )  # fmt: skip

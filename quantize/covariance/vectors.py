@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ...formats import TYPES
 from ...simd.lanes import LANES
 from ...simd.memory import aligned_empty
 from ..codecs.fields import BlockFields
+from ..codecs.trellis.codebook import TrellisTree, join_trees
 from ..codecs.trellis.iq_kt import trellis_type
 from .values import GroupFields
 
@@ -88,13 +88,9 @@ def vector_table(type_name: str) -> VectorTable:
 
 
 @cache
-def trellis_search(type_name: str) -> tuple[Any, ...]:
-    """What a sweep searches trellis codebooks with; arrays without elements for a type whose entries are all tried."""
-    if BlockFields.of(type_name).layout.trellis is None:
-        no_floats, no_boxes = np.empty(0, np.float32), np.empty(0, np.int16)
-        return np.float32(0), no_floats, no_boxes, np.empty((1, 0), np.int64), 0, no_boxes
-    searched = trellis_type(type_name)
-    return np.float32(searched.limit_factor), np.array(searched.distance_polynomial, np.float32), *searched.trees
+def trellis_tree(type_name: str) -> TrellisTree:
+    """What a sweep searches trellis codebooks with; without boxes for a type whose entries are all tried."""
+    return join_trees((), 0, ()) if BlockFields.of(type_name).layout.trellis is None else trellis_type(type_name).tree
 
 
 @dataclass

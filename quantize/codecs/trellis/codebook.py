@@ -9,8 +9,10 @@ alternate between them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +45,38 @@ class TrellisCodebook:
     @property
     def size(self) -> int:
         return self.values.shape[1]
+
+
+class TrellisTree(NamedTuple):
+    """The trees of all codebooks of a type, and how far they are searched (see nearest_search.py).
+
+    limit_factor         float32: times the expected distance is the limit up to which boxes are opened
+    distance_polynomial  float32 [4]: expected distance, by the mean square of a group over that of the codebook
+    boxes, vectors       of the TrellisCodebooks, one after the other
+    level_starts         int64 [codebooks, levels]; top_boxes: of each codebook
+    """
+
+    limit_factor: np.float32
+    distance_polynomial: np.ndarray
+    boxes: np.ndarray
+    level_starts: np.ndarray
+    top_boxes: int
+    vectors: np.ndarray
+
+
+def join_trees(codebooks: Sequence[TrellisCodebook], limit_factor: float, distance_polynomial: Sequence[float]) -> TrellisTree:
+    """The tree of several codebooks; of none, which means that all vectors are tried, it has no boxes."""
+    boxes, vectors = ([np.empty(0, np.int16), *(getattr(each, name) for each in codebooks)] for name in ("boxes", "vectors"))
+    starts = [each.level_starts + i * each.boxes.size for i, each in enumerate(codebooks)] or [np.empty(0, np.int64)]
+    top_boxes = codebooks[0].top_boxes if codebooks else 0
+    return TrellisTree(
+        np.float32(limit_factor),
+        np.array(distance_polynomial, np.float32),
+        np.concatenate(boxes),
+        np.stack(starts),
+        top_boxes,
+        np.concatenate(vectors),
+    )
 
 
 @cache

@@ -9,12 +9,15 @@ first.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import fma
-from .nearest_search import BLOCK, GROUP_STATS, best_vectors, find_near_vectors, least_error, prepare_block
+from .codebook import TrellisTree
+from .nearest_search import BLOCK, best_vectors, find_near_vectors, least_error, new_block_search, prepare_block
 
 SUPERBLOCK = 256
 _TINY = np.float32(1e-30)
@@ -145,41 +148,70 @@ def _nearest_multiple(multiples, variant, target):
     return low - 1 if low > 0 and target * target < multiples[variant, low] * multiples[variant, low - 1] else low
 
 
-@kernel
-def fit_rows(
-    x, importance, size, boxes, level_starts, top_boxes, vectors, values, orders, multiples, signs, variant_codebooks,
-    magnitudes, largest_range, trial_factors, heavy_trial_factors, refine_factors, limit_factor, distance_polynomial,
-    prediction_factor, has_zero, variants, multiple_indices, indices, d,
-):  # fmt: skip
-    """Fits all rows of x (float32 [rows, n], C-contiguous). A variant is a sign with a codebook, which has its own multiples.
+class TrellisSearch(NamedTuple):
+    """What the rows of a type are fitted with. A variant is a sign with a codebook, which has its own multiples.
 
-    importance    float32 [1 or rows, n], or of no rows
     size          8 or 4: elements of a group
-    boxes, level_starts, top_boxes, vectors   of the TrellisCodebooks, concatenated; values: [codebooks, vectors, size];
-                  orders: [codebooks, vectors]
+    tree          of its codebooks; values: int8 [codebooks, vectors, size]; orders: int32 [codebooks, vectors]
     multiples     float32 [variants, count]: block scales that can be stored, over the row's scale: magnitudes, ascending
-    signs         float32 [variants]; variant_codebooks: int64 [variants], 0 or 1
+    signs         float32 [variants]; codebooks: int64 [variants], 0 or 1
     magnitudes    float32: those of all multiples, ascending
-    largest_range (lowest, highest): the multiple that the block of largest scale may get
+    lowest, highest  the multiple that the block of largest scale may get
     trial_factors float32 [centers, tries]: factors on the predicted scale for the multiples tried, ascending;
                   heavy_trial_factors: the same for blocks of large weight
     refine_factors  float32 [any]: factors on the predicted scale of large blocks, a geometric sequence, of which the best is
                   taken first
-    limit_factor, distance_polynomial   see `find_near_vectors`; prediction_factor: see `_predicted_scale`
+    prediction_factor  see `_predicted_scale`
     has_zero      whether blocks can be stored as zeros
-    variants, multiple_indices   uint8 [rows, blocks], out: the variant, or NO_VARIANT for zeros, and the index of its multiple
-    indices       int32 [rows * groups], out: vectors; d: float32 [rows], out: the row scale, refitted
     """
+
+    size: int
+    tree: TrellisTree
+    values: np.ndarray
+    orders: np.ndarray
+    multiples: np.ndarray
+    signs: np.ndarray
+    codebooks: np.ndarray
+    magnitudes: np.ndarray
+    lowest: np.float32
+    highest: np.float32
+    trial_factors: np.ndarray
+    heavy_trial_factors: np.ndarray
+    refine_factors: np.ndarray
+    prediction_factor: np.float32
+    has_zero: bool
+
+
+class TrellisFit(NamedTuple):
+    """What `fit_rows` has found.
+
+    variants, multiple_indices  uint8 [rows, blocks]: the variant, or NO_VARIANT for zeros, and the index of its multiple
+    indices                     int32 [rows * groups]: vectors
+    d                           float32 [rows]: the row scale, refitted
+    """
+
+    variants: np.ndarray
+    multiple_indices: np.ndarray
+    indices: np.ndarray
+    d: np.ndarray
+
+
+@kernel
+def fit_rows(x, importance, search, found):
+    """Fits all rows of x (float32 [rows, n], C-contiguous); importance: float32 [1 or rows, n], or of no rows.
+
+    search: TrellisSearch; found: TrellisFit, out
+    """
+    size, tree, values, orders, multiples, signs = (
+        search.size, search.tree, search.values, search.orders, search.multiples, search.signs
+    )  # fmt: skip
+    trial_factors, heavy_trial_factors, refine_factors = (
+        search.trial_factors, search.heavy_trial_factors, search.refine_factors
+    )  # fmt: skip
+    variants, multiple_indices, indices, d = found
     rows, n = x.shape
     blocks, groups = n // BLOCK, BLOCK // size
-    max_runs = orders.shape[1] // LANES
-    root_w, fixed_w = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-    fixed_wx, point = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-    stats, limits = np.empty(groups * GROUP_STATS, np.float32), np.empty(groups, np.float32)
-    best_lanes = np.empty(groups * LANES, np.float32)
-    pending, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
-    lists = np.empty(2 * (groups * max_runs + LANES), np.int32)
-    runs, sums = np.empty(groups * max_runs, np.int32), np.empty(groups * max_runs * 2 * LANES, np.float32)
+    block_search = new_block_search(size, orders.shape[1] // LANES)
     max_tries = max(trial_factors.shape[1], heavy_trial_factors.shape[1])
     errors = np.empty(refine_factors.size, np.float32)
     trial_scales, trial_indices = np.empty(max_tries, np.float32), np.empty(max_tries, np.int64)
@@ -191,7 +223,7 @@ def fit_rows(
         row = x[r]
         _error_weights(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, has_weight)
         for b in range(blocks):
-            block_scales[b], block_weights[b] = _predicted_scale(row, w, b * BLOCK, size, prediction_factor)
+            block_scales[b], block_weights[b] = _predicted_scale(row, w, b * BLOCK, size, search.prediction_factor)
         if _largest_scale(block_scales, block_weights * has_weight) > 0:
             block_weights *= has_weight
         else:  # only blocks without influence are not zero: then all have influence
@@ -201,17 +233,13 @@ def fit_rows(
             for b in range(blocks):
                 if block_scales[b] > _LARGE_SCALE * largest and has_weight[b]:
                     start = b * BLOCK
-                    prepare_block(row, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats)
-                    find_near_vectors(
-                        row, start, size, root_w, fixed_w, fixed_wx, stats, block_scales[b], limit_factor, distance_polynomial,
-                        boxes, level_starts, 0, top_boxes, vectors, point, limits, best_lanes, pending, lists, counts, runs,
-                        sums,
-                    )  # fmt: skip
+                    prepare_block(row, w, w_bits, start, size, block_search)
+                    find_near_vectors(row, start, size, block_scales[b], tree, 0, block_search)
                     for k in range(refine_factors.size):
-                        errors[k] = least_error(block_scales[b] * refine_factors[k], groups, counts, sums)
+                        errors[k] = least_error(block_scales[b] * refine_factors[k], groups, block_search)
                     block_scales[b] *= _least_error_factor(errors, refine_factors)
             largest = _largest_scale(block_scales, block_weights)
-        row_d = _row_scale(block_scales, block_weights, largest, magnitudes, largest_range[0], largest_range[1])
+        row_d = _row_scale(block_scales, block_weights, largest, search.magnitudes, search.lowest, search.highest)
         if not row_d > 0:
             d[r] = 0
             variants[r], multiple_indices[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = NO_VARIANT, 0, 0
@@ -224,11 +252,11 @@ def fit_rows(
         for b in range(blocks):
             start, first_index = b * BLOCK, (r * blocks + b) * groups
             best_variant, best_index = NO_VARIANT, 0
-            if block_scales[b] == 0 and has_zero:
+            if block_scales[b] == 0 and search.has_zero:
                 indices[first_index : first_index + groups] = 0
                 variants[r, b], multiple_indices[r, b] = best_variant, best_index
                 continue
-            prepare_block(row, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats)
+            prepare_block(row, w, w_bits, start, size, block_search)
             least = np.float32(np.inf)
             is_heavy = block_weights[b] * block_scales[b] * block_scales[b] > _HEAVY_BLOCK * mean_error_weight
             factors = heavy_trial_factors if is_heavy else trial_factors
@@ -246,26 +274,22 @@ def fit_rows(
                     if count == 0:
                         continue
                     center = (trial_scales[0] + trial_scales[count - 1]) / 2
-                    find_near_vectors(
-                        row, start, size, root_w, fixed_w, fixed_wx, stats, center, limit_factor, distance_polynomial, boxes,
-                        level_starts, variant_codebooks[variant], top_boxes, vectors, point, limits, best_lanes, pending, lists,
-                        counts, runs, sums,
-                    )  # fmt: skip
+                    find_near_vectors(row, start, size, center, tree, search.codebooks[variant], block_search)
                     best_trial = -1
                     for k in range(count):
-                        error = least_error(trial_scales[k], groups, counts, sums)
+                        error = least_error(trial_scales[k], groups, block_search)
                         if error < least:
                             least, best_trial = error, k
                     if best_trial >= 0:
                         best_variant, best_index = variant, trial_indices[best_trial]
-                        best_vectors(trial_scales[best_trial], groups, counts, runs, sums, indices, first_index)
-            if has_zero and least >= 0:
+                        best_vectors(trial_scales[best_trial], groups, block_search, indices, first_index)
+            if search.has_zero and least >= 0:
                 best_variant, best_index = NO_VARIANT, 0
                 indices[first_index : first_index + groups] = 0
             variants[r, b], multiple_indices[r, b] = best_variant, best_index
             if best_variant == NO_VARIANT:
                 continue
-            codebook = variant_codebooks[best_variant]
+            codebook = search.codebooks[best_variant]
             influence = np.float32(1) if has_weight[b] else np.float32(0)
             multiple = signs[best_variant] * multiples[best_variant, best_index]
             for g in range(groups):

@@ -17,8 +17,8 @@ from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import importance_rows
 from ..row_decoder import row_decoder
-from .codebook import TrellisCodebook, trellis_codebook
-from .fit import NO_VARIANT, fit_rows
+from .codebook import TrellisCodebook, TrellisTree, join_trees, trellis_codebook
+from .fit import NO_VARIANT, TrellisFit, TrellisSearch, fit_rows
 
 _BLOCKS = 8  # of 32 weights in a superblock
 _ORDINARY_EXPONENTS = (-12, 8)  # binary exponents of rows that are not scaled; see normalise_rows
@@ -46,7 +46,7 @@ class TrellisType:
     multiples      float32 [codes]: factor on the row's scale for each code of a block
     variants       codes tried for a block, int [variants, count]: of each variant (sign and codebook) by rising magnitude
     largest_range, trial_factors, heavy_trial_factors, refine_factors, limit_factor, distance_polynomial, prediction_factor
-                   of the search, see `fit_rows`; tuned by error and time on rows of several distributions
+                   of the search, see `TrellisSearch`; tuned by error and time on rows of several distributions
     scale_factor   on the fitted scale: it compensates for the norm that least squares take away
     """
 
@@ -77,43 +77,41 @@ class TrellisType:
         return int(codes[0]) if codes.size else None
 
     @cached_property
-    def trees(self) -> tuple:
-        """Arguments of `find_near_vectors` from `boxes` on: those of all codebooks, one after the other."""
-        level_starts = [each.level_starts + i * each.boxes.size for i, each in enumerate(self.codebooks)]
-        boxes, vectors = ([getattr(each, name) for each in self.codebooks] for name in ("boxes", "vectors"))
-        return np.concatenate(boxes), np.stack(level_starts), self.codebooks[0].top_boxes, np.concatenate(vectors)
+    def tree(self) -> TrellisTree:
+        return join_trees(self.codebooks, self.limit_factor, self.distance_polynomial)
 
     @cached_property
-    def search(self) -> tuple:
-        """Arguments of `fit_rows` from `size` to `has_zero`."""
+    def search(self) -> TrellisSearch:
         codebooks = self.codebooks
         multiples = np.abs(self.multiples[self.variants])
-        return (
-            self.size,
-            *self.trees,
-            np.stack([each.values for each in codebooks]),
-            np.stack([each.order for each in codebooks]),
-            multiples,
-            np.sign(self.multiples[self.variants[:, 0]]),
-            np.arange(len(self.variants)) // (len(self.variants) // len(codebooks)),
-            np.unique(multiples),
-            tuple(map(np.float32, self.largest_range)),
-            self.trial_factors,
-            self.heavy_trial_factors,
-            self.refine_factors,
-            np.float32(self.limit_factor),
-            np.array(self.distance_polynomial, np.float32),
-            np.float32(self.prediction_factor),
-            self.zero_code is not None,
+        return TrellisSearch(
+            size=self.size,
+            tree=self.tree,
+            values=np.stack([each.values for each in codebooks]),
+            orders=np.stack([each.order for each in codebooks]),
+            multiples=multiples,
+            signs=np.sign(self.multiples[self.variants[:, 0]]),
+            codebooks=np.arange(len(self.variants)) // (len(self.variants) // len(codebooks)),
+            magnitudes=np.unique(multiples),
+            lowest=np.float32(self.largest_range[0]),
+            highest=np.float32(self.largest_range[1]),
+            trial_factors=self.trial_factors,
+            heavy_trial_factors=self.heavy_trial_factors,
+            refine_factors=self.refine_factors,
+            prediction_factor=np.float32(self.prediction_factor),
+            has_zero=self.zero_code is not None,
         )
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         scaled, shifts = normalise_rows(x, _ORDINARY_EXPONENTS)
         qw = normalise_importance(importance_rows(importance))
-        variants, multiple_indices = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
-        indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
-        fit_rows(np.abs(scaled) if self.absolute else scaled, qw, *self.search, variants, multiple_indices, indices, d)
+        found = TrellisFit(
+            np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8),
+            np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32),
+        )  # fmt: skip
+        fit_rows(np.abs(scaled) if self.absolute else scaled, qw, self.search, found)
+        variants, multiple_indices, indices, d = found
         is_zero = variants == NO_VARIANT
         codes = self.variants[np.where(is_zero, 0, variants), multiple_indices]
         codes = np.where(is_zero, self.zero_code or 0, codes).astype(np.uint8)

@@ -12,6 +12,8 @@ integers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import types
 
@@ -144,18 +146,55 @@ def _pack_pair(low, high):
     return (np.int32(low) & 0xFFFF) | np.int32(high) << 16
 
 
+class BlockSearch(NamedTuple):
+    """What the search knows of a block and has found for it. A codebook has max_runs runs of vectors.
+
+    root_w, fixed_w, fixed_wx  int32 [16]: pairs of square roots of w, of w, of w * x, in 16-bit fixed point
+    stats     float32 [groups * GROUP_STATS]
+    counts    int64 [groups]: how many runs of vectors were read
+    runs      int32 [groups * max_runs]: their numbers
+    sums      float32 [groups * max_runs * 32]: sums of w c^2 and of -2 w x c for the vectors of each, as lanes
+    point, limits, best, pending, lists  scratch: int32 [16], float32 [groups], float32 [groups * 16], int64 [groups],
+              int32 [2 * (groups * max_runs + 16)]
+    """
+
+    root_w: np.ndarray
+    fixed_w: np.ndarray
+    fixed_wx: np.ndarray
+    stats: np.ndarray
+    counts: np.ndarray
+    runs: np.ndarray
+    sums: np.ndarray
+    point: np.ndarray
+    limits: np.ndarray
+    best: np.ndarray
+    pending: np.ndarray
+    lists: np.ndarray
+
+
+@kernel
+def new_block_search(size, max_runs):
+    """A BlockSearch for groups of `size` elements (8 or 4)."""
+    groups = BLOCK // size
+    return BlockSearch(
+        np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32),
+        np.empty(groups * GROUP_STATS, np.float32), np.empty(groups, np.int64), np.empty(groups * max_runs, np.int32),
+        np.empty(groups * max_runs * 2 * LANES, np.float32), np.empty(BLOCK // 2, np.int32), np.empty(groups, np.float32),
+        np.empty(groups * LANES, np.float32), np.empty(groups, np.int64), np.empty(2 * (groups * max_runs + LANES), np.int32),
+    )  # fmt: skip
+
+
 # Kernels below take rows and the index where a block begins: a view of an array costs numba two atomic counts.
 
 
 @kernel
-def prepare_block(x, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats):
-    """Computes what the search needs to know of a block's groups at any scale.
+def prepare_block(x, w, w_bits, start, size, search):
+    """Computes what the search (a BlockSearch) needs to know of a block's groups at any scale.
 
     x, w      float32 rows: weights, and the weights of their squared errors, above 0; the block begins at `start`
     w_bits    int32: the bits of w; size: 8 or 4, the elements of a group
-    root_w, fixed_w, fixed_wx    int32 [16], out: pairs of square roots of w, of w, of w * x, in 16-bit fixed point
-    stats     float32 [groups * GROUP_STATS], out
     """
+    root_w, fixed_w, fixed_wx, stats = search.root_w, search.fixed_w, search.fixed_wx, search.stats
     pairs = size // 2
     for g in range(BLOCK // size):
         max_w = max_wx = sum_xx = sum_wxx = np.float32(0)
@@ -183,23 +222,15 @@ def prepare_block(x, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats):
 
 
 @kernel
-def find_near_vectors(
-    x, start, size, root_w, fixed_w, fixed_wx, stats, scale, limit_factor, distance_polynomial, boxes, level_starts, codebook,
-    top_boxes, vectors, point, limits, best, pending, lists, counts, runs, sums,
-):  # fmt: skip
+def find_near_vectors(x, start, size, scale, tree, codebook, search):
     """Finds the vectors near the groups of a block at a scale (not 0), and sums for the error of each at any scale.
 
     x         float32 row; the block begins at `start`; size: 8 or 4, the length of a group
-    root_w, fixed_w, fixed_wx, stats     from `prepare_block`
-    limit_factor         times the expected distance is the limit up to which boxes are opened
-    distance_polynomial  float32 [4]: expected distance, by the mean square of a group over that of the codebook
-    boxes, level_starts, top_boxes, vectors   of the TrellisCodebooks, concatenated; codebook: which of them
-    counts    int64 [groups], out: how many runs of vectors were read
-    runs      int32 [groups * max_runs], out: their numbers; max_runs: those of a codebook
-    sums      float32 [groups * max_runs * 32], out: sums of w c^2 and of -2 w x c for the vectors of each, as lanes
-    point, limits, best, pending, lists    scratch: int32 [16], float32 [groups], float32 [groups * 16], int64 [groups],
-                                           int32 [2 * (groups * max_runs + 16)]
+    tree      TrellisTree; codebook: which of its codebooks is searched
+    search    BlockSearch from `prepare_block`; receives counts, runs and sums
     """
+    limit_factor, distance_polynomial, boxes, level_starts, top_boxes, vectors = tree
+    root_w, fixed_w, fixed_wx, stats, counts, runs, sums, point, limits, best, pending, lists = search
     pairs, groups = size // 2, BLOCK // size
     depth = level_starts.shape[1]
     max_runs = runs.size // groups
@@ -287,8 +318,9 @@ def find_near_vectors(
 
 
 @kernel
-def least_error(scale, groups, counts, sums):
+def least_error(scale, groups, search):
     """The least sum of w (x - scale * c)^2 less sum w x^2 of a block, over the vectors of `find_near_vectors`."""
+    counts, sums = search.counts, search.sums
     max_runs = sums.size // (groups * 2 * LANES)
     total = np.float32(0)
     for g in range(groups):
@@ -302,8 +334,9 @@ def least_error(scale, groups, counts, sums):
 
 
 @kernel
-def best_vectors(scale, groups, counts, runs, sums, out, start):
+def best_vectors(scale, groups, search, out, start):
     """The vectors of least_error, to out[start] and the following, int32, counted in the order of the tree."""
+    counts, runs, sums = search.counts, search.runs, search.sums
     max_runs = runs.size // groups
     for g in range(groups):
         best, best_run = splat(_NO_SCORE), splat(0)

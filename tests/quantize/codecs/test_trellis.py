@@ -13,10 +13,10 @@ from ggufmill.quantize.codecs.trellis.fit import _error_weights
 from ggufmill.quantize.codecs.trellis.iq_kt import _TYPES, CODECS
 from ggufmill.quantize.codecs.trellis.nearest_search import (
     BLOCK,
-    GROUP_STATS,
     best_vectors,
     find_near_vectors,
     least_error,
+    new_block_search,
     prepare_block,
 )
 from ggufmill.simd.lanes import LANES
@@ -97,22 +97,13 @@ def test_boxes_contain_their_vectors(arguments):
 
 def search(spec, x, w, center, scale, limit_factor):
     """(vectors int [groups], score) of a block of 32 by the kernels."""
-    size, groups = spec.size, BLOCK // spec.size
-    boxes, level_starts, top_boxes, vectors, _, orders = spec.search[1:7]
-    max_runs = orders.shape[1] // LANES
-    root_w, fixed_w, fixed_wx, point = (np.empty(BLOCK // 2, np.int32) for _ in range(4))
-    stats, limits, best = (np.empty(k, np.float32) for k in (groups * GROUP_STATS, groups, groups * LANES))
-    pending, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
-    lists, runs = np.empty(2 * (groups * max_runs + LANES), np.int32), np.empty(groups * max_runs, np.int32)
-    sums, out = np.empty(groups * max_runs * 2 * LANES, np.float32), np.empty(groups, np.int32)
-    prepare_block(x, w, w.view(np.int32), 0, size, root_w, fixed_w, fixed_wx, stats)
-    find_near_vectors(
-        x, 0, size, root_w, fixed_w, fixed_wx, stats, np.float32(center), np.float32(limit_factor),
-        np.array(spec.distance_polynomial, np.float32), boxes, level_starts, 0, top_boxes, vectors, point, limits, best,
-        pending, lists, counts, runs, sums,
-    )  # fmt: skip
-    score = least_error(np.float32(scale), groups, counts, sums)
-    best_vectors(np.float32(scale), groups, counts, runs, sums, out, 0)
+    size, groups, orders = spec.size, BLOCK // spec.size, spec.search.orders
+    found, out = new_block_search(size, orders.shape[1] // LANES), np.empty(groups, np.int32)
+    prepare_block(x, w, w.view(np.int32), 0, size, found)
+    tree = spec.tree._replace(limit_factor=np.float32(limit_factor))
+    find_near_vectors(x, 0, size, np.float32(center), tree, 0, found)
+    score = least_error(np.float32(scale), groups, found)
+    best_vectors(np.float32(scale), groups, found, out, 0)
     return orders[0][out], score
 
 
