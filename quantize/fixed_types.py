@@ -13,7 +13,7 @@ import numpy as np
 from ..formats import TYPES, TensorSource, TensorType
 from ..jobs.outputs import Output
 from ..jobs.plan import Plan, make_plan
-from .transform import row_producer
+from .row_producer import RowProducer
 
 
 def plan_types(
@@ -41,7 +41,7 @@ def plan_types(
         chosen, note = types[name], ""
         if tensor.shape[0] % chosen.block:
             chosen, note = TYPES["f16"], f"{chosen.name} asked for; rows of {tensor.shape[0]} are no complete blocks"
-        produce = row_producer(tensor, chosen, None, replaced)
+        produce = RowProducer(tensor, chosen, replaced=replaced)
         outputs.append(Output(name, tensor.shape, tensor.source_type, chosen, rule, produce, note))
     nbytes: Counter[str] = Counter()
     for output in outputs:

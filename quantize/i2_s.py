@@ -1,4 +1,4 @@
-"""Reading i2_s, the type of Microsoft's BitNet files: 128 two-bit codes in 32 bytes, one scale behind a tensor's last code.
+"""Reading i2_s, the type of Microsoft's BitNet files: 128 two-bit codes in 32 bytes, one scale after a tensor's last code.
 
 Byte j of a block has the codes of elements j, j + 32, j + 64 and j + 96, the first in its highest bits; a code stands for
 itself less one. The scale of all weights, a float32, follows the codes, so that no row can be decoded from its own bytes: the

@@ -17,7 +17,6 @@ from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_problems
 from ..jobs.outputs import Output, Outputs
 from ..jobs.plan import Plan, make_plan
-from .encoding import Encoding, repacks, uses_importance
 from .importance import Importance
 from .prune import draft_layer_prefixes
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
@@ -36,6 +35,7 @@ from .recipes.type_selection import (
     TypeOverrides,
     TypeSelector,
 )
+from .tensor_outputs import TensorOutputs, repacks, uses_importance
 from .tensor_scale import missing_scales, shards_with_scales
 from .torch_encoders.encode_on_device import METADATA_KEY, TYPES_ON_DEVICES
 
@@ -109,7 +109,7 @@ def plan_quantize(
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
-    variant           what was made of the source before, in words: files of a split are told by it
+    variant           what was made of the source before, in words: files of a split are named by it
     version           of the program, for the metadata
     program           that is to load the file, one of `loaders.PROGRAMS`: types, layout and fallbacks are its own
 
@@ -125,8 +125,8 @@ def plan_quantize(
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
-    encoding = Encoding(source.tensors, importance, covariances, replaced, device)
-    outputs = Outputs(encoding.produce)
+    tensor_outputs = TensorOutputs(source.tensors, importance, covariances, replaced, device)
+    outputs = Outputs(tensor_outputs.produce)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
         if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
@@ -136,12 +136,12 @@ def plan_quantize(
             )
         if uses_importance(tensor, selection.type):
             noticed.note_covariance(tensor, selection.type, covariances)
-            if not encoding.has_importance(tensor):
+            if not tensor_outputs.has_importance(tensor):
                 file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
                 _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
-        encoding.add_to(outputs, tensor, selection)
+        tensor_outputs.add_to(outputs, tensor, selection)
     if overrides.extra_output is not None:
-        outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding, selector.types))
+        outputs.append(_extra_output(source, overrides.extra_output, outputs, tensor_outputs, selector.types))
     warnings = _warnings(noticed, selector, rules, outputs)
     if strict and warnings:
         raise PlanError("--strict: " + "; ".join(warnings))
@@ -189,7 +189,7 @@ def _extra_output(
     source: TensorSource,
     requested: TensorType,
     outputs: Outputs,
-    encoding: Encoding,
+    tensor_outputs: TensorOutputs,
     types: LoaderTypes,
 ) -> Output:
     """A second, smaller output matrix for drafting tokens, as --extra-output-tensor of llama-quantize writes it."""
@@ -199,7 +199,7 @@ def _extra_output(
         raise PlanError(f"--extra-output-tensor: the model has no {OUTPUT} and no {EMBEDDINGS[0]}")
     selection = Selection(TYPES.fallback_for(requested, tensor.shape, types.fallbacks)[0], "--extra-output-tensor")
     types.check(name, selection.type, selection.rule)
-    extra = encoding.output(tensor, "output_extra.weight", selection)
+    extra = tensor_outputs.output(tensor, "output_extra.weight", selection)
     full = next(kind for other, kind in outputs.entries() if other == name)
     if extra.nbytes >= full.nbytes:
         raise PlanError(

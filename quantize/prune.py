@@ -1,4 +1,4 @@
-"""Removing layers from a model (--prune-layers): the layers behind them are renumbered, names and metadata along with them."""
+"""Removing layers from a model (--prune-layers): the layers after them are renumbered, names and metadata along with them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     if draft_key in metadata:
         metadata[draft_key] = np.uint32(sum(layer >= count - int(metadata[draft_key]) for layer in remaining))
     identity = hashlib.sha256(f"{source.identity} without {sorted(layers)}".encode()).hexdigest()
-    note = f"{len(set(layers))} of {count} layers are left out; those behind them move up"
+    note = f"{len(set(layers))} of {count} layers are left out; those after them move up"
     return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), old_names
 
 
@@ -72,7 +72,7 @@ def draft_layers(source: TensorSource) -> range:
 
 
 def draft_layer_prefixes(source: TensorSource) -> tuple[str, ...]:
-    """Of the names of the tensors in `draft_layers`: 'blk.61.'."""
+    """The prefix of the names of tensors in `draft_layers`: 'blk.61.'."""
     return tuple(f"blk.{layer}." for layer in draft_layers(source))
 
 

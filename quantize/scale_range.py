@@ -20,7 +20,7 @@ from .encode import decode, encode
 from .subnormal_scales import has_float16_scales, refit
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
-_UNITS = 16  # a scale of so many units of the smallest float16 is as good as any
+_UNITS = 16  # a scale of this many times the smallest float16 is as good as any
 _F16_UNIT = 2.0**-24
 NEGLIGIBLE = 2.0**-10  # of the tensor's largest weight: coarse rows below that are a warning, no error
 _READ_ELEMENTS = 1 << 22  # that are read at a time to find the largest
@@ -80,7 +80,7 @@ class ScaleRange:
 
         x float32 [rows, n]: what was encoded as q, rows from `start` on; factor: what x is of the tensor, divided by. plain: q
         has the least plain error, else (under a covariance) rows are judged by what an encoding without it makes of them.
-        Raises MillError for a row that overflows, or that is lost and is not negligible beside the tensor's other weights;
+        Raises MillError for a row that overflows, or that is lost and not negligible compared with the tensor's other weights;
         other rows that stay coarser than the type gives a warning, one per tensor.
         """
         rows = self.suspects(x)

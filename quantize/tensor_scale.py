@@ -1,4 +1,4 @@
-"""Factors of matrices, which GGUF files of llama.cpp keep as float32 tensors NAME.scale beside NAME.weight.
+"""Factors of matrices, which GGUF files of llama.cpp keep as float32 tensors NAME.scale next to NAME.weight.
 
 nvfp4 needs them: its scales of 16 weights lie between 2^-9 and 448, so that small weights would have coarse ones. A tensor
 NAME.scale has one factor, of a stack of experts one each; products are multiplied with it.
@@ -81,8 +81,8 @@ def _scaled(tensor: SourceTensor, scale: TensorScale) -> Callable[[int, int], np
 
 
 def scale_for(tensor: SourceTensor, name: str, target: TensorType) -> TensorScale | None:
-    """The factors that a file has beside the rows of a tensor in the type `target`: the source's where its rows are copied,
-    for other rows in nvfp4 such that each matrix uses the range of that type. None if there are none."""
+    """The factors that a file stores apart from the rows of a tensor in the type `target`: the source's where its rows are
+    copied, for other rows in nvfp4 such that each matrix uses the range of that type. None if there are none."""
     if tensor.stored is not None and tensor.raw is not None and tensor.stored.repacks_to(target):
         return tensor.scale
     return TensorScale(_MeasuredFactors(tensor)) if target is TYPES["nvfp4"] and takes_scale(name) else None

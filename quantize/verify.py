@@ -141,7 +141,7 @@ def _error_bound(name: str, shuffled: float) -> float:
     """What the error of encoded weights may be; shuffled: the error of the decoded weights in other columns.
 
     Zeros have an error of 1. The reference errors of types of few bits are so large that their multiple would admit zeros and
-    shuffled weights. Weights that are all alike have hardly an error in other columns: shuffled ones are not told then.
+    shuffled weights. Weights that are all alike have hardly an error in other columns: a shuffle is not detected then.
     """
     reference = reference_error(name)
     worse = [1.0] if reference < 1 else []

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("__main__", "cli", "", "pipeline", "imatrix", "runtime", "convert", "quantize", "repack", "jobs", "formats", "simd",
          "operating_system", "recipes", "request_fields", "errors", "version")  # fmt: skip
 # Circles that are still there, each by one of its modules. Remove an entry together with its circle.
-KNOWN_CIRCLES = ("runtime.backends.cpu.passes", "pipeline.stages.run")
+KNOWN_CIRCLES = ("pipeline.stages.run",)
 
 
 def _modules() -> dict[str, Path]:

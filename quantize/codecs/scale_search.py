@@ -31,7 +31,7 @@ from ...simd.scalar import fma
 
 @kernel
 def largest_magnitude(x, at, n):
-    """Of n elements the one of largest magnitude (the first on ties), with its sign, and its magnitude (amax), as lanes."""
+    """The element of largest magnitude of n (the first on ties), with its sign, and its magnitude (amax), as lanes."""
     signed_max, amax = splat(0), splat(0)
     for i in range(n):
         v = load(x, at + LANES * i)

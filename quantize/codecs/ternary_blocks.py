@@ -22,7 +22,7 @@ _SMALLEST_NORMAL = np.finfo(np.float32).tiny  # the inverses of smaller scales m
 # tq1_0: areas of a block, (byte, bytes, digits per byte, first element). Digit k of byte m is element first + m + bytes * k.
 _AREAS = np.array([(0, 32, 5, 0), (32, 16, 5, 160), (48, 4, 4, 240)])
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81])
-# Five digits as the byte whose 256th, as a fraction, has them behind the point in base 3.
+# Five digits as the byte whose 256th, as a fraction, has them after the point in base 3.
 _BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
 
 

@@ -40,7 +40,7 @@ class Refinement(ABC):
 
     @abstractmethod
     def round_in_order(self) -> None:
-        """One pass of error feedback over the codes; the gradient stays behind."""
+        """One pass of error feedback over the codes; the gradient is not updated."""
 
     @abstractmethod
     def search_scales(self, round: int) -> None:

@@ -20,7 +20,7 @@ _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the 
 
 
 class ScalarRefinement(Refinement):
-    """Of a type for which `values.is_scalar` holds. Codes in fours of even parity (iq4_kss) have moves of their own."""
+    """Refinement of a type for which `values.is_scalar` holds. Codes in fours of even parity (iq4_kss) have their own moves."""
 
     rows: ScalarRows
 

@@ -105,7 +105,7 @@ class Covariances:
         return self.input_of(self._name(tensor))
 
     def provenance(self, tensors: int) -> dict[str, Any]:
-        """The metadata of a file in which so many tensors were encoded with more than the diagonals."""
+        """The metadata of a file in which this number of tensors was encoded with more than the diagonals."""
         used = {"effort": np.int32(self.effort), "tensors_count": np.int32(tensors)}
         return dict(self.metadata) | {f"quantize.covariance.{key}": value for key, value in used.items()}
 

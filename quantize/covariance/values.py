@@ -18,7 +18,7 @@ from ..codecs.fields import BlockFields
 _CELLS = 2  # of the index of nearest values, per unit: midpoints of whole numbers are borders of cells
 _GROUP_FIELDS = ("scales", "flags", "minima", "signs")
 _HALVES = ("dmin", "offset")
-_EXCLUDED = ("iq1_bn", "iq2_bn", "q8_KV")  # ternary weights; a sum of codes is stored beside the scale
+_EXCLUDED = ("iq1_bn", "iq2_bn", "q8_KV")  # ternary weights; a sum of codes is stored next to the scale
 
 
 @dataclass(frozen=True, eq=False)

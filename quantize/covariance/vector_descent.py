@@ -61,7 +61,7 @@ def _make_entry_search(width: int) -> Any:
 
     @kernel
     def best_entry(quadratic, linear, lanes, runs, first, last, scratch):
-        """Of the entries in runs[first ... last - 1] that of least p Q p^T + p l: (its number, that value)."""
+        """The entry in runs[first ... last - 1] with the least p Q p^T + p l: (its number, that value)."""
         best, at = splat(np.inf), splat(0)
         for k in range(first, last):
             start = runs[k] * (width * LANES)

@@ -16,7 +16,7 @@ _LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the
 
 
 class VectorRefinement(Refinement):
-    """Of a type for which `vectors.is_vector` holds."""
+    """Refinement of a type for which `vectors.is_vector` holds."""
 
     rows: VectorRows
 

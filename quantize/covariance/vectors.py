@@ -1,6 +1,6 @@
 """What the codes of a codebook or trellis type stand for: vectors of 2, 4 or 8 weights, and a factor for each.
 
-weight = sign * factor * entry, as decoders compute it. The signs of a vector are part of its entry, stored beside its code, or
+weight = sign * factor * entry, as decoders compute it. The signs of a vector are part of its entry, stored next to its code, or
 stored by eights with an even number of negative ones.
 """
 

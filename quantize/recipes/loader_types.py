@@ -19,7 +19,7 @@ class LoaderTypes:
 
     @property
     def fallbacks(self) -> Mapping[str, str]:
-        """Of types whose blocks do not divide the row length, where they are other than those of the table of types."""
+        """Fallbacks of types whose blocks do not divide the row length, where they differ from the table of types."""
         return self.loader.fallbacks if self.loader is not None else {}
 
     def of_mix(self, tensor_type: TensorType) -> TensorType:
@@ -30,7 +30,7 @@ class LoaderTypes:
         return TYPES[self.loader.stand_ins.get(plain.name, plain.name)]
 
     def usual(self, types: Sequence[str]) -> list[str]:
-        """Of the usual types to choose from those that the program knows, and what stands in for the others."""
+        """The usual types to choose from that the program knows, and what stands in for the others."""
         return list(dict.fromkeys(self.of_mix(TYPES[name]).name for name in types if self.reads(self.of_mix(TYPES[name]))))
 
     def check(self, name: str, tensor_type: TensorType, reason: str) -> None:

@@ -26,7 +26,7 @@ from .mix_tables import (
 )
 
 _FIRST_LAYER = "blk.0."  # the only number in the names' parts of mix_tables
-# architecture -> {number of layers: size class}: llama.cpp tells models of 8B and 70B parameters by their number of layers.
+# architecture -> {number of layers: size class}: llama.cpp recognises models of 8B and 70B by their number of layers.
 _SIZE_CLASSES: dict[str, dict[int, str]] = {
     "llama": {32: "8B", 36: "8B", 80: "70B"},
     "deci": {80: "70B"},

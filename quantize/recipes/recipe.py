@@ -1,4 +1,4 @@
-"""Reading recipe files: a text of rules, or TOML with the same text under `[quantize] rules` beside other stages of a run."""
+"""Reading recipe files: a text of rules, or TOML with the same text under `[quantize] rules` among other stages of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...jobs.plan import parse_size
 from .mixes import file_type_name
 from .rules import RecipeError, Rule, parse_default, parse_rules, parse_type
 from .shell import rules_from_shell
-from .variants import Variant, plain_tables, toml_text, variants
+from .variants import RecipeVariant, plain_tables, toml_text, variants
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def load_recipe(path: str | Path, *, several: bool = False) -> Recipe:
     return Recipe(path.name, [], text, shared, several=recipes)
 
 
-def _recipe_of(file: Variant, text: str, path: Path) -> Recipe:
+def _recipe_of(file: RecipeVariant, text: str, path: Path) -> Recipe:
     """The recipe of one file. text: of the whole recipe."""
     _check_stages(file.stages, path)
     stages = plain_tables(file.stages, path)
@@ -113,7 +113,7 @@ _MAX_DOTS = 64  # in one line; what tomllib takes for a key grows with the squar
 
 
 def _check_dots(text: str, path: Path) -> None:
-    """Raises RecipeError for a line with a dotted key of so many parts that reading it would take gigabytes."""
+    """Raises RecipeError for a line with a dotted key with so many parts that reading it would take gigabytes."""
     bare = _TEXT_OF_TOML.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(bare.split("\n"), 1):
         if line.count(".") > _MAX_DOTS:

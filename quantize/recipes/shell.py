@@ -61,7 +61,7 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _lines_by_word(text: str) -> defaultdict[str, list[int]]:
-    """Of the lines with one word and nothing else: where they begin, by their word."""
+    """Where the lines with one word and nothing else begin, by their word."""
     lines: defaultdict[str, list[int]] = defaultdict(list)
     at = 0
     for line in text.split("\n"):

@@ -69,7 +69,7 @@ class TypeOverrides:
 
     roles         role (a name in ROLES) -> type
     leave_output  the output matrix keeps its type
-    extra_output  a copy of the output matrix in this type is written beside it
+    extra_output  a copy of the output matrix in this type is written too
     """
 
     token_embedding: TensorType | None = None

@@ -23,24 +23,24 @@ _TARGET_NAMES = (("target_size", "{}"), ("target_bpw", "{}bpw"), ("max_kld", "kl
 
 
 @dataclass(frozen=True)
-class Variant:
+class RecipeVariant:
     """One file of a recipe. name: what its file name ends in, '' for the only one of a recipe; stages: its own tables."""
 
     name: str
     stages: Stages
 
 
-def variants(stages: Stages, path: Path) -> list[Variant]:
+def variants(stages: Stages, path: Path) -> list[RecipeVariant]:
     """The files that a recipe makes: one for each type of each [quantize] table, with one type at most in its tables.
 
     stages: the tables as read, of which only [quantize] is looked at. Raises RecipeError for files without a name of their own.
     """
     tables = stages.get("quantize")
     if not isinstance(tables, dict | list) or (isinstance(tables, list) and not all(isinstance(t, dict) for t in tables)):
-        return [Variant("", stages)]  # without a name; the check of keys refuses what is no table
+        return [RecipeVariant("", stages)]  # without a name; the check of keys refuses what is no table
     if isinstance(tables, dict) and not isinstance(tables.get("type"), list) and "name" not in tables:
-        return [Variant("", stages)]
-    found: list[Variant] = []
+        return [RecipeVariant("", stages)]
+    found: list[RecipeVariant] = []
     for number, table in enumerate(tables if isinstance(tables, list) else [tables], 1):
         given = table.get("type")
         kinds: list[Any] = given if isinstance(given, list) else [given]
@@ -49,7 +49,7 @@ def variants(stages: Stages, path: Path) -> list[Variant]:
             raise RecipeError(f"{path}: [quantize] table {number} {what}")
         for kind in kinds:
             one = {**table, "type": kind} if given is not None else table
-            found.append(Variant(_name(one, number, path), {**stages, "quantize": one}))
+            found.append(RecipeVariant(_name(one, number, path), {**stages, "quantize": one}))
     if not found:
         raise RecipeError(f"{path}: there is no table [[quantize]]")
     if any(_has_target(v) for v in found):  # the others are not searched for
@@ -62,7 +62,7 @@ def variants(stages: Stages, path: Path) -> list[Variant]:
     return found
 
 
-def _has_target(variant: Variant) -> bool:
+def _has_target(variant: RecipeVariant) -> bool:
     return any(key in variant.stages["quantize"] for key, _ in _TARGET_NAMES)
 
 
@@ -105,7 +105,7 @@ def plain_tables(stages: Stages, path: Path) -> Stages:
 
 
 def _rules_of(name: str, path: Path) -> str:
-    """The rules of a text file beside the recipe, or of a bundled one."""
+    """The rules of a text file next to the recipe, or of a bundled one."""
     beside = path.parent / name
     file = beside if beside.exists() else find(name)
     if file.suffix == ".toml":

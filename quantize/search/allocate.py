@@ -21,14 +21,14 @@ BINS = 1 << 16  # resolution of the budget in dynamic programming
 
 
 @dataclass(frozen=True)
-class Option:
+class TypeOption:
     """What an option costs (bytes) and what it loses (in any unit that is additive over units)."""
 
     nbytes: int
     loss: float
 
 
-Units = Sequence[Sequence[Option]]  # the options of each unit
+Units = Sequence[Sequence[TypeOption]]  # the options of each unit
 
 
 def allocate(units: Units, budget: int) -> list[int]:
@@ -45,10 +45,10 @@ def allocate(units: Units, budget: int) -> list[int]:
     return _fill(units, fronts, _solve_core(units, fronts, chosen, price, budget), budget)
 
 
-def total(units: Units, chosen: Sequence[int]) -> Option:
+def total(units: Units, chosen: Sequence[int]) -> TypeOption:
     """Bytes and loss of a choice, summed over the units."""
     picked = [options[i] for options, i in zip(units, chosen, strict=True)]
-    return Option(sum(o.nbytes for o in picked), float(sum(o.loss for o in picked)))
+    return TypeOption(sum(o.nbytes for o in picked), float(sum(o.loss for o in picked)))
 
 
 def minimise_bytes(units: Units, max_loss: float) -> list[int]:
@@ -71,7 +71,7 @@ def minimise_bytes(units: Units, max_loss: float) -> list[int]:
     return best
 
 
-def _pareto_front(options: Sequence[Option]) -> list[int]:
+def _pareto_front(options: Sequence[TypeOption]) -> list[int]:
     """Indices of the options that no other one beats in both bytes and loss, by rising bytes and falling loss."""
     order = sorted(range(len(options)), key=lambda i: (options[i].nbytes, options[i].loss))
     front: list[int] = []
@@ -81,7 +81,7 @@ def _pareto_front(options: Sequence[Option]) -> list[int]:
     return front
 
 
-def _lower_hull(options: Sequence[Option], front: Sequence[int]) -> list[int]:
+def _lower_hull(options: Sequence[TypeOption], front: Sequence[int]) -> list[int]:
     """The part of a Pareto front on its lower convex hull: each step saves less loss per byte than the one before."""
     hull: list[int] = []
     for i in front:
@@ -91,7 +91,7 @@ def _lower_hull(options: Sequence[Option], front: Sequence[int]) -> list[int]:
     return hull
 
 
-def _saved_per_byte(options: Sequence[Option], small: int, large: int) -> float:
+def _saved_per_byte(options: Sequence[TypeOption], small: int, large: int) -> float:
     return (options[small].loss - options[large].loss) / (options[large].nbytes - options[small].nbytes)
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ...jobs.patterns import NamePattern
 from ..recipes.type_selection import EMBEDDINGS, is_quantizable
-from .allocate import Option, allocate, minimise_bytes
+from .allocate import TypeOption, allocate, minimise_bytes
 
 # MLA: tensors that repeat matrices of another one for a different way to compute attention. Name of a tensor -> (name of the
 # other, share of its sensitivity): theirs is not measured, since prompts are computed without them.
@@ -174,9 +174,9 @@ class TypeSearch:
         predicted = sum(self.divergence(name, t) for name, t in types.items() if not _derived_from(name, self.tensors))
         return TypeAssignment(types, nbytes, predicted)
 
-    def _options(self, name: str) -> list[Option]:
+    def _options(self, name: str) -> list[TypeOption]:
         shape = self.tensors[name].shape
-        return [Option(t.nbytes(shape), self.divergence(name, t)) for t in self.options[name]]
+        return [TypeOption(t.nbytes(shape), self.divergence(name, t)) for t in self.options[name]]
 
     def size_range(self) -> tuple[int, int]:
         """Bytes with the smallest types, and with the largest."""
@@ -206,7 +206,7 @@ class TypeSearch:
         return probes
 
     def _distance(self, types: Mapping[str, TensorType], bits: float) -> float:
-        """How far the sizes of these tensors are from so many bits per weight, in bits."""
+        """How far the sizes of these tensors are from a number of bits per weight, in bits."""
         shapes = {name: self.tensors[name] for name in types}
         return sum(abs(8 * kind.nbytes(shapes[n].shape) - bits * shapes[n].n_elements) for n, kind in types.items())
 

@@ -22,7 +22,7 @@ _SINGLE_AND_PAIRS = [(p, m) for p in range(4) for m in (-1, *range(p))]
 
 
 class DeviceParityRefinement(DeviceScalarRefinement):
-    """Of iq4_kss."""
+    """Refinement of iq4_kss."""
 
     def __init__(self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int, device: str):
         super().__init__(x, rows, damped, effort, device)

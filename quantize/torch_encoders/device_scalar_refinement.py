@@ -20,7 +20,7 @@ from .memory import one_at_a_time
 
 
 class DeviceScalarRefinement(OnDevice, ScalarRefinement):
-    """Of types with a code for each weight."""
+    """Refinement of types with a code for each weight."""
 
     def __init__(self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int, device: str):
         self.device = device
@@ -97,7 +97,7 @@ class Groups:
         self._group = group
 
     def of_column(self, j: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the group that column j belongs to, [rows] each."""
+        """Factor, offset and flag of the group that column j belongs to, [rows] each."""
         factor, offset, flag = (each[j // self._group] for each in self._columns)
         return factor, offset, flag
 

@@ -59,7 +59,7 @@ def _entries_of(type_name: str, device: str) -> _Entries:
 
 
 class DeviceVectorRefinement(OnDevice, VectorRefinement):
-    """Of codebook types."""
+    """Refinement of codebook types."""
 
     def __init__(self, x: np.ndarray, rows: VectorRows, damped: DampedCovariance, effort: int, device: str):
         self.device = device

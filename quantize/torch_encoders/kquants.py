@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...formats.layouts import layout_of
-from ..codecs.kquants.asymmetric import SEARCH_OPTIONS, SearchOptions
+from ..codecs.kquants.asymmetric import MINIMUM_SEARCHES, MinimumSearch
 from .blocks import (
     fma,
     fused_sum,
@@ -38,7 +38,7 @@ SUPERBLOCK = 256
 
 _SYMMETRIC = {"q3_K": (4, 32), "q6_K": (32, 128)}  # largest magnitudes of a code and of a scale code
 
-TYPES_HERE = (*SEARCH_OPTIONS, *_SYMMETRIC)
+TYPES_HERE = (*MINIMUM_SEARCHES, *_SYMMETRIC)
 
 
 def encode(x: Tensor, importance: Tensor | None, type_name: str) -> Tensor:
@@ -50,11 +50,11 @@ def encode(x: Tensor, importance: Tensor | None, type_name: str) -> Tensor:
     if importance is not None:
         w = importance.reshape(-1, SUPERBLOCK)
         if type_name != "q6_K":
-            factor = SEARCH_OPTIONS[type_name].sigma2_factor if type_name in SEARCH_OPTIONS else 2
+            factor = MINIMUM_SEARCHES[type_name].sigma2_factor if type_name in MINIMUM_SEARCHES else 2
             w = w * square_root(fma(xs, xs, sigma2(xs, factor)))
     xb, wb = to_blocks(xs, block), None if w is None else to_blocks(w, block)
-    if type_name in SEARCH_OPTIONS:
-        numbers = _asymmetric(xb, wb, SEARCH_OPTIONS[type_name])
+    if type_name in MINIMUM_SEARCHES:
+        numbers = _asymmetric(xb, wb, MINIMUM_SEARCHES[type_name])
     else:
         numbers = _symmetric(xb, wb, *_SYMMETRIC[type_name], type_name == "q6_K")
     return packer_of(type_name, x.device)(numbers).view(len(x), -1)
@@ -70,7 +70,7 @@ def _elements(values: Tensor, blocks: int) -> Tensor:
     return values.T.reshape(-1, blocks * values.shape[0])
 
 
-def _asymmetric(x: Tensor, w: Tensor | None, o: SearchOptions) -> dict[str, Tensor]:
+def _asymmetric(x: Tensor, w: Tensor | None, o: MinimumSearch) -> dict[str, Tensor]:
     blocks = SUPERBLOCK // x.shape[0]
     if w is None:
         weights = x.abs() if o.is_q2_K else square_root(fused_sum(x, x) / len(x)) + x.abs()

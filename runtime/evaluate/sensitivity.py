@@ -12,7 +12,7 @@ from ...formats import SourceTensor, TensorSource, TensorType
 from ...jobs.outputs import Output
 from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
-from ...quantize.transform import row_producer
+from ...quantize.row_producer import ErrorWeights, RowProducer
 from ..model import Model, load_model
 from .divergence import ModelPredictions, score
 from .perplexity import make_windows
@@ -89,8 +89,7 @@ def _quantise(
     tensor: SourceTensor, type: TensorType, importance: Importance | None, covariances: Covariances | None
 ) -> SourceTensor:
     """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
-    weights = importance.for_tensor(tensor) if importance is not None else None
-    covariance_of, effort = (covariances.of(tensor), covariances.effort) if covariances is not None else (None, 1)
-    produce = row_producer(tensor, type, weights, [], covariance_of, effort, warn_on_range=False)
+    weights = ErrorWeights.of(tensor, importance, covariances)
+    produce = RowProducer(tensor, type, weights, replaced=[], warn_on_range=False)
     simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", produce))
     return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)

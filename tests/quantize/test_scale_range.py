@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, MillError, SourceTensor
 from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.quantize.row_producer import ErrorWeights, RowProducer
 from ggufmill.quantize.scale_range import plain_range
 from ggufmill.quantize.subnormal_scales import has_float16_scales, refit
-from ggufmill.quantize.transform import row_producer
 from ggufmill.quantize.verify import reference_error
 
 ENCODED = [t.name for t in TYPES.values() if can_encode(t) and not (t.name[0] == "i" and t.name[1:].isdigit())]
@@ -24,7 +24,7 @@ def _encoded(x, name, shape=None):
     tensor = SourceTensor(NAME, shape or x.shape[::-1], "f32", lambda start, stop: x[start:stop])
     importance = np.ones((1, x.shape[1]), np.float32)
     with np.errstate(over="ignore"):
-        return decode(row_producer(tensor, TYPES[name], importance)(0, len(x)), name, x.shape[1])
+        return decode(RowProducer(tensor, TYPES[name], ErrorWeights(importance))(0, len(x)), name, x.shape[1])
 
 
 def _weights(rows=16, seed=3):
@@ -73,7 +73,7 @@ def test_rows_are_counted_within_their_matrix():
     x[6] *= np.float32(1e30)
     tensor = SourceTensor(NAME, (256, 4, 4), "f32", lambda start, stop: x[start:stop])
     with pytest.raises(MillError, match="row 2 of matrix 1"):
-        row_producer(tensor, TYPES["q4_0"], None)(4, 8)
+        RowProducer(tensor, TYPES["q4_0"])(4, 8)
 
 
 @pytest.mark.parametrize("name", ["q6_K", "q8_0", "q4_k_r4"])
@@ -124,7 +124,7 @@ def test_only_coarse_rows_are_encoded_again(name):
     x = _weights()
     x[2] *= np.float32(1e-6)
     tensor = SourceTensor(NAME, x.shape[::-1], "f32", lambda start, stop: x[start:stop])
-    actual, expected = row_producer(tensor, TYPES[name], None)(0, len(x)), encode(x, name)
+    actual, expected = RowProducer(tensor, TYPES[name])(0, len(x)), encode(x, name)
     assert np.flatnonzero((actual != expected).any(1)).tolist() == [2]
     assert _error(x[2:3], actual[2:3], name, 1) < 0.9 * _error(x[2:3], expected[2:3], name, 1)
 
@@ -134,5 +134,5 @@ def test_rows_under_a_covariance_too():
     x = _weights() * np.float32(1e-5)
     h = covariance(256, rank=32)
     tensor = SourceTensor(NAME, x.shape[::-1], "f32", lambda start, stop: x[start:stop])
-    q = row_producer(tensor, TYPES["q6_K"], None, covariance_of=lambda matrix: h)(0, len(x))
+    q = RowProducer(tensor, TYPES["q6_K"], ErrorWeights(covariance_of=lambda matrix: h))(0, len(x))
     assert _error(x, q, "q6_K", 1) < 0.04 * np.linalg.norm(x)

@@ -84,7 +84,7 @@ class IqkType:
 
     @cached_property
     def midpoints(self) -> np.ndarray:
-        """Of the padded table's entries; infinity where an entry is not used."""
+        """Midpoints between the padded table's entries; infinity where an entry is not used."""
         return _padded(midpoints(self.table), np.inf)
 
     @cached_property

@@ -69,7 +69,7 @@ def make_nearest_point(size: int) -> Any:
 
     @kernel
     def nearest_point(a, b, j, tables, neighbours, first, scratch):
-        """Of the candidates neighbours[first ...] that of least error for the group at element j: (packed levels, error).
+        """The candidate of neighbours[first ...] with the least error for the group at element j: (packed levels, error).
 
         The error of an element with value v is a[j] * v^2 + b[j] * v. There are NEIGHBOURS candidates. tables:
         nibble_tables(...); scratch: float32 [16].

@@ -35,10 +35,10 @@ from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, 
 
 SUPERBLOCK = 256
 _TILE = LANES * SUPERBLOCK
-_MIN_CODES = LANES * 16  # start of the minima's codes, behind those of at most 16 scales
+_MIN_CODES = LANES * 16  # start of the minima's codes, after those of at most 16 scales
 
 
-class SearchOptions(NamedTuple):
+class MinimumSearch(NamedTuple):
     """The search of one type.
 
     block           elements per scale
@@ -59,16 +59,16 @@ class SearchOptions(NamedTuple):
     is_q2_K: bool
 
 
-SEARCH_OPTIONS = {
-    "q2_K": SearchOptions(16, 3, 15, 0.75, -0.5, 15, True),
-    "q4_K": SearchOptions(32, 15, 63, 2, -1.0, 20, False),
-    "q5_K": SearchOptions(32, 31, 63, 2, -0.5, 15, False),
+MINIMUM_SEARCHES = {
+    "q2_K": MinimumSearch(16, 3, 15, 0.75, -0.5, 15, True),
+    "q4_K": MinimumSearch(32, 15, 63, 2, -1.0, 20, False),
+    "q5_K": MinimumSearch(32, 31, 63, 2, -0.5, 15, False),
 }
 
 
 @kernel
 def _encode(x, importance, options, parts, lane_bytes, out):
-    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a SearchOptions."""
+    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a MinimumSearch."""
     block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K
     blocks = SUPERBLOCK // block
     x_lanes = np.empty(_TILE, np.float32)
@@ -231,5 +231,5 @@ def _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words):
 
 _FIELDS = ("codes", "scales", "minima", "d", "dmin")
 CODECS: dict[str, Codec] = {
-    name.lower(): lane_codec(name, _encode, _FIELDS, options) for name, options in SEARCH_OPTIONS.items()
+    name.lower(): lane_codec(name, _encode, _FIELDS, options) for name, options in MINIMUM_SEARCHES.items()
 }

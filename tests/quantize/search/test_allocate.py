@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import PlanError
-from ggufmill.quantize.search.allocate import Option, allocate, minimise_bytes, total
+from ggufmill.quantize.search.allocate import TypeOption, allocate, minimise_bytes, total
 
 UNITS = st.lists(
-    st.lists(st.builds(Option, st.integers(1, 40), st.floats(0, 10)), min_size=1, max_size=4), min_size=1, max_size=5
+    st.lists(st.builds(TypeOption, st.integers(1, 40), st.floats(0, 10)), min_size=1, max_size=4), min_size=1, max_size=5
 )
 
 
@@ -35,7 +35,7 @@ def random_units(n, seed):
     for _ in range(n):
         weights, sensitivity = int(rng.integers(1, 400)) * 4096, rng.lognormal(0, 2)
         bits = (2.06, 2.375, 2.69, 3.44, 4.25, 4.5, 5.5, 6.6, 8.5)
-        units.append([Option(int(weights * b / 8), float(sensitivity * 4.0**-b * rng.uniform(0.8, 1.2))) for b in bits])
+        units.append([TypeOption(int(weights * b / 8), float(sensitivity * 4.0**-b * rng.uniform(0.8, 1.2))) for b in bits])
     return units
 
 
@@ -57,7 +57,7 @@ def test_large_cases_use_the_budget_and_come_close_to_the_lagrangian_bound(share
 
 def test_error_if_the_smallest_options_exceed_the_budget():
     with pytest.raises(PlanError, match="more than the 9"):
-        allocate([[Option(10, 1.0)]], 9)
+        allocate([[TypeOption(10, 1.0)]], 9)
 
 
 def test_minimise_bytes_below_a_loss():

@@ -1,4 +1,4 @@
-"""What the tensors of a job are encoded with, and the functions that make their rows."""
+"""The outputs of a job that encodes tensors, and the functions that make their rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..jobs.outputs import Output, OutputKind, Outputs
 from ..repack.interleave import ReadRows
 from .importance import Importance
 from .recipes.type_selection import Selection
+from .row_producer import UNWEIGHTED, ErrorWeights, RowProducer
 from .tensor_scale import scale_for, scale_outputs
-from .transform import row_producer
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """The tensors of a job and what it encodes their rows with; nonfinite_counts: `replaced` of the plan."""
+class TensorOutputs:
+    """The tensors of a job and what it encodes their rows with; replaced: of the plan."""
 
     tensors: Mapping[str, SourceTensor]
     importance: Importance | None
     covariances: Covariances | None
-    nonfinite_counts: list[tuple[str, int]] | None
+    replaced: list[tuple[str, int]] | None
     device: str | None
     producers: dict[str, ReadRows] = field(default_factory=dict)  # of outputs, by name
     lock: Lock = field(default_factory=Lock)
@@ -58,33 +58,30 @@ class Encoding:
         produce = _Rows(self, tensor.name, name, selection.type, scale)
         return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
 
-    def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> ReadRows:
+    def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> RowProducer:
         """What makes the rows of an output."""
-        weights, covariance_of, effort = None, None, 1
-        if uses_importance(tensor, target):
-            weights = self.importance.for_tensor(tensor) if self.importance is not None else None
-            if self.covariances is not None:
-                covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
-        return row_producer(tensor, target, weights, self.nonfinite_counts, covariance_of, effort, scale, self.device)
+        weighted = uses_importance(tensor, target)
+        weights = ErrorWeights.of(tensor, self.importance, self.covariances) if weighted else UNWEIGHTED
+        return RowProducer(tensor, target, weights, scale, self.device, self.replaced)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
     """(start, stop) -> encoded rows. What makes them is set up when the first ones are asked for: a plan may have a million."""
 
-    encoding: Encoding
+    outputs: TensorOutputs
     source_name: str
     name: str
     target: TensorType
     scale: TensorScale | None
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
-        encoding = self.encoding
-        with encoding.lock:
-            produce = encoding.producers.get(self.name)
+        outputs = self.outputs
+        with outputs.lock:
+            produce = outputs.producers.get(self.name)
             if produce is None:
-                produce = encoding.producer(encoding.tensors[self.source_name], self.target, self.scale)
-                encoding.producers[self.name] = produce
+                produce = outputs.producer(outputs.tensors[self.source_name], self.target, self.scale)
+                outputs.producers[self.name] = produce
         return produce(start, stop)
 
 

@@ -1,0 +1,106 @@
+"""Rows of a source tensor as bytes of the target type: by copy, by repacking, or by decoding and encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
+from ..formats.floats import all_finite
+from ..repack.interleave import repacked_rows
+from .codecs.codec import NonFiniteError
+from .encode import encode
+from .importance import Importance
+from .scale_range import ScaleRange
+
+if TYPE_CHECKING:
+    from .covariance.prepared import PreparedCovariance
+    from .covariance.source import Covariances
+
+
+class ErrorWeights(NamedTuple):
+    """What weighs the errors of a tensor's rows.
+
+    importance     float32 [matrices, columns] or None
+    covariance_of  number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
+    """
+
+    importance: np.ndarray | None = None
+    covariance_of: Callable[[int], PreparedCovariance | None] | None = None
+    effort: int = 1
+
+    @classmethod
+    def of(cls, tensor: SourceTensor, importance: Importance | None, covariances: Covariances | None) -> ErrorWeights:
+        means = importance.for_tensor(tensor) if importance is not None else None
+        return cls(means) if covariances is None else cls(means, covariances.of(tensor), covariances.effort)
+
+
+UNWEIGHTED = ErrorWeights()
+
+
+@dataclass(eq=False)
+class RowProducer:
+    """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
+
+    It takes the cheapest lossless path: a copy if the source stores that type, a bit permutation between a type and its
+    repacked form, bf16 directly where the source can give it; otherwise rows are decoded to float32 and encoded.
+
+    scale          factors that the file stores apart from the rows: what is encoded is divided by them
+    device         of torch that encodes the types it can, see `encode`
+    replaced       receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
+                   weight raises MillError, which names tensor, row and column
+    warn_on_range  rows that the type's scales cannot hold raise MillError or are warned of: see `scale_range`
+    """
+
+    tensor: SourceTensor
+    target: TensorType
+    weights: ErrorWeights = UNWEIGHTED
+    scale: TensorScale | None = None
+    device: str | None = None
+    replaced: list[tuple[str, int]] | None = None
+    warn_on_range: bool = True
+
+    def __post_init__(self) -> None:
+        tensor, target, self._copy_rows = self.tensor, self.target, None
+        if tensor.stored is not None and tensor.raw is not None:
+            self._copy_rows = repacked_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
+        if target.name == "bf16" and tensor.read_bf16 is not None:
+            self._copy_rows = tensor.read_bf16
+        self._scale_range = ScaleRange(tensor, target, self.warn_on_range)
+
+    def __call__(self, start: int, stop: int) -> np.ndarray:
+        if self._copy_rows is not None:
+            copied = self._copy_rows(start, stop)
+            if not self.target.is_float or all_finite(copied, self.target.name):
+                return copied
+        matrix = start // dims(self.tensor.shape)[1]
+        importance, covariance_of, effort = self.weights
+        weights = importance[matrix] if importance is not None else None
+        covariance = covariance_of(matrix) if covariance_of is not None else None
+        x = self.tensor.read(start, stop)
+        factor = np.float32(1) if self.scale is None else self.scale.factors()[matrix]
+        if self.scale is not None:
+            x = x / factor
+        try:
+            q = encode(x, self.target.name, weights, covariance, effort, self.device)
+        except NonFiniteError as error:
+            x = self._without_nonfinite(x, start, error)
+            q = encode(x, self.target.name, weights, covariance, effort, self.device)
+        return self._scale_range.fit(x, q, weights, start, float(factor), plain=covariance is None)
+
+    def _without_nonfinite(self, x: np.ndarray, start: int, error: NonFiniteError) -> np.ndarray:
+        """x with 0 in place of what is not finite, which is counted; raises MillError where that is not allowed."""
+        if self.replaced is None:
+            _, rows, matrices = dims(self.tensor.shape)
+            matrix, row = divmod(start + error.row, rows)
+            where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
+            raise MillError(
+                f"{self.tensor.name}: the weight at {where} is {error.value}: "
+                "a damaged source (--allow-nonfinite writes 0 instead)"
+            ) from None
+        nonfinite = ~np.isfinite(x)
+        self.replaced.append((self.tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
+        return np.where(nonfinite, np.float32(0), x)
