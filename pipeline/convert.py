@@ -22,7 +22,8 @@ from .planning import Quantization, metadata_to_set, resolved
 from .requests.convert import ConvertRequest
 from .requests.quantize import QuantizeRequest
 from .requests.verb import verb
-from .writing.write_model import WriteResult, finished_without_source, write_model, write_options
+from .writing.write_model import WriteResult, finished_without_source, write_model
+from .writing.write_options import write_options
 
 
 @verb(ConvertRequest)

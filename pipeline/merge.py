@@ -11,7 +11,8 @@ from ..formats.gguf import SPLIT_NAME, split_paths
 from ..jobs.plan import plan_copy
 from ..quantize.gguf_source import stored_source
 from .common.progress import OnProgress, reporting
-from .writing.write_model import WriteOptions, WriteResult, write_model
+from .writing.write_model import WriteResult, write_model
+from .writing.write_options import WriteOptions
 
 
 def merge_model(

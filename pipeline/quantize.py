@@ -21,7 +21,8 @@ from .recipe_search.result import name_recipe_in_warnings
 from .recipe_search.search_job import SearchJob
 from .requests.quantize import QuantizeRequest
 from .requests.verb import verb
-from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model, write_options
+from .writing.write_model import WriteResult, finished_without_source, write_model
+from .writing.write_options import WriteOptions, write_options
 
 
 @verb(QuantizeRequest)

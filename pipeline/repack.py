@@ -13,7 +13,8 @@ from ..quantize.planning import check_loads
 from ..repack.job import plan_repack
 from .common.arguments import Pattern, as_pattern
 from .common.progress import OnProgress, reporting
-from .writing.write_model import WriteOptions, WriteResult, write_model
+from .writing.write_model import WriteResult, write_model
+from .writing.write_options import WriteOptions
 
 
 def repack_model(

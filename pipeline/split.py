@@ -9,7 +9,8 @@ from ..jobs.plan import plan_copy
 from ..quantize.gguf_source import gguf_source
 from .common.arguments import Size, as_bytes
 from .common.progress import OnProgress, reporting
-from .writing.write_model import WriteOptions, WriteResult, write_model
+from .writing.write_model import WriteResult, write_model
+from .writing.write_options import WriteOptions
 
 DEFAULT_TENSORS = 128  # per file, as gguf-split
 

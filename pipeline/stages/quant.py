@@ -31,7 +31,7 @@ from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..writing.carry_out import carry_out
 from ..writing.checks import problem_line, verify_written
-from ..writing.write_model import WriteOptions
+from ..writing.write_options import WriteOptions
 from .cache import key_of
 from .repack import check_repack
 

@@ -18,7 +18,7 @@ from .checks import watch_inputs
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
     from ..cluster.writing import Share
-    from .write_model import WriteOptions
+    from .write_options import WriteOptions
 
 
 class Carried(NamedTuple):

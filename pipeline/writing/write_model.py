@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,48 +21,16 @@ from ..common.arguments import refuse_inputs
 from ..common.losses import warn_of_losses
 from ..common.messages import note, warn
 from ..common.progress import OnProgress
-from ..requests.groups import Output
 from .carry_out import carry_out
 from .checks import problem_line, verify_written, write_manifest
 from .forecast import Forecast, forecast
+from .write_options import WriteOptions
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
     from ...convert.lora import AdapterFile
     from ...quantize.verify import Verification
-    from ..cluster.writing import ClusterCall, Share
-
-
-@dataclass(frozen=True)
-class WriteOptions:
-    """How a plan is carried out, whatever verb made it.
-
-    verify    samples of what was written are compared with the source (quantize/verify.py)
-    manifest  sha256 of every tensor is written next to the output, as OUT.manifest
-    dry_run   the plan is made and nothing is written
-    resume    an interrupted job is continued
-    force     an existing output is replaced
-    threads   workers; None: one per processor
-    shards    files of the plan to write, counted from 1; None: all
-    cluster   other machines do the work; None: this one does
-    """
-
-    verify: bool = False
-    manifest: bool = False
-    dry_run: bool = False
-    resume: bool = False
-    force: bool = False
-    threads: int | None = None
-    shards: Collection[int] | None = None
-    cluster: ClusterCall | None = None
-
-
-def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
-    """How the plan of a request is carried out."""
-    asked = {
-        field.name: getattr(request, field.name) for field in fields(WriteOptions) if field.name not in ("shards", "cluster")
-    }
-    return WriteOptions(**asked, shards=shards, cluster=cluster)
+    from ..cluster.writing import Share
 
 
 @dataclass

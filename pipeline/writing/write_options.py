@@ -1,0 +1,44 @@
+"""How a plan is carried out, whatever verb made it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from ..requests.groups import Output
+
+if TYPE_CHECKING:
+    from ..cluster.writing import ClusterCall
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How a plan is carried out, whatever verb made it.
+
+    verify    samples of what was written are compared with the source (quantize/verify.py)
+    manifest  sha256 of every tensor is written next to the output, as OUT.manifest
+    dry_run   the plan is made and nothing is written
+    resume    an interrupted job is continued
+    force     an existing output is replaced
+    threads   workers; None: one per processor
+    shards    files of the plan to write, counted from 1; None: all
+    cluster   other machines do the work; None: this one does
+    """
+
+    verify: bool = False
+    manifest: bool = False
+    dry_run: bool = False
+    resume: bool = False
+    force: bool = False
+    threads: int | None = None
+    shards: Collection[int] | None = None
+    cluster: ClusterCall | None = None
+
+
+def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
+    """How the plan of a request is carried out."""
+    asked = {
+        field.name: getattr(request, field.name) for field in fields(WriteOptions) if field.name not in ("shards", "cluster")
+    }
+    return WriteOptions(**asked, shards=shards, cluster=cluster)
