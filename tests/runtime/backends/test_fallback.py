@@ -1,7 +1,9 @@
 """Ops that a backend has no code for are computed by their reference functions: two places are enough for an op."""
 
+import re
 import warnings
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from op_graphs import N_EMBD, Tensors, close, compare, compiled, graph_of, on_de
 
 from ggufmill.formats import MillError, PlanError, TensorSource
 from ggufmill.runtime.backends import reference
+from ggufmill.runtime.backends.cpu.lower import reference_step
 from ggufmill.runtime.backends.cpu.lower import step as lowering
 from ggufmill.runtime.backends.reference import fallback, functions
 from ggufmill.runtime.graph import Value, Weight
@@ -109,3 +112,17 @@ def test_every_op_has_a_reference_function_of_all_its_fields():
     for kind, (_, names) in functions.FUNCTIONS.items():
         assert set(names) <= {field.name for field in fields(kind)}, kind
     assert set(lowering.STEPS) <= set(functions.FUNCTIONS)
+
+
+def test_classes_of_steps_read_every_field_of_their_ops():
+    """Functions are refused what they do not take; a class has to do all that its op can ask for."""
+    folder = Path(lowering.__file__).parent
+    sources = [*folder.glob("*.py"), *folder.parent.glob("*.py")]
+    source = "\n".join(path.read_text("utf-8") for path in sources)
+    for kind in set(functions.FUNCTIONS) - set(lowering.SUPPORT) - set(reference_step.FAST_ENOUGH) - {RunningSum}:
+        names = {field.name for field in fields(kind)} - {"prefix", "routing"}  # for messages; what makes the ops one mixture
+        assert [name for name in names if not re.search(rf"\.{name}\b|\"{name}\"", source)] == [], kind
+
+
+def test_ops_that_numpy_is_fast_enough_for_have_no_step():
+    assert not set(reference_step.FAST_ENOUGH) & set(lowering.STEPS)

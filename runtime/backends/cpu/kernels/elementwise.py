@@ -1,6 +1,6 @@
 """Normalisation, gated activations, dot products and routing to experts, of rows or runs of elements.
 
-The parts of programs in row_parts and experts call them. Every sum has a fixed order, whatever run of elements it is in.
+Task kernels call them. Every sum has a fixed order, whatever run of elements it is in.
 """
 
 from __future__ import annotations

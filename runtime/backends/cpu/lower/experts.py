@@ -3,7 +3,7 @@
 The ops from Route to CombineExperts, and an Add of one other value to the result, are lowered as one step. Rows of their values
 are sorted by expert. For up to GEMV_TOKENS tokens the step is tasks of the pass: one sorts the choices and fills in the jobs of
 the products, as many as there may be. For more tokens a Python function reads which experts were chosen, and writes and runs
-programs of its own, for a number of experts at a time so that intermediate results take bounded memory; see expert_rows.
+programs of its own, for a number of experts at a time so that intermediate results take bounded memory; see expert_batches.
 """
 
 from __future__ import annotations
