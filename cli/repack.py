@@ -6,28 +6,16 @@ from typing import Any
 
 import click
 
+from ..pipeline.requests.rewriting import RepackRequest
 from .command import Verb
 from .display.console import call
 from .display.plans import written_text
-from .options import flags
-from .options.types import FILE, OUT, REGEX
+from .options.fields import options_of
 
 
 @click.command(cls=Verb)
-@click.argument("source", type=FILE)
-@click.argument("out", type=OUT)
-@click.option(
-    "--pattern",
-    type=REGEX,
-    multiple=True,
-    metavar="REGEX",
-    help="Only tensors whose name this matches anywhere; may be given again.",
-)
-@click.option("--undo", is_flag=True, help="Turn repacked tensors back into their base types.")
-@flags.keep_split
-@flags.program
-@flags.writing
-def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
+@options_of(RepackRequest)
+def command(**options: Any) -> None:
     """Rewrite the GGUF SOURCE as OUT with its tensors in the row-interleaved types that CPUs run fastest.
 
     Only bits move: `--undo` gives the same bytes back. Embeddings stay as they are, and so do bf16 tensors that no --pattern
@@ -40,4 +28,4 @@ def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.repack import repack_model
 
-    call(repack_model, source, out, show=written_text, as_json=as_json, **options)
+    call(repack_model, show=written_text, **options)

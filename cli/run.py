@@ -8,27 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.common.messages import gib
+from ..pipeline.requests.run import RunRequest
 from .command import Verb
 from .display.console import call, table
 from .display.plans import forecast_text, plan_text
-from .options import flags
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.run import RunResult
 
 
 @click.command(cls=Verb)
-@click.argument("recipe")
-@click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of results. [default: out/RECIPE]")
-@click.option("--force", is_flag=True, help="Do every stage again.")
-@flags.program
-@flags.allow_nonfinite
-@flags.dry_run
-@flags.threads
-@flags.cluster
-@flags.cluster_output
-@flags.as_json
-def command(recipe: str, as_json: bool, **options: Any) -> None:
+@options_of(RunRequest)
+def command(**options: Any) -> None:
     """Run every stage that the TOML file RECIPE names: imatrix, search, quantise, repack, validate; ends in a report.
 
     The folder then holds, with the model: report.html (one page with plots, nothing outside of it is loaded), report.md,
@@ -54,7 +46,7 @@ def command(recipe: str, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.run import run_recipe
 
-    call(run_recipe, recipe, show=_text, as_json=as_json, **options)
+    call(run_recipe, show=_text, **options)
 
 
 def _text(result: RunResult) -> str:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.common.messages import gib
+from ..pipeline.requests.run import UploadRequest
 from .command import Verb, is_quiet
 from .display.console import call, table
-from .options import flags
+from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..pipeline.upload import UploadResult
 
 
 @click.command(cls=Verb)
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--repo", required=True, metavar="OWNER/NAME", help="Repository on the Hub; it is made if it is not there.")
-@click.option("--public", is_flag=True, help="A new repository is public. [default: private]")
-@click.option("--yes", is_flag=True, help="Send. Without it nothing is sent, and what would be is printed.")
-@flags.as_json
-def command(folder: Path, as_json: bool, **options: Any) -> None:
+@options_of(UploadRequest)
+def command(**options: Any) -> None:
     """Send the models of FOLDER, their imatrix, SHA256SUMS, model card (README.md) and report to a repository of the Hub.
 
     FOLDER is what `ggufmill run` leaves, or any with GGUF files. All files are read and compared with SHA256SUMS first; nothing
@@ -41,7 +37,7 @@ def command(folder: Path, as_json: bool, **options: Any) -> None:
 
     if is_quiet():
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when huggingface-hub is imported
-    call(upload_folder, folder, show=_text, as_json=as_json, **options)
+    call(upload_folder, show=_text, **options)
 
 
 def _text(result: UploadResult) -> str:

@@ -10,33 +10,16 @@ from ..formats.deleted_shards import record_path
 from ..formats.gguf import SPLIT_NAME, split_paths
 from ..jobs.plan import plan_copy
 from ..quantize.gguf_source import stored_source
-from .common.progress import OnProgress, reporting
+from .common.progress import reporting
+from .requests.rewriting import MergeRequest
+from .requests.verb import verb
 from .writing.write_model import WriteResult, write_model
-from .writing.write_options import WriteOptions
+from .writing.write_options import write_options
 
 
-def merge_model(
-    source: str | Path,
-    out: str | Path,
-    *,
-    delete_source_shards: bool = False,
-    verify: bool = False,
-    manifest: bool = False,
-    dry_run: bool = False,
-    resume: bool = False,
-    force: bool = False,
-    threads: int | None = None,
-    progress: OnProgress | bool | None = None,
-) -> WriteResult:
+@verb(MergeRequest)
+def merge_model(request: MergeRequest) -> WriteResult:
     """Joins the shards of a split GGUF to one file: merging what `split_model` has cut gives the file it was.
-
-    source  any of the shards; all have to be there
-    out     the file to write
-    delete_source_shards
-            DELETES each shard once all its tensors are written and on disk: the disk has to hold the model and a shard, not
-            both models
-    verify, manifest, dry_run, resume, force, threads, progress
-            as for `convert_model`; the stage is 'merge', in bytes
 
     Returns a `WriteResult`. Raises PlanError for a file that is not split, FormatError for shards that are missing, and as
     `convert_model` does.
@@ -48,21 +31,20 @@ def merge_model(
         >>> merge_model(split.files[0], "merged.gguf", force=True).status
         'written'
     """
-    source, out = Path(source), Path(out)
-    options = WriteOptions(verify, manifest, dry_run, resume, force, threads)
-    if delete_source_shards and resume and not (dry_run or force) and _is_merged(source, out):
+    source, out, deleting = Path(request.source), Path(request.out), request.delete_source_shards
+    if deleting and request.resume and not (request.dry_run or request.force) and _is_merged(source, out):
         return WriteResult("finished before", [out])
-    opened = open_gguf(source, deletable=delete_source_shards)
+    opened = open_gguf(source, deletable=deleting)
     if not SPLIT_NAME.match(source.name):
         raise PlanError(f"{source} is one file already; give a shard, whose name ends in -00001-of-0000N.gguf")
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         return write_model(
             plan_copy(opened, out),
             "merge",
             stored_source(opened),
-            options,
+            write_options(request),
             report,
-            delete_source_shards=delete_source_shards,
+            delete_source_shards=deleting,
         )
 
 

@@ -16,12 +16,14 @@ from ..recipes import find
 from .common.arguments import refuse_unused
 from .common.losses import warn_of_losses
 from .common.messages import json_text, note, warn
-from .common.progress import OnProgress, reporting
+from .common.progress import reporting
 from .reports.html_page import page_text
 from .reports.markdown import report_text
 from .reports.model_card import card_text, several_card
 from .reports.report_data import report_json
 from .reports.several import several_json, several_page, several_text
+from .requests.run import RunRequest
+from .requests.verb import verb
 from .stages.folder import RunFolder
 from .stages.quant import Quant
 from .stages.run import Run
@@ -82,19 +84,8 @@ class RunResult:
         return (plans[0] if not self.quants[0].label else {"quants": plans}) | self.forecast.as_json()
 
 
-def run_recipe(
-    recipe: str | Path,
-    out: str | Path | None = None,
-    *,
-    force: bool = False,
-    program: str | None = None,
-    allow_nonfinite: bool = False,
-    dry_run: bool = False,
-    threads: int | None = None,
-    cluster: str | None = None,
-    cluster_output: str | None = None,
-    progress: OnProgress | bool | None = None,
-) -> RunResult:
+@verb(RunRequest)
+def run_recipe(request: RunRequest) -> RunResult:
     """Runs every stage that a TOML recipe names: imatrix, search, quantize, repack, validate; ends in a report.
 
     A recipe of several types or tables [[quantize]] makes a file of each, with one imatrix and one report, and a model card for
@@ -102,18 +93,6 @@ def run_recipe(
 
     Files, types, exact sizes and disk space are checked first. An interrupted run is continued by the same call; a stage whose
     inputs have not changed is not repeated. One run at a time works in a folder.
-
-    recipe           a file, or the name of a shipped recipe; paths in it are relative to its folder
-    out              folder of results; None: out/RECIPE
-    force            every stage is done again, and what is in the folder is replaced
-    program          that is to load the files, as for `quantize_model`; None: what the recipe says ([quantize] for)
-    allow_nonfinite  weights that are NaN or infinite are written as 0
-    dry_run          nothing is written; the result has the plan and what it takes
-    threads          workers; None: one per processor
-    cluster          workers of a cluster compute the imatrix, measure for a target, and quantise; cluster_output: as of
-                     `quantize_model`
-    progress         stages 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and 'checksum' in bytes, and
-                     those of `search_recipe`
 
     Returns a `RunResult`. Raises PlanError for what stands in the way before any work, MillError for what fails on the way,
     CheckFailed when the result exceeds limits that the recipe sets.
@@ -124,21 +103,18 @@ def run_recipe(
         >>> result.quants[0].plan.histogram()["q8_0"][0] > 0, result.folder.exists()
         (True, False)
     """
-    if cluster is None:
-        refuse_unused({"--cluster-output": cluster_output}, "--cluster")
-    path = find(recipe)
+    if request.cluster is None:
+        refuse_unused({"--cluster-output": request.cluster_output}, "--cluster")
+    path = find(request.recipe)
     loaded = load_recipe(path, several=True)
-    folder = RunFolder(Path(out) if out is not None else Path("out") / path.stem, path.stem)
-    with nullcontext() if dry_run else folder.locked(), reporting(progress) as report:
-        settings: dict[str, Any] = {"threads": threads, "cluster": cluster, "cluster_output": cluster_output}
-        run = Run(
-            loaded, path, folder, fresh=force, program=program, allow_nonfinite=allow_nonfinite, report=report, **settings
-        )
+    folder = RunFolder(Path(request.out) if request.out is not None else Path("out") / path.stem, path.stem)
+    with nullcontext() if request.dry_run else folder.locked(), reporting(request.progress) as report:
+        run = Run(loaded, path, folder, request, report)
         warn_of_losses(run.source)
         for text in run.source.notes:
             note(f"note: {text}", detail=True)
         plans = run.check()
-        return _forecast(run, plans) if dry_run else _carry_out(run, plans)
+        return _forecast(run, plans) if request.dry_run else _carry_out(run, plans)
 
 
 def _forecast(run: Run, plans: list[Plan]) -> RunResult:

@@ -15,6 +15,8 @@ from .common import checksums
 from .common.messages import note
 from .common.progress import OnProgress, reporting
 from .reports.model_card import NOT_FIT, for_repository
+from .requests.run import UploadRequest
+from .requests.verb import verb
 from .stages.cache import unfinished_stages
 
 _TEXTS = ("README.md", "report.html", "report.md", checksums.NAME)  # sent last, in one commit
@@ -61,29 +63,19 @@ class UploadResult:
         return asdict(self)
 
 
-def upload_folder(
-    folder: str | Path,
-    *,
-    repo: str,
-    public: bool = False,
-    yes: bool = False,
-    progress: OnProgress | bool | None = None,
-) -> UploadResult:
+@verb(UploadRequest)
+def upload_folder(request: UploadRequest) -> UploadResult:
     """Sends the models of a folder, their imatrix, checksums, model card and report to a repository of the Hub.
 
     Large files are commits of their own, and what the repository has with the same hash is not sent again: the same call goes
     on with an upload that broke off. What SHA256SUMS lists is sent if there is such a file, else every GGUF and imatrix; all
     are read and compared with it first. In the model card OWNER/NAME becomes the repository.
 
-    folder    as `run_recipe` leaves it, or any with GGUF files
-    repo      OWNER/NAME; it is made if it is not there
-    public    a new repository is public, not private; an existing one stays what it is
-    yes       files are sent; without it nothing is, and the result says what would be
-    progress  stage 'checksum' in bytes; while files are sent the bars are huggingface-hub's
+    While files are sent the bars are huggingface-hub's, and so is the token (`hf auth login`, HF_TOKEN); HF_ENDPOINT names
+    another Hub.
 
-    The token is huggingface-hub's own (`hf auth login`, HF_TOKEN), HF_ENDPOINT names another Hub. Returns an `UploadResult`.
-    Raises PlanError for a folder with unfinished, missing or no files, FormatError for a file that is not as SHA256SUMS says,
-    and when the Hub refuses.
+    Returns an `UploadResult`. Raises PlanError for a folder with unfinished, missing or no files, FormatError for a file that
+    is not as SHA256SUMS says, and when the Hub refuses.
 
     Example:
         >>> from ggufmill import upload_folder
@@ -92,21 +84,21 @@ def upload_folder(
             ...
         ggufmill.errors.PlanError: no-such-folder is not a folder
     """
-    folder = Path(folder)
+    folder, repo, public = Path(request.folder), request.repo, request.public
     paths = _models_and_texts(folder)
-    with reporting(progress) as report:
+    with reporting(request.progress) as report:
         contents = _checked(folder, paths, repo, report)
         remote = look_up(repo)
         result = UploadResult(repo, _url(repo), remote.exists, remote.is_private if remote.exists else not public)
         result.files = [_status(remote, name, content, digest) for name, (content, digest) in contents.items()]
         if remote.exists and public and remote.is_private:
             note(f"{repo} is there and stays private: its visibility is changed on the Hub")
-        if not yes:
+        if not request.yes:
             return result
         if not remote.exists:
             create(repo, private=not public)
         for names in _commits(result.files):
-            _send(repo, names, contents, bars=bool(progress))
+            _send(repo, names, contents, bars=bool(request.progress))
             result.files = [_sent(file) if file.name in names else file for file in result.files]
     result.sent = True
     return result

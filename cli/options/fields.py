@@ -28,6 +28,7 @@ def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -
 # A field's kind -> how click reads it: a type, or several arguments of click.Option.
 KINDS: dict[str, Any] = {
     "checkpoint": Source(file_okay=False),
+    "existing_folder": click.Path(exists=True, file_okay=False, path_type=Path),
     "file": FILE,
     "file_type": FILE_TYPE,
     "files": {"type": FILE, "multiple": True},
@@ -48,6 +49,8 @@ KINDS: dict[str, Any] = {
     "override": {"type": Override(), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)},
     "plot": {"type": click.Path(dir_okay=False, path_type=Path), "metavar": "PNG", "callback": _check_plot},
     "regex": {"type": REGEX, "metavar": "REGEX"},
+    "regexes": {"type": REGEX, "metavar": "REGEX", "multiple": True},
+    "shards": {"type": click.Path(dir_okay=False, path_type=Path), "nargs": -1},
     "size": {"type": SIZE, "metavar": "SIZE"},
     "source": Source(),
     "text": TEXT,

@@ -52,15 +52,15 @@ class Quant:
             self.folder.gguf,
             imatrix=run.imatrix_path if self.with_imatrix else None,
             covariance=self.collected,
-            program=run.program,
-            allow_nonfinite=run.allow_nonfinite,
-            cluster=run.cluster,
-            cluster_output=run.cluster_output,
+            program=run.request.program,
+            allow_nonfinite=run.request.allow_nonfinite,
+            cluster=run.request.cluster,
+            cluster_output=run.request.cluster_output,
         )
         given = GivenRecipe(run.path, recipe, text=recipe.text, rules_text=recipe.rules_text)
         self.job = Quantization(asked, given=given)
         self.program, self.target = self.job.request.program, self.job.target
-        self.search_options = self.job.search_options(run.threads)
+        self.search_options = self.job.search_options(run.request.threads)
         # At most, known after `check`: bytes of the quantised model, of the one with interleaved rows beside it, of all files
         # of this quant, and those still to be written.
         self.file_bytes, self.repacked_bytes, self.disk_bytes, self.disk_needed = 0, 0, 0, 0
@@ -137,7 +137,7 @@ class Quant:
         def work() -> dict[str, Any]:
             self.run.forget_measurements(self.measurements)
             job = self._with_data(self.job, importance)
-            with search_workers(self.run.cluster, job, self.search_options) as workers:
+            with search_workers(self.run.request.cluster, job, self.search_options) as workers:
                 result = self._search_job(importance, self.measurements, workers).find(target)
             write_text(self.folder.recipe, result.text)
             text = self.search_options.text.name if self.search_options.text is not None else None
@@ -174,7 +174,7 @@ class Quant:
         if self.target is not None:
             refuse_inputs([self.folder.recipe, self.measurements], run.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
-        ours = run.fresh or run.cache.was_begun(self.stage_name("quantize"))
+        ours = run.request.force or run.cache.was_begun(self.stage_name("quantize"))
         if self.has_rules:
             plan = self._plan(importance)
             self._planned = None if isinstance(importance, PendingImportance) else plan
@@ -201,7 +201,7 @@ class Quant:
 
     def _bytes_there(self, plan: Plan) -> int:
         """Bytes of finished files of this size, which as a rule stay."""
-        if self.run.fresh or not self.has_rules:
+        if self.run.request.force or not self.has_rules:
             return 0
         sizes = [(f.path, f.nbytes) for f in plan.files]
         sizes += [(self.folder.repacked, self.repacked_bytes)] * ("repack" in self.recipe.stages)
@@ -212,7 +212,7 @@ class Quant:
         run, plan = self.run, self._planned or self._plan(self._importance())
 
         def work() -> dict[str, Any]:
-            call = self._cluster_call() if run.cluster is not None else None
+            call = self._cluster_call() if run.request.cluster is not None else None
             return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)
@@ -235,11 +235,11 @@ class Quant:
         """Writes the files of a plan, continuing from a journal of this very plan; one of an earlier recipe in this folder is
         replaced. Returns the number of tensors that were there."""
         run, journal = self.run, journal_path(plan)
-        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not run.fresh else b""
+        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not run.request.force else b""
         resume = plan.fingerprint.encode() in first_line
         for stage in ("verify", "checksums"):
             run.cache.forget(self.stage_name(stage))
-        options = WriteOptions(resume=resume, force=not resume, threads=run.threads, cluster=call)
+        options = WriteOptions(resume=resume, force=not resume, threads=run.request.threads, cluster=call)
         there = [path for path in inputs if path.exists()]
         try:
             return carry_out(plan, label, source, options, run.report, inputs=there).job.resumed

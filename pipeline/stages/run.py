@@ -26,6 +26,7 @@ from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
 from ..common.messages import gib
 from ..common.progress import OnProgress
+from ..requests.run import RunRequest
 from ..requests.sources import reading_of
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
@@ -40,10 +41,7 @@ _STAGES_WITH_TEXT = ("imatrix", "search", "validate")
 class Run:
     """One run of the TOML recipe at `path`. Paths in the recipe are relative to its own folder.
 
-    fresh: every stage is done again, and what the folder holds is replaced. allow_nonfinite: weights that are NaN or infinite
-    are written as 0. program: that is to load the files; None: what the recipe says. cluster: its workers compute the imatrix,
-    measure, and quantise. Raises MillError when the recipe's files are missing or not readable; `check` finds what else stands
-    in the way.
+    Raises MillError when the recipe's files are missing or not readable; `check` finds what else stands in the way.
     """
 
     def __init__(
@@ -51,18 +49,10 @@ class Run:
         recipe: Recipe,
         path: Path,
         folder: RunFolder,
-        *,
-        threads: int | None = None,
-        fresh: bool = False,
-        program: str | None = None,
-        allow_nonfinite: bool = False,
-        cluster: str | None = None,
-        cluster_output: str | None = None,
+        request: RunRequest,
         report: OnProgress = lambda progress: None,
     ):
-        self.recipe, self.path, self.folder, self.threads, self.fresh = recipe, path.resolve(), folder, threads, fresh
-        self.allow_nonfinite, self.report, self.program = allow_nonfinite, report, program
-        self.cluster, self.cluster_output = cluster, cluster_output
+        self.recipe, self.path, self.folder, self.request, self.report = recipe, path.resolve(), folder, request, report
         stages = recipe.stages
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
@@ -71,9 +61,9 @@ class Run:
             folder = self.folder = replace(folder, stem=self._name_of_files())
         self.collected = imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
         self.quants = [Quant(self, one) for one in recipe.each]
-        request = self.quants[0].job.request
+        first = self.quants[0].job.request
         self.mla_layout = self._mla_layout()
-        self.reading = {**reading_of(request), "remote": request.remote}
+        self.reading = {**reading_of(first), "remote": first.remote}
         self.source = open_source(self.model, **self.reading)
         # what decides the model beside its files
         mtp = self.reading["mtp"]
@@ -81,7 +71,7 @@ class Run:
         self.nextn: bool = stages.get("imatrix", {}).get("nextn", False)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
         begun = [quant.stage_name("quantize") for quant in self.quants]
-        self.cache = StageCache(folder.state, begun if fresh else None, report)
+        self.cache = StageCache(folder.state, begun if request.force else None, report)
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
         self._forgotten: set[Path] = set()
 
@@ -134,7 +124,7 @@ class Run:
     @property
     def how_to_continue(self) -> str:
         """What to do after an interruption, as a half sentence."""
-        again = "the same command without --force" if self.fresh else "the same command"
+        again = "the same command without --force" if self.request.force else "the same command"
         return f"what was finished is kept, {again} continues it"
 
     # -- imatrix
@@ -181,7 +171,7 @@ class Run:
             self._planned_types,
             self.report,
             nextn=self.nextn,
-            cluster=self.cluster,
+            cluster=self.request.cluster,
             reading=self.reading,
         )
 
@@ -205,7 +195,7 @@ class Run:
 
     def forget_measurements(self, path: Path) -> None:
         """With --force, what earlier runs have measured for searches is measured again, once."""
-        if self.fresh and path not in self._forgotten:
+        if self.request.force and path not in self._forgotten:
             self._forgotten.add(path)
             path.unlink(missing_ok=True)
 
@@ -217,7 +207,7 @@ class Run:
                     f"{self.recipe.name}: [{stage}] {key} is for draft layers, of which {self.source.path} has none"
                 )
         refuse_inputs([*self.folder.reports, self.folder.state, *self._collected_files], self.inputs)
-        if self.collected not in (None, self.folder.covariance) and not self.fresh:
+        if self.collected not in (None, self.folder.covariance) and not self.request.force:
             self.cache.check_own("imatrix", self.imatrix_key, self.collected)
         plans: list[Plan] = []
         for quant in self.quants:
@@ -246,7 +236,7 @@ class Run:
         text, table = self.texts.get("validate"), self.recipe.stages.get("validate", {})
         if text is None:
             return None
-        return Validation(self.recipe.name, table, text, self.source, self.allow_nonfinite)
+        return Validation(self.recipe.name, table, text, self.source, self.request.allow_nonfinite)
 
     def validate(self, plans: Sequence[Plan]) -> list[dict[str, Any] | None]:
         """What `Validation.measure` finds of each quant's file, the baseline run once for all; None without [validate]."""

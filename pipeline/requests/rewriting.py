@@ -1,0 +1,50 @@
+"""What the verbs that rewrite GGUF files can be asked for: `repack`, `split`, `merge`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...formats.loaders import PROGRAMS
+from ...request_fields import argument, option, request
+from ..common.arguments import Pattern
+from .groups import Output, Splits
+
+
+@request
+class RepackRequest(Output):
+    source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
+    out: str | Path = argument("The file to write.", kind="out", kw_only=False)
+    pattern: Pattern | Sequence[Pattern] = option(
+        "Only tensors whose name this matches anywhere; may be given again.", default=(), kind="regexes"
+    )
+    undo: bool = option("Turn repacked tensors back into their base types.", default=False)
+    keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
+    program: str | None = option(
+        "The program that is to load the file: what it would not load is an error.",
+        default=None,
+        flags="--for",
+        choices=PROGRAMS,
+    )
+
+
+@request
+class SplitRequest(Splits, Output):
+    source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
+    out: str | Path = argument("The name before the number; .gguf at its end is left out.", kind="out", kw_only=False)
+    split_max_tensors: int | None = option(
+        "Split after this many tensors.", default=None, least=1, shown="128, or no limit with --split-max-size"
+    )
+
+
+@request
+class MergeRequest(Output):
+    source: str | Path = argument("Any of the shards; all have to be there.", kind="shards", kw_only=False)
+    out: str | Path = argument("The file to write.", kind="out", kw_only=False)
+    delete_source_shards: bool = option(
+        "DELETE each file of the split once all its tensors are written.",
+        doc="DELETES each shard once all its tensors are written and on disk: the disk has to hold the model and a shard, not "
+        "both models.",
+        default=False,
+        flags="--delete-splits --delete-source-shards",
+    )

@@ -1,0 +1,54 @@
+"""What `run` and `upload` can be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...formats.loaders import PROGRAMS
+from ...request_fields import argument, option, request
+from ..common.progress import OnProgress
+
+
+@request
+class RunRequest:
+    recipe: str | Path = argument(
+        "A recipe's file, or the name of a bundled one; paths in it are relative to its folder.", kind="name", kw_only=False
+    )
+    out: str | Path | None = option(
+        "Folder of results.", default=None, flags="-o --out", kind="folder", shown="out/RECIPE", kw_only=False
+    )
+    force: bool = option("Do every stage again.", default=False)
+    program: str | None = option(
+        "Make only what this program loads: its types, its layout of latent attention, its fallbacks.",
+        default=None,
+        flags="--for",
+        choices=PROGRAMS,
+        shown="what the recipe says",
+    )
+    allow_nonfinite: bool = option("Write 0 for weights that are NaN or infinite, and count them.", default=False)
+    dry_run: bool = option("Show the plan with exact sizes; write nothing.", default=False)
+    threads: int | None = option("Worker threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    cluster: str | None = option(
+        "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
+    )
+    cluster_output: str | None = option(
+        "Whether workers write into OUT's folder, which all machines share, or send what they make.",
+        default=None,
+        choices=("shared", "collect"),
+        shown="shared",
+    )
+    progress: OnProgress | bool | None = option(
+        "Called with reports of 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and 'checksum' in bytes, "
+        "and those of `search_recipe`.",
+        default=None,
+        in_cli=False,
+    )
+
+
+@request
+class UploadRequest:
+    folder: str | Path = argument("As `run_recipe` leaves it, or any with GGUF files.", kind="existing_folder", kw_only=False)
+    repo: str = option("Repository on the Hub; it is made if it is not there.", metavar="OWNER/NAME")
+    public: bool = option("A new repository is public; an existing one stays what it is.", default=False)
+    yes: bool = option("Send. Without it nothing is sent, and what would be is printed.", default=False)
+    progress: OnProgress | bool | None = option("Called with reports of 'checksum' in bytes.", default=None, in_cli=False)
