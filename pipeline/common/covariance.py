@@ -6,10 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import PlanError, UsageError
+from ...errors import UsageError
 from ...formats import TensorSource
 from ...quantize.covariance.covariance_matrix import EFFORTS
-from ...quantize.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from ...imatrix.covariance import CovarianceFile
@@ -35,22 +34,6 @@ def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covar
         return CollectedInput(stored.columns, stored.tokens) if stored is not None else None
 
     return Covariances(input_of, PreparedCache(file.covariance_of), _digest(file), file.metadata(), effort)
-
-
-def covariance_of_recipe(recipe: Recipe, folder: Path) -> Path | None:
-    """The file that [quantize] covariance of a recipe names, relative to `folder`. Raises PlanError if it does not exist."""
-    name = recipe.stages.get("quantize", {}).get("covariance")
-    if name is None:
-        return None
-    path = folder / name
-    if not path.is_file():
-        raise PlanError(f"{recipe.name}, [quantize] covariance: {path} {'is no file' if path.exists() else 'does not exist'}")
-    return path
-
-
-def effort_of_recipe(recipe: Recipe) -> int:
-    """[quantize] effort of a recipe; 1 if it says nothing."""
-    return recipe.stages.get("quantize", {}).get("effort", 1)
 
 
 def _digest(file: CovarianceFile) -> str:

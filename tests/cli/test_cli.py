@@ -145,7 +145,7 @@ def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
     def broken(*_, **__):
         raise KeyError("oops")
 
-    monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
+    monkeypatch.setattr("ggufmill.pipeline.planning.open_source", broken)
     code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
     assert code == 1
     assert re.fullmatch(r"ggufmill: internal error: KeyError: 'oops' \(.*--debug.*\)\n", err)
@@ -161,7 +161,7 @@ def test_a_library_that_cannot_be_loaded_is_named(mill, checkpoint, monkeypatch,
             raise ImportError("IMPORTANT: PLEASE READ THIS") from unloaded
         raise unloaded
 
-    monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
+    monkeypatch.setattr("ggufmill.pipeline.planning.open_source", broken)
     code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
     assert code == 1
     assert re.match(r"ggufmill: a library cannot be loaded.*/lib/mmap.so: failed to map", err)

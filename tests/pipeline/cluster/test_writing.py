@@ -281,6 +281,6 @@ def test_device_of_workers(cluster, tmp_path):
 
 def test_device_that_only_this_machine_has(cluster, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr("ggufmill.pipeline.quantize.encoder_device", lambda name: name)
+    monkeypatch.setattr("ggufmill.pipeline.planning.encoder_device", lambda name: name)
     with pytest.raises(PlanError, match=r"^worker [ab] at 127\.0\.0\.1: --device 'nowhere' is none of cuda"):
         ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", "q4_k", device="nowhere", cluster=cluster)
