@@ -27,6 +27,11 @@ def pytest_collection_modifyitems(items):
                 item.own_markers.remove(mark)
 
 
+def pytest_collect_directory(path, parent):
+    """The folder of the repository is no package of tests, though it has __init__.py; its name may be none: ggufmill-main."""
+    return pytest.Dir.from_parent(parent, path=path) if path == parent.config.rootpath else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """`-n auto`: a process for each processor, each on its own, so that no test waits for the threads of another."""
