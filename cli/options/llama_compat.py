@@ -15,7 +15,7 @@ class LlamaOption(NamedTuple):
     names     the option's names there
     n_values  values that follow it
     here      the option, or the first or last argument (names that it may have), that means the same; '' if there is none
-    reason    without `here`: why it has no effect, which is a note, or how it is written, which is an error
+    reason    without `here`: why it has no effect, which is a note ('': none is needed), or how it is written, which is an error
     is_error  that `reason` is an error
     verb      the only verb for which this holds; '' for all
     """
@@ -39,6 +39,7 @@ _TABLE = (
     LlamaOption("--chat-template --chat-template-file", 1, "--template"),
     LlamaOption("-a", 1, "--alias"),
     LlamaOption("--predict", 1, "--n-predict"),
+    LlamaOption("-fmoe --fused-moe"),  # always so; else -fmoe would be read as -f moe
     LlamaOption("--jinja", reason="chat templates are always Jinja"),
     LlamaOption("--mmap --no-mmap", reason="files are mapped, and read as they are used"),
     LlamaOption("--mlock", reason="weights are not locked into memory"),
@@ -106,7 +107,7 @@ def translated(command: click.Command, ctx: click.Context, args: Sequence[str]) 
                 kept += args[i : i + n]
             elif other.is_error:
                 raise click.UsageError(f"{name} is not an option here: {other.reason}", ctx)
-            elif "--quiet" not in args:
+            elif other.reason and "--quiet" not in args:
                 click.echo(f"note: {name} has no effect here: {other.reason}", err=True)
             i += n
             continue

@@ -64,6 +64,8 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
         (("plan", DEMO, "-tb", "4", "--no-mmap", "-cb"), 0, "note: -tb has no effect here: there is one number of threads"),
         (("plan", DEMO, "-sm", "layer"), 2, "-sm is not an option here: layers are split over devices"),
         (("bench", "-m", "none.gguf"), 2, "'none.gguf' does not exist"),
+        (("generate", "none.gguf", "-fmoe", "-p", "a"), 2, "'none.gguf' does not exist"),
+        (("perplexity", "none.gguf", "--fused-moe", "-fmoe"), 2, "'none.gguf' does not exist"),
         (("generate", "-m", "none.gguf", "-cnv"), 2, "ggufmill chat MODEL talks"),
         (("serve", "-hf", "a/b"), 2, "ggufmill convert hf:OWNER/NAME OUT.gguf"),
         (("serve", "none.gguf", "--chat-template", "x", "-a", "y"), 2, "'none.gguf' does not exist"),
