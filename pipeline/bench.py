@@ -19,7 +19,7 @@ from ..runtime.settings import Placement
 from .common.losses import warn_of_losses
 from .common.models import open_model, settings_of_each
 from .common.progress import Stage, reporting
-from .requests.groups import Reading
+from .requests.groups import CheckpointOptions
 from .requests.measure import BenchRequest
 from .requests.verb import verb
 
@@ -111,9 +111,9 @@ def benchmark(request: BenchRequest) -> BenchResult:
     chosen = {name: several for name, several in values.items() if several}
     points = [dict(zip(chosen, point, strict=True)) for point in itertools.product(*chosen.values())]
     paths = [request.models] if isinstance(request.models, str | Path) else list(request.models)
-    reading = {name: value for name, value in values_of(request, Reading).items() if value not in (None, False)}
+    given = {name: value for name, value in values_of(request, CheckpointOptions).items() if value not in (None, False)}
     placement = {name: value for name, value in values_of(request, Placement).items() if value not in (None, (), False)}
-    each = settings_of_each(paths, reading)
+    each = settings_of_each(paths, given)
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     for source in sources:
         warn_of_losses(source)

@@ -27,7 +27,7 @@ from .common.arguments import as_bytes, as_paths, check_new, read_template, refu
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
-from .common.models import note_micro_batch, open_model, opened_source, pop_reading, window_settings
+from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
 from .common.progress import WINDOWS, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
@@ -108,8 +108,8 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         as_paths(request.in_file),
         request.n_ctx or N_CTX,
     )
-    reading = pop_reading(settings)
-    source = opened_source(model, reading)
+    checkpoint_options = pop_checkpoint_options(settings)
+    source = opened_source(model, checkpoint_options)
     inputs = [*source.files, *(one.path for one in texts), *added]
     state_path = check_outputs(path, request.plot, inputs, request.resume, request.force or request.dry_run)
     covariance_path = check_covariance(
@@ -158,7 +158,7 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         if job is not None:
             begin_covariance(job, state, on_cluster=request.cluster is not None)
         try:
-            there = {"n_ctx": window, **reading, **settings}
+            there = {"n_ctx": window, **checkpoint_options, **settings}
             elsewhere = collecting_on(
                 request.cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(request.memory)
             )

@@ -15,7 +15,7 @@ class LlamaOption(NamedTuple):
     names     the option's names there
     n_values  values that follow it
     here      the option, or the first or last argument (names that it may have), that means the same; '' if there is none
-    reason    without `here`: why it has no effect, which is a note ('': none is needed), or how it is written, which is an error
+    reason    without `here`: why it has no effect, which is a note ('': no note), or how it is written, which is an error
     is_error  that `reason` is an error
     verb      the only verb for which this holds; '' for all
     """

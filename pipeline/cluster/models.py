@@ -17,7 +17,7 @@ from ...errors import FormatError, MillError
 from ...formats import TensorSource
 from ...runtime import Model, Settings, load_model
 from ..common.arguments import as_adapters
-from ..common.models import ModelLike, pop_reading
+from ..common.models import ModelLike, pop_checkpoint_options
 
 _MOST_MODELS = 2  # that a process keeps: a model and its baseline
 
@@ -66,10 +66,10 @@ def address_of(model: ModelLike, source: TensorSource, **options: Any) -> Source
 
 
 def model_address(
-    model: ModelLike, opened: Model, settings: Mapping[str, Any], reading: Mapping[str, Any] | None = None
+    model: ModelLike, opened: Model, settings: Mapping[str, Any], checkpoint_options: Mapping[str, Any] | None = None
 ) -> ModelAddress:
     """How workers open a model that is open here. settings: as for `open_model`; those of a model that was given loaded are its
-    own, but for the threads; reading: further arguments of `open_source`."""
+    own, but for the threads; checkpoint_options: further arguments of `open_source`."""
     if isinstance(model, Model):
         usual = Settings()
         chosen = {field.name: getattr(opened.settings, field.name) for field in fields(Settings) if field.name != "threads"}
@@ -77,7 +77,7 @@ def model_address(
     fixed = dict(settings)
     if fixed.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
         fixed["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(fixed["lora"]))
-    source = address_of(model, opened.stored, **{**pop_reading(fixed), **(reading or {})})
+    source = address_of(model, opened.stored, **{**pop_checkpoint_options(fixed), **(checkpoint_options or {})})
     return ModelAddress(source, hashable(fixed))
 
 

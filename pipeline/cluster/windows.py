@@ -68,19 +68,19 @@ def collecting_on(
     calibration: Calibration,
     options: CollectOptions,
     settings: Mapping[str, Any],
-    reading: Mapping[str, Any] | None = None,
+    checkpoint_options: Mapping[str, Any] | None = None,
     covariance: CovarianceJob | None = None,
     memory: int | None = None,
 ) -> Iterator[RunBatches | SharedCovariance | None]:
     """For `collect`: runs its batches on the workers of a cluster, which is left with the context; without an address None.
 
-    model: as it was given, with settings of `load_model`; opened: the same here; reading: how workers open it, arguments of
+    model: as it was given, with settings of `load_model`; opened: the same here; checkpoint_options: how workers open it, arguments of
     `open_source`; covariance: a job that they do too; memory: for its sums, of each worker.
     """
     if address is None:
         yield None
         return
-    there = model_address(model, opened, settings, reading)
+    there = model_address(model, opened, settings, checkpoint_options)
     with open_cluster(address) as cluster, ExitStack() as stack:
         if covariance is not None:
             shared = SharedCovariance(cluster, there, opened, calibration, options, covariance, memory)

@@ -10,23 +10,25 @@ from typing import Any
 from ...convert import open_source
 from ...errors import UsageError
 from ...formats import TensorSource
+from ...request_fields import fields_of
 from ...runtime import Model, load_model
 from ...runtime.evaluate.perplexity import context_notes
 from ...runtime.evaluate.provenance import describe_model
 from ...runtime.micro_batches import PIECE
+from ..requests.groups import CheckpointOptions
 from .losses import warn_of_losses
 from .messages import note, warn
 from .progress import OnProgress, Stage
 
 # A GGUF file (any shard of a split one), a checkpoint folder, hf:OWNER/NAME, an opened source, or a loaded model.
 ModelLike = str | Path | TensorSource | Model
-READING = ("architecture", "allow_lossy_config")  # settings of `open_source` that all verbs that run a model have
+CHECKPOINT_OPTIONS = tuple(field.name for field in fields_of(CheckpointOptions))
 
 
 def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     """The model, loaded with settings of `load_model` unless it is loaded already.
 
-    settings: with those of `open_source` in READING, too. Raises UsageError for settings beside a loaded model, and what
+    settings: with those of `open_source` in CHECKPOINT_OPTIONS, too. Raises UsageError for settings beside a loaded model, and what
     `open_source` and `load_model` raise.
     """
     settings = dict(settings)
@@ -34,7 +36,7 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
         if settings:
             raise UsageError(f"{model.source.path} is loaded already: {', '.join(settings)} is a setting of load_model")
         return model
-    source = opened_source(model, pop_reading(settings))
+    source = opened_source(model, pop_checkpoint_options(settings))
     loaded = load_model(source, **settings)
     warn(loaded.notes, detail=True)
     if loaded.packed_bytes:
@@ -42,34 +44,36 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     return loaded
 
 
-def pop_reading(settings: dict[str, Any]) -> dict[str, Any]:
+def pop_checkpoint_options(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that say how a checkpoint is read, which are taken out of the others."""
-    return {name: value for name in READING if (value := settings.pop(name, None)) is not None}
+    return {name: value for name in CHECKPOINT_OPTIONS if (value := settings.pop(name, None)) is not None}
 
 
-def opened_source(model: ModelLike, reading: Mapping[str, Any] = MappingProxyType({})) -> TensorSource:
+def opened_source(model: ModelLike, checkpoint_options: Mapping[str, Any] = MappingProxyType({})) -> TensorSource:
     """The tensors of a model, opened with these settings of `open_source` unless it is open already. What a checkpoint lost,
     now or when it was converted, is a warning.
 
     Raises UsageError for settings of what is open, and as `open_source`.
     """
     if not isinstance(model, Model | TensorSource):
-        source = open_source(model, **reading)
+        source = open_source(model, **checkpoint_options)
         warn_of_losses(source)
         return source
     source = model.source if isinstance(model, Model) else model
-    for name in reading:
+    for name in checkpoint_options:
         raise UsageError(f"{source.path} is open already: --{name.replace('_', '-')} is for a checkpoint's folder")
     return source
 
 
 def settings_of_each(models: Sequence[ModelLike | None], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Settings for each of several models: those in READING are of the checkpoints among them. If there is none, each has
+    """Settings for each of several models: those in CHECKPOINT_OPTIONS are of the checkpoints among them. If there is none, each has
     them, and opening them raises what it should."""
     is_file = [isinstance(model, str | Path) and Path(model).suffix == ".gguf" for model in models]
-    if not any(name in settings for name in READING) or all(is_file[i] for i, model in enumerate(models) if model is not None):
+    if not any(name in settings for name in CHECKPOINT_OPTIONS) or all(
+        is_file[i] for i, model in enumerate(models) if model is not None
+    ):
         return [settings] * len(models)
-    others = {name: value for name, value in settings.items() if name not in READING}
+    others = {name: value for name, value in settings.items() if name not in CHECKPOINT_OPTIONS}
     return [others if gguf else settings for gguf in is_file]
 
 

@@ -15,7 +15,7 @@ from ...runtime.evaluate.perplexity import Perplexity, perplexity, with_bos
 from ...runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from ..common.baseline import describe_stored
 from ..common.messages import note
-from ..common.models import READING, open_model
+from ..common.models import CHECKPOINT_OPTIONS, open_model
 from ..common.progress import WINDOWS, OnProgress, Stage
 from .candidates import StockMix, stock_name
 from .outputs import StoredOutputs, are_whole, write_outputs
@@ -49,7 +49,7 @@ class Judge:
         be measured."""
         is_mix = isinstance(model, StockMix)
         if is_mix:
-            settings = {name: value for name, value in settings.items() if name not in READING}
+            settings = {name: value for name, value in settings.items() if name not in CHECKPOINT_OPTIONS}
         opened = open_model(model.source if is_mix else model, settings)
         about = describe_model(opened)
         if is_mix:

@@ -13,7 +13,7 @@ from ..common.progress import OnProgress
 
 
 @request
-class Reading:
+class CheckpointOptions:
     """How a checkpoint's configuration is read."""
 
     architecture: str | None = option(
@@ -30,7 +30,7 @@ class Reading:
 
 
 @request
-class SourceOptions(Reading):
+class SourceOptions(CheckpointOptions):
     """How a source is read. What `open_source` takes has its names, see `planning.reading_of`."""
 
     mla_layout: str | None = option(

@@ -10,7 +10,7 @@ from ...request_fields import argument, option, request
 from ...runtime.settings import Placement
 from ..common.arguments import Pattern
 from ..common.progress import OnProgress
-from .groups import Reading
+from .groups import CheckpointOptions
 from .running import RunningModel, window
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _grid(help: str, flags: str, kind: str, shown: str) -> Sequence:
 
 
 @request
-class BenchRequest(Placement, Reading):
+class BenchRequest(Placement, CheckpointOptions):
     models: str | Path | Sequence[str | Path] = argument(
         "A GGUF file or checkpoint folder, or several.", kind="model", kw_only=False
     )

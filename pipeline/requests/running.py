@@ -9,19 +9,19 @@ from ...request_fields import argument, fields_of, option, request
 from ...runtime.settings import Settings
 from ..common.arguments import TypeName
 from ..common.progress import OnProgress
-from .groups import Reading
+from .groups import CheckpointOptions
 
 if TYPE_CHECKING:
     from ..common.models import ModelLike
 
 
 @request
-class RunningModel(Settings, Reading):
+class RunningModel(Settings, CheckpointOptions):
     """How a model is opened and run."""
 
 
 @request
-class WarmUpRequest(Reading):
+class WarmUpRequest(CheckpointOptions):
     model: ModelLike | None = argument(
         "A GGUF file or a checkpoint folder, of which a few tokens are read: this takes as long as reading its weights.",
         default=None,

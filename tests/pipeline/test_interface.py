@@ -14,7 +14,7 @@ import click
 import pytest
 
 import ggufmill
-from ggufmill.pipeline.common.models import READING
+from ggufmill.pipeline.common.models import CHECKPOINT_OPTIONS
 from ggufmill.request_fields import fields_of
 from ggufmill.runtime import Sampling, Settings
 
@@ -181,7 +181,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     parameters = inspect.signature(getattr(ggufmill, name)).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
-    others |= set(READING) if takes_any else set()
+    others |= set(CHECKPOINT_OPTIONS) if takes_any else set()
     # Hidden ones are options of llama.cpp that have no effect here.
     exposed = [option for option in command.params if option.expose_value and not getattr(option, "hidden", False)]
     flags = {option.name for option in exposed} - _OF_DISPLAY
