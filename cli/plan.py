@@ -11,7 +11,6 @@ from ..pipeline.requests.plan import PlanRequest
 from .command import Verb
 from .display.console import call, table
 from .options.fields import options_of
-from .options.settings import fused_experts
 
 if TYPE_CHECKING:
     from ..pipeline.cluster.forecast import ClusterForecast
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @options_of(PlanRequest)
-@fused_experts
 @click.option("--tensors", is_flag=True, help="Show every tensor.")
 def command(tensors: bool, **options: Any) -> None:
     """What of MODEL (a GGUF or a Hugging Face folder) goes where, and whether it fits: weights, KV cache, compute buffers.

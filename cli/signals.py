@@ -49,7 +49,7 @@ def _exit() -> None:
 
 
 def expect_again() -> None:
-    """To call before a KeyboardInterrupt that was lost is raised by another signal."""
+    """Prepares for the signal that raises a lost KeyboardInterrupt a second time; called before it is sent."""
     global _since
     _since = None
 

@@ -177,7 +177,7 @@ def _describe(info: TensorInfo) -> dict[str, Any]:
 
 
 def _notes(metadata: dict[str, Any], types: dict[str, dict[str, int]]) -> list[str]:
-    """Of what converting left out, and of a general.file_type that stands for two things."""
+    """Notes on what converting left out, and on a general.file_type that stands for two things."""
     notes = [f"left out when this file was converted: {line}" for line in metadata.get(LOST_CONFIG, [])]
     number = metadata.get("general.file_type")
     meanings = FILE_TYPES_OF_TWO_MEANINGS.get(int(number)) if isinstance(number, (int, np.integer)) else None

@@ -55,7 +55,7 @@ class UploadResult:
 
     @property
     def missing_bytes(self) -> int:
-        """Of the files that the repository lacks."""
+        """Bytes of the files that the repository lacks."""
         return sum(file.nbytes for file in self.files if file.status == "to send")
 
     def as_json(self) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def hashable(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def source_digest(source: TensorSource, options: Mapping[str, Any]) -> str:
-    """Of the names, shapes and types of all tensors, the sizes of files, and two rows of each tensor; not of paths and times:
-    copies are the same. options: of `open_source`.
+    """A digest of the names, shapes and types of all tensors, the sizes of files, and two rows of each tensor, but not of paths
+    and times: copies have the same. options: of `open_source`.
 
     Models that differ in all weights of a tensor, or in most, differ here; one that differs in other rows alone does not. A
     repository that is read remotely is known by the hashes that the hub has of its files.

@@ -27,7 +27,7 @@ class PieceWork:
 
 @dataclass(frozen=True)
 class ClusterRates:
-    """Of the machines and of what they share.
+    """The speeds of the machines and of what they share.
 
     machines, threads  how many, and the threads of each
     read, write        bytes per second of the shared storage, for all machines together; it does one after the other

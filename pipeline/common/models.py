@@ -28,8 +28,8 @@ CHECKPOINT_OPTIONS = tuple(field.name for field in fields_of(CheckpointOptions))
 def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     """The model, loaded with settings of `load_model` unless it is loaded already.
 
-    settings: with those of `open_source` in CHECKPOINT_OPTIONS, too. Raises UsageError for settings beside a loaded model, and what
-    `open_source` and `load_model` raise.
+    settings: with those of `open_source` in CHECKPOINT_OPTIONS, too. Raises UsageError for settings beside a loaded model, and
+    what `open_source` and `load_model` raise.
     """
     settings = dict(settings)
     if isinstance(model, Model):
@@ -66,12 +66,11 @@ def opened_source(model: ModelLike, checkpoint_options: Mapping[str, Any] = Mapp
 
 
 def settings_of_each(models: Sequence[ModelLike | None], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Settings for each of several models: those in CHECKPOINT_OPTIONS are of the checkpoints among them. If there is none, each has
-    them, and opening them raises what it should."""
+    """Settings for each of several models: those in CHECKPOINT_OPTIONS are of the checkpoints among them. If there is none,
+    each has them, and opening them raises what it should."""
     is_file = [isinstance(model, str | Path) and Path(model).suffix == ".gguf" for model in models]
-    if not any(name in settings for name in CHECKPOINT_OPTIONS) or all(
-        is_file[i] for i, model in enumerate(models) if model is not None
-    ):
+    only_files = all(is_file[i] for i, model in enumerate(models) if model is not None)
+    if only_files or not any(name in settings for name in CHECKPOINT_OPTIONS):
         return [settings] * len(models)
     others = {name: value for name, value in settings.items() if name not in CHECKPOINT_OPTIONS}
     return [others if gguf else settings for gguf in is_file]

@@ -80,7 +80,7 @@ class ErrorWeighting:
             raise PlanError(f"--strict: errors can be weighted {'; '.join(fallbacks)}")
 
     def as_json(self) -> dict[str, Any]:
-        """Of results of a search: covariance (the file, or null), effort, tensors that are weighted by it, and those by
+        """What results of a search say of it: covariance (the file, or null), effort, tensors that are weighted by it, and those by
         importance only with the reason."""
         return {
             "covariance": self.covariance,

@@ -76,7 +76,7 @@ def role_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def error_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
-    """For each type that changes weights: tensors, mean and largest relative error of their samples."""
+    """A row for each type that changes weights: tensors, mean and largest relative error of their samples."""
     rows = []
     for name in data["types"]:
         errors = [t["error"] for t in data["table"] if t["type"] == name and t["error"]]

@@ -118,7 +118,7 @@ def report_json(
 
 
 def _seconds(quant: Quant) -> dict[str, float]:
-    """Of the stages of a quant, and those that it shares: stage -> seconds."""
+    """Stage -> seconds, of the stages of a quant and of those that it shares."""
     label, seconds = quant.recipe.label, quant.run.cache.seconds
     own = {
         stage.removesuffix(f" {label}"): t for stage, t in seconds.items() if " " not in stage or stage.endswith(f" {label}")

@@ -41,7 +41,7 @@ def several_json(run: Run, reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def headings(data: dict[str, Any]) -> tuple[str, ...]:
-    """Of the table of all files: without figures of quality where there was no validation."""
+    """The headings of the table of all files, without figures of quality where there was no validation."""
     return ("file", *COMPARISON[1 : 6 if data["quants"][0]["validation"] is not None else 3])
 
 

@@ -80,5 +80,5 @@ class RunFolder:
 
     @property
     def reports(self) -> tuple[Path, Path, Path, Path]:
-        """For programs, for people as Markdown and as a page, and the draft of a model card."""
+        """Writes the report as JSON, as Markdown and as a page, and the draft of a model card."""
         return self.path / "report.json", self.path / "report.md", self.path / "report.html", self.path / "README.md"

@@ -65,7 +65,7 @@ class Validation:
         return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.mtp
 
     def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
-        """Of each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and
+        """Measures each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and
         texts from each. The baseline reads the text once for all.
 
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.

@@ -9,12 +9,10 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 from op_graphs import DEVICE
 
-from ggufmill.cli.options.devices import FIELDS
 from ggufmill.cli.program import group
 from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings, torch_devices
-from ggufmill.runtime.settings import PLACEMENT
+from ggufmill.runtime import torch_devices
 
 pytestmark = pytest.mark.oracle
 
@@ -31,10 +29,6 @@ def run(*arguments):
 def text(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     return tmp_path / "text.txt"
-
-
-def test_options_are_the_settings_of_placement():
-    assert set(FIELDS.values()) == set(PLACEMENT) <= set(Settings.__dataclass_fields__)
 
 
 def test_perplexity_is_that_of_the_processor(text):

@@ -1,4 +1,4 @@
-"""`metadata`: keys set, removed and renamed, in place and by writing the file anew; interrupted changes."""
+"""`metadata`: keys set, removed and renamed, in place and by writing a new file; interrupted changes."""
 
 import json
 import os
