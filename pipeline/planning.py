@@ -148,7 +148,8 @@ class Quantization:
 
     @cached_property
     def device(self) -> str | None:
-        return encoder_device(self.request.device)
+        names = self.request.device  # of a search a tuple, for the model that runs: its trials are encoded here
+        return encoder_device(names) if names is None or isinstance(names, str) else None
 
     @property
     def has_types(self) -> bool:

@@ -72,7 +72,8 @@ def collecting_on(
     covariance: CovarianceJob | None = None,
     memory: int | None = None,
 ) -> Iterator[RunBatches | SharedCovariance | None]:
-    """What `collect` takes to run its batches on the workers of a cluster, which is left with the context; without an address None.
+    """What `collect` takes to run its batches on the workers of a cluster, which is left with the context;
+    None without an address.
 
     model: as it was given, with settings of `load_model`; opened: the same here; checkpoint_options: how workers open it,
     arguments of `open_source`; covariance: a job that they do too; memory: for its sums, of each worker.
@@ -104,7 +105,9 @@ def scoring_on(
     baseline: tuple[ModelLike, Model, Mapping[str, Any]] | None,
     mtp: bool,
 ) -> Iterator[RunWindows | None]:
-    """What `perplexities` takes to run its windows there, as `collecting_on`. models, baseline: as they were given, opened here, settings."""
+    """What `perplexities` takes to run its windows there, as `collecting_on`.
+
+    models, baseline: as they were given, opened here, settings."""
     if address is None:
         yield None
         return

@@ -80,8 +80,8 @@ class ErrorWeighting:
             raise PlanError(f"--strict: errors can be weighted {'; '.join(fallbacks)}")
 
     def as_json(self) -> dict[str, Any]:
-        """What results of a search say of it: covariance (the file, or null), effort, tensors that are weighted by it, and those by
-        importance only with the reason."""
+        """What results of a search say of it: covariance (the file, or null), effort, tensors that are weighted by it, and
+        those by importance only with the reason."""
         return {
             "covariance": self.covariance,
             "effort": self.effort if self.covariance is not None else None,

@@ -65,8 +65,8 @@ class Validation:
         return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.mtp
 
     def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
-        """Measures each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and
-        texts from each. The baseline reads the text once for all.
+        """Measures each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers,
+        and texts from each. The baseline reads the text once for all.
 
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
