@@ -12,11 +12,11 @@ OUTSIDE = {"tests", "benchmarks", "docs", "build", "out", "recipes"}
 
 @cache
 def module_files():
-    """Name -> file of every module of the program; __main__ would run it."""
+    """Name -> file of every module of the program; __main__ would run it, and setup.py only builds it."""
     files = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[0] not in OUTSIDE and not parts[0].startswith(".") and parts[-1] != "__main__":
+        if parts[0] not in OUTSIDE and not parts[0].startswith(".") and parts[-1] not in ("__main__", "setup"):
             files[".".join(("ggufmill", *parts)).removesuffix(".__init__")] = path
     return files
 
