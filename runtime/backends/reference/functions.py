@@ -13,11 +13,12 @@ import numpy as np
 
 from ...graph import Value, activation_ops, ops
 from ...graph.signatures import functions_of, support_of
-from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes, segments
+from ...graph.values import RotaryEmbedding, alibi_slopes, segments
 from . import recurrent
 from .compressed_attention import COMPRESSED_ATTENTION_FUNCTIONS
+from .elementwise import ELEMENTWISE_FUNCTIONS
 from .hyper_connections import HYPER_CONNECTION_FUNCTIONS
-from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
+from .mixtures import expert_linear, route, sigmoid
 from .reference_pass import ReferencePass
 
 
@@ -30,15 +31,6 @@ def embedding(
     return table[rows] * np.float32(scale)
 
 
-def hidden_input(step: ReferencePass, out: Value) -> np.ndarray:
-    assert step.inputs is not None
-    return step.inputs.reshape(-1, *out.shape)
-
-
-def concat(step: ReferencePass, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.concatenate([a, b], axis=1)
-
-
 def linear(step: ReferencePass, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     x = x.reshape(len(x), -1)
     if observing := step.observing():
@@ -49,10 +41,6 @@ def linear(step: ReferencePass, x: np.ndarray, weight: np.ndarray, bias: np.ndar
 
 def split(step: ReferencePass, x: np.ndarray, sizes: tuple[int, ...], more: tuple[Value, ...]) -> list[np.ndarray]:
     return [np.ascontiguousarray(part) for part in np.split(x, np.cumsum(sizes)[:-1], axis=-1)]
-
-
-def reshape(step: ReferencePass, x: np.ndarray, out: Value) -> np.ndarray:
-    return x.reshape(len(x), *out.shape)
 
 
 def norm(
@@ -276,19 +264,6 @@ def xielu(step: ReferencePass, x: np.ndarray, alpha_p: float, alpha_n: float, be
     return np.where(x > 0, above, below) + np.float32(beta) * x
 
 
-def clamp(step: ReferencePass, x: np.ndarray, limit: float) -> np.ndarray:
-    return np.clip(x, np.float32(-limit), np.float32(limit))
-
-
-def multiply(step: ReferencePass, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x * weight
-
-
-def gaussian_top_k(step: ReferencePass, x: np.ndarray, factor: float) -> np.ndarray:
-    cutoff = x.mean(axis=-1, keepdims=True) + np.float32(factor) * x.std(axis=-1, keepdims=True)
-    return np.maximum(x - cutoff, 0)
-
-
 def softplus_gate(step: ReferencePass, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
     return (x.reshape(*gate.shape, -1) * np.logaddexp(np.float32(0), gate)[..., None]).reshape(x.shape)
 
@@ -318,33 +293,11 @@ def sigmoid_gate(step: ReferencePass, x: np.ndarray, y: np.ndarray, gate: np.nda
     return y * sigmoid(x @ gate)[:, None]
 
 
-def gate_heads(step: ReferencePass, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    return x * sigmoid(gate)[..., None]
-
-
-def add(step: ReferencePass, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    return a + np.float32(scale) * b
-
-
-def scale(step: ReferencePass, x: np.ndarray, factor: float) -> np.ndarray:
-    return x * np.float32(factor)
-
-
-def scale_by_position(step: ReferencePass, x: np.ndarray, temperature: Temperature) -> np.ndarray:
-    return x * temperature.factors(step.positions).reshape(-1, *[1] * (x.ndim - 1))
-
-
-def softcap(step: ReferencePass, x: np.ndarray, cap: float) -> np.ndarray:
-    return np.tanh(x / np.float32(cap)) * np.float32(cap)
-
-
 _BY_CLASS = {
+    **ELEMENTWISE_FUNCTIONS,
     ops.Embedding: embedding,
-    ops.HiddenInput: hidden_input,
-    ops.Concat: concat,
     ops.Linear: linear,
     ops.Split: split,
-    ops.Reshape: reshape,
     ops.Norm: norm,
     ops.Rope: rope,
     ops.Attention: attention,
@@ -356,22 +309,11 @@ _BY_CLASS = {
     ops.SelectBlocks: select_blocks,
     ops.Activation: activation,
     activation_ops.Xielu: xielu,
-    activation_ops.Clamp: clamp,
     activation_ops.SoftplusGate: softplus_gate,
     ops.GatedActivation: gated_activation,
     ops.Route: route,
-    ops.IdentityExperts: identity_experts,
-    ops.ScaleByRouting: scale_by_routing,
     ops.ExpertLinear: expert_linear,
-    ops.CombineExperts: combine_experts,
     ops.SigmoidGate: sigmoid_gate,
-    ops.GateHeads: gate_heads,
-    ops.Add: add,
-    ops.Scale: scale,
-    ops.ScaleByPosition: scale_by_position,
-    ops.SoftCap: softcap,
-    activation_ops.Multiply: multiply,
-    activation_ops.GaussianTopK: gaussian_top_k,
     **HYPER_CONNECTION_FUNCTIONS,
     **COMPRESSED_ATTENTION_FUNCTIONS,
 }

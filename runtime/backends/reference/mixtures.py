@@ -92,17 +92,3 @@ def expert_linear(
         if bias is not None:
             out[places] += bias[expert]
     return out.reshape(*experts.shape, -1)
-
-
-def scale_by_routing(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    return x[:, None] * routing[1][..., None]
-
-
-def identity_experts(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    experts, weights = routing
-    return x * np.where(experts < 0, weights, np.float32(0)).sum(axis=1, keepdims=True)
-
-
-def combine_experts(step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weighted: bool) -> np.ndarray:
-    experts, weights = routing
-    return np.einsum("nuc,nu->nc", x, np.where(experts < 0, np.float32(0), weights if weighted else np.float32(1)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ...graph import Observer, Op
 
@@ -66,7 +66,7 @@ class ReferencePass:
     def to_numpy(self, array: Any) -> np.ndarray:
         return array
 
-    def constants(self, numbers: Sequence[float]) -> Any:
+    def constants(self, numbers: ArrayLike) -> Any:
         """float32 numbers."""
         return self.on_device(np.array(numbers, np.float32))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ...graph import Observer, Op
@@ -54,7 +55,7 @@ class DevicePass:
     def to_numpy(self, x: Tensor) -> np.ndarray:
         return to_numpy(x)
 
-    def constants(self, numbers: Sequence[float]) -> Tensor:
+    def constants(self, numbers: ArrayLike) -> Tensor:
         """float32 numbers."""
         return self.on_device(np.array(numbers, np.float32))
 

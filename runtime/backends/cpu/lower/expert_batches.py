@@ -29,7 +29,6 @@ class ExpertBatches:
         self._step, self._pass, self._result, self._fresh = step, out, result, fresh
         self._shape, self._place = (out.n, step.route.used), (out.position, out.ops)
         self._chosen, self._weights = (view.array.reshape(self._shape) for view in (chosen, weights))
-        self._linear = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep)]
         readers = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep | ScaleByRoutingStep)]
         self._inputs = {inner.op.x.index: (inner.op.x, out.dense(inner.op.x)) for inner in readers if inner.of_tokens}
         units = (m.gemm_plan.form.block_tokens for m in step.matrices if m.gemm_plan is not None)
@@ -104,9 +103,9 @@ class ExpertBatches:
         arranged = self._arranged(low, high, jobs)
         starts, counts = self._starts[experts], self._counts[experts]
         for inner in self._step.inner:
-            if inner in self._linear:
+            if isinstance(inner, ExpertLinearStep):
                 self._observe_input(out, inner, experts, low, starts, counts)
-                inner.emit_gemm(out, arranged, jobs)  # type: ignore[attr-defined]
+                inner.emit_gemm(out, arranged, jobs)
             elif isinstance(inner, ScaleByRoutingStep):
                 inner.emit_rows(out, arranged)
             else:

@@ -66,10 +66,11 @@ class ExpertsStep(Step, Mixture):
     def __init__(self, compiled: CompiledGraph, ops: Sequence[Op]):
         super().__init__(compiled, ops[0])
         self.ops = tuple(ops)
-        self.route: Route = ops[0]  # type: ignore[assignment]
         self.add = ops[-1] if isinstance(ops[-1], Add) else None
-        inner = ops[1 : -1 if self.add is not None else None]
-        self.combine: CombineExperts = inner[-1]  # type: ignore[assignment]
+        route, *inner = ops[: -1 if self.add is not None else None]
+        assert isinstance(route, Route)
+        assert isinstance(inner[-1], CombineExperts)
+        self.route, self.combine = route, inner[-1]
         self.identity = next((op for op in inner if isinstance(op, IdentityExperts)), None)
         self.inner = [_inner_step(compiled, op) for op in inner[:-1] if op is not self.identity]
         self.bias, self.factors = (compiled.optional_vector(weight) for weight in (self.route.bias, self.route.factors))

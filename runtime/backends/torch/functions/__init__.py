@@ -11,17 +11,15 @@ from typing import get_type_hints
 from ....graph import activation_ops, compressed_attention_ops, ops
 from ....graph.signatures import functions_of, support_of
 from ...reference import compressed_attention as reference
+from ...reference.elementwise import ELEMENTWISE_FUNCTIONS
 from ...reference.hyper_connections import HYPER_CONNECTION_FUNCTIONS
 from ..weights import Matrix
 from . import attention, compressed_attention, elementwise, mixtures, recurrent
 
 _BY_CLASS = {
     ops.Embedding: elementwise.embedding,
-    ops.HiddenInput: elementwise.hidden_input,
-    ops.Concat: elementwise.concat,
     ops.Linear: elementwise.linear,
     ops.Split: elementwise.split,
-    ops.Reshape: elementwise.reshape,
     ops.Norm: elementwise.norm,
     ops.Rope: elementwise.rope,
     ops.Attention: attention.attention,
@@ -34,26 +32,16 @@ _BY_CLASS = {
     ops.Activation: elementwise.activation,
     ops.GatedActivation: elementwise.gated_activation,
     ops.Route: mixtures.route,
-    ops.IdentityExperts: mixtures.identity_experts,
-    ops.ScaleByRouting: mixtures.scale_by_routing,
     ops.ExpertLinear: mixtures.expert_linear,
-    ops.CombineExperts: mixtures.combine_experts,
     ops.SigmoidGate: elementwise.sigmoid_gate,
-    ops.GateHeads: elementwise.gate_heads,
-    ops.Add: elementwise.add,
-    ops.Scale: elementwise.scale,
-    ops.ScaleByPosition: elementwise.scale_by_position,
-    ops.SoftCap: elementwise.softcap,
     activation_ops.Xielu: elementwise.xielu,
-    activation_ops.Clamp: elementwise.clamp,
     activation_ops.SoftplusGate: elementwise.softplus_gate,
-    activation_ops.Multiply: elementwise.multiply,
-    activation_ops.GaussianTopK: elementwise.gaussian_top_k,
     ops.GroupedLinear: compressed_attention.grouped_linear,
     ops.NgramEmbedding: reference.ngram_embedding,
     compressed_attention_ops.AverageRun: reference.average_run,
     compressed_attention_ops.Compress: reference.compress,
     compressed_attention_ops.WindowAttention: compressed_attention.window_attention,
+    **ELEMENTWISE_FUNCTIONS,
     **HYPER_CONNECTION_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....graph import Value
-from ....graph.values import RotaryEmbedding, Temperature, segments
+from ....graph.values import RotaryEmbedding, segments
 from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 
@@ -23,15 +23,6 @@ def embedding(
     return table.gather(step.on_device(rows)) * scale
 
 
-def hidden_input(step: DevicePass, out: Value) -> Tensor:
-    assert step.inputs is not None
-    return step.on_device(step.inputs).float().view(-1, *out.shape)
-
-
-def concat(step: DevicePass, a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b], dim=1)
-
-
 def linear(step: DevicePass, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     x = x.reshape(len(x), -1)
     if observing := step.observing():
@@ -43,10 +34,6 @@ def linear(step: DevicePass, x: Tensor, weight: Matrix, bias: Tensor | None) -> 
 
 def split(step: DevicePass, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
     return torch.split(x, list(sizes), dim=-1)
-
-
-def reshape(step: DevicePass, x: Tensor, out: Value) -> Tensor:
-    return x.reshape(len(x), *out.shape)
 
 
 def norm(
@@ -115,10 +102,6 @@ def xielu(step: DevicePass, x: Tensor, alpha_p: float, alpha_n: float, beta: flo
     return torch.where(x > 0, alpha_p * x * x, below) + beta * x
 
 
-def clamp(step: DevicePass, x: Tensor, limit: float) -> Tensor:
-    return x.clamp(-limit, limit)
-
-
 def softplus(x: Tensor) -> Tensor:
     """ln(1 + e^x), without the straight line that torch's own has for large x."""
     return torch.logaddexp(torch.zeros((), device=x.device), x)
@@ -130,32 +113,3 @@ def softplus_gate(step: DevicePass, gate: Tensor, x: Tensor) -> Tensor:
 
 def sigmoid_gate(step: DevicePass, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return y * torch.sigmoid((x * gate).sum(dim=-1))[:, None]
-
-
-def gate_heads(step: DevicePass, x: Tensor, gate: Tensor) -> Tensor:
-    return x * torch.sigmoid(gate)[..., None]
-
-
-def add(step: DevicePass, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    return torch.add(a, b, alpha=scale)
-
-
-def scale(step: DevicePass, x: Tensor, factor: float) -> Tensor:
-    return x * factor
-
-
-def scale_by_position(step: DevicePass, x: Tensor, temperature: Temperature) -> Tensor:
-    return x * step.on_device(temperature.factors(step.positions)).view(-1, *[1] * (x.ndim - 1))
-
-
-def softcap(step: DevicePass, x: Tensor, cap: float) -> Tensor:
-    return torch.tanh(x / cap) * cap
-
-
-def multiply(step: DevicePass, x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight
-
-
-def gaussian_top_k(step: DevicePass, x: Tensor, factor: float) -> Tensor:
-    cutoff = x.mean(dim=-1, keepdim=True) + factor * x.std(dim=-1, keepdim=True, correction=0)
-    return functional.relu(x - cutoff)

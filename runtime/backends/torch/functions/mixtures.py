@@ -100,18 +100,3 @@ def _report(observer, op, x: np.ndarray, experts: np.ndarray) -> None:
     order = np.argsort(experts, axis=None, kind="stable")[np.count_nonzero(experts < 0) :]
     present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
     observer.on_expert_inputs(op, op.weights[0], x.reshape(-1, x.shape[-1]), present, starts, counts, rows[order])
-
-
-def scale_by_routing(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
-    return x[:, None] * routing[1][..., None]
-
-
-def identity_experts(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor]) -> Tensor:
-    experts, weights = routing
-    return x * weights.masked_fill(experts >= 0, 0).sum(dim=1, keepdim=True)
-
-
-def combine_experts(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor], weighted: bool) -> Tensor:
-    experts, weights = routing
-    factors = weights if weighted else torch.ones_like(weights)
-    return (x * factors.masked_fill(experts < 0, 0)[..., None]).sum(dim=1)
