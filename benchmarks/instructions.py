@@ -75,6 +75,7 @@ def main() -> None:
         tiles.append((f"codes to {most}, scales of {group} columns{', terms' * has_terms}", cells))
     print(_table("tile of", [*tiles, ("float32", [_cell(float_tile_loop(of), PRODUCTS) for of in targets])]))
     print(f"## Unpacking for matrix products, once for all tokens: per {WEIGHTS} weights\n")
+    print("Rows of plain types are transposed afterwards, sixteen at a time, which is not counted.\n")
     unpacked = [(name, unpack_loop) for name in names if name not in FLOATS and panel_form(name) is not None]
     unpacked += [(name, float_panel_loop) for name in names if name in FLOATS]
     print(_table("type", [(name, [_cell(loop(of, name), WEIGHTS) for of in targets]) for name, loop in unpacked]), end="")

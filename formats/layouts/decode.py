@@ -82,8 +82,7 @@ def _values(layout: BlockLayout, rows: BlockBits) -> np.ndarray:
         codes = rows.numbers(layout.codes)
     if layout.digits is not None:
         codes = codes * layout.digits % 256 * 3 >> 8
-    values = layout.values if layout.decoded is None else layout.decoded[:, None]
-    return values.astype(np.float32)[codes].reshape(*codes.shape[:-1], layout.block)
+    return layout.decoded_values.astype(np.float32)[codes].reshape(*codes.shape[:-1], layout.block)
 
 
 def _signs(layout: BlockLayout, rows: BlockBits) -> list[np.ndarray]:

@@ -89,6 +89,11 @@ class BlockLayout:
         return np.abs(values).astype(np.int64) if self.magnitudes else values.astype(np.int64)
 
     @property
+    def decoded_values(self) -> np.ndarray:
+        """[entries, size]: what decoders use for `values`."""
+        return self.values if self.decoded is None else self.decoded[:, None]
+
+    @property
     def size(self) -> int:
         """Weights per code."""
         return self.block // self.codes.shape[-2]

@@ -35,7 +35,6 @@ _LOWEST = int(V4[0, 0])
 _CODE_OF = np.zeros(int(V4[0, -1]) - _LOWEST + 1, np.uint8)
 _CODE_OF[(V4[0] - _LOWEST).astype(int)] = np.arange(16)
 _SHIFT = int(V4[1, 0]) - _LOWEST
-_FLAT = V4.reshape(-1)
 
 
 @kernel

@@ -20,7 +20,6 @@ from ..scale_search import add_to_codes, largest_magnitude
 BLOCK, SUPERBLOCK = 32, 256
 TABLE_SIZE = 16
 VALUES = IQ4_VALUES.astype(np.float32)
-_VALUE_BYTES = VALUES.astype(np.int8)
 _LOWEST, _HIGHEST = VALUES[0], VALUES[-1]
 
 # The interval from -128 to 128 is cut into 32 bins of width 8, none of which holds more than one midpoint between table values

@@ -89,7 +89,7 @@ class Decoder:
         }
         if layout.number is not None:
             return
-        values = layout.values if layout.decoded is None else layout.decoded[:, None]
+        values = layout.decoded_values
         self._linear_values = linear_table(values)
         self._values = torch.from_numpy(values.astype(np.float32)).to(device)
         if layout.levels is not None:

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from .....formats import TYPES
-from .....formats.layouts import BlockLayout, layout_of
+from .....formats.layouts import layout_of
 from .....formats.layouts.byte_parts import byte_parts
 
 RUN = 32  # weights, at most, whose scales a kernel takes from one place
@@ -119,7 +119,7 @@ def block_format(type_name: str) -> BlockFormat | None:
         kind.rows * kind.row_meta,
         run,
         layout.size,
-        linear(values_table(layout)),
+        linear(layout.decoded_values),
         linear(layout.levels) if layout.levels is not None else Linear(0, 0, 0),
         (layout.row_scale or (layout.d_format if layout.d is not None else "")),
         layout.row_scale is not None,
@@ -129,11 +129,6 @@ def block_format(type_name: str) -> BlockFormat | None:
         layout.gray_words,
         **found,  # type: ignore[arg-type]
     )
-
-
-def values_table(layout: BlockLayout) -> np.ndarray:
-    """What codes decode to: [entries, size]."""
-    return layout.values if layout.decoded is None else layout.decoded[:, None]
 
 
 def field_of(addresses: np.ndarray) -> Field | None:

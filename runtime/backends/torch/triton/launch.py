@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .....formats.layouts import layout_of
 from . import kernels
-from .block_format import block_format, values_table
+from .block_format import block_format
 
 # Tiles, in rows and columns of weights (and tokens). A vector's product reads whole runs of blocks of few rows, so that there
 # are many programs; a matrix product decodes each tile once for all its tokens.
@@ -28,7 +28,7 @@ class PackedProducts:
         if format is None:
             raise KeyError(type_name)
         self._format = format
-        self._values = torch.tensor(values_table(layout).reshape(-1), dtype=torch.float32, device=device)
+        self._values = torch.tensor(layout.decoded_values.reshape(-1), dtype=torch.float32, device=device)
         levels = [0] if layout.levels is None else layout.levels
         self._levels = torch.tensor(levels, dtype=torch.float32, device=device)
 
