@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...formats import MillError, PlanError, TensorSource, TensorType, open_gguf
 from ...jobs.atomic_write import write_text
@@ -14,6 +14,7 @@ from ...jobs.code_digest import code_digest
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
+from ...quantize.covariance.source import Covariances
 from ...quantize.gguf_source import gguf_source
 from ...quantize.importance import Importance, PendingImportance
 from ...quantize.planning import check_loads
@@ -24,25 +25,54 @@ from ..cluster.call import ClusterCall, cluster_call
 from ..cluster.measuring import SearchWorkers, search_workers
 from ..common.arguments import refuse_inputs
 from ..common.covariance import load_covariances
+from ..common.progress import OnProgress
 from ..planning import Quantization, plan_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
 from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
+from ..requests.run import RunRequest
 from ..writing.carry_out import carry_out
 from ..writing.checks import problem_line, verify_written
 from ..writing.write_options import WriteOptions
-from .cache import key_of
+from .cache import StageCache, key_of
+from .folder import RunFolder
 from .repack import check_repack
+from .text import StageText
 
-if TYPE_CHECKING:
-    from .run import Run
+
+class QuantRun(Protocol):
+    """What a quant uses of its run: `run.Run`."""
+
+    request: RunRequest
+    model: str | Path
+    source: TensorSource
+    path: Path
+    folder: RunFolder
+    cache: StageCache
+    report: OnProgress
+    reading_text: str | None
+    texts: dict[str, StageText]
+    collected: Path | None
+
+    @property
+    def inputs(self) -> list[Path]: ...
+    @property
+    def how_to_continue(self) -> str: ...
+    @cached_property
+    def imatrix_path(self) -> Path | None: ...
+    @cached_property
+    def imatrix_key(self) -> str: ...
+    def importance(self) -> Importance | None: ...
+    def expected_importance(self) -> Importance | None: ...
+    def expected_covariances(self, path: Path, effort: int) -> Covariances: ...
+    def forget_measurements(self, path: Path) -> None: ...
 
 
 class Quant:
     """What a run makes by one of its recipe's [quantize] tables, with file names of its own: a request, and its stages."""
 
-    def __init__(self, run: Run, recipe: Recipe):
+    def __init__(self, run: QuantRun, recipe: Recipe):
         self.run, self.recipe = run, recipe
         self.folder = replace(run.folder, stem=f"{run.folder.stem}-{recipe.label}") if recipe.label else run.folder
         self.with_imatrix = "imatrix" in recipe.stages
