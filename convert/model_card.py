@@ -104,7 +104,7 @@ def _loader() -> Any:
     brackets (which takes quadratic time)."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class LimitedLoader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise yaml.YAMLError("it has aliases (*name)")
@@ -115,7 +115,7 @@ def _loader() -> Any:
                 raise yaml.YAMLError(f"it has more than {_MAX_NESTING} brackets within each other")
             super().fetch_flow_collection_start(TokenClass)
 
-    return Loader
+    return LimitedLoader
 
 
 def _keys(fields: dict[str, Any]) -> dict[str, Any]:
