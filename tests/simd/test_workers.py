@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import team
+from ggufmill.simd.compile import kernel
 from ggufmill.simd.memory import view
 from ggufmill.simd.workers import Workers
 
@@ -57,7 +58,8 @@ def test_numpy_error_settings_reach_the_threads():
         assert Workers(2).map(work, range(2)) == ["raise", "raise"]
 
 
-@team.part
+@team.TaskKernel
+@kernel
 def count_up(argument, number):
     """Adds one to word `number` of an array of int64, and checks that all of the stage before was done.
 
