@@ -52,7 +52,7 @@ def command(**options: Any) -> None:
 def _text(result: RunResult) -> str:
     if result.forecast is not None:
         return _forecast_text(result)
-    return _several_text(result.report) if "quants" in result.report else _report_text(result.report)
+    return _multi_text(result.report) if "quants" in result.report else _report_text(result.report)
 
 
 def _forecast_text(result: RunResult) -> str:
@@ -77,10 +77,10 @@ def _forecast_text(result: RunResult) -> str:
     return "\n\n".join([*parts, forecast_text(result.forecast)])
 
 
-def _several_text(data: dict[str, Any]) -> str:
+def _multi_text(data: dict[str, Any]) -> str:
     """The table of all files, and where the results are."""
     from ..pipeline.reports.markdown import stock_rows
-    from ..pipeline.reports.several import baseline_row, headings, rows
+    from ..pipeline.reports.multi_output import baseline_row, headings, rows
 
     places = [("folder", str(Path(data["report"]).parent)), ("report", data["report"]), ("sha256", data["checksums"])]
     total = f"{len(data['quants'])} models, {gib(data['file_bytes'])} in {len(data['files'])} files"

@@ -16,7 +16,7 @@ from ..runtime import Model, load_model
 from ..runtime.evaluate.bench import Case, Speed, bench
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from ..runtime.settings import Placement
-from .common.losses import warn_of_losses
+from .common.dropped_config import warn_on_dropped_config
 from .common.models import open_model, settings_of_each
 from .common.progress import Stage, reporting
 from .requests.groups import CheckpointOptions
@@ -116,7 +116,7 @@ def benchmark(request: BenchRequest) -> BenchResult:
     each = settings_of_each(paths, given)
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     for source in sources:
-        warn_of_losses(source)
+        warn_on_dropped_config(source)
     _check(sources, points, placement)
     result = BenchResult([], [], describe_program())
     with reporting(request.progress) as report:

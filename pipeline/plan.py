@@ -24,7 +24,7 @@ from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Placement, TensorOverride, TensorSize, experts_to_cpu, parse_overrides, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import as_bytes, as_file_type, refuse_unused
-from .common.losses import warn_of_losses
+from .common.dropped_config import warn_on_dropped_config
 from .common.messages import warn
 from .planning import Quantization
 from .requests.plan import ForecastOptions, PlanRequest
@@ -191,7 +191,7 @@ class _Planner:
         self.overrides, self.use = _overrides(request), _use(request)
         self._sources: dict[str, TensorSource] = {}
         self.source = self._job(request.recipe, None).source
-        warn_of_losses(self.source)
+        warn_on_dropped_config(self.source)
 
     def _job(self, recipe: str | Path | None, type: TensorType | str | None) -> Quantization:
         """The model by that recipe and type, with importance data for every tensor assumed."""

@@ -22,7 +22,7 @@ from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find, names
 from ..request_fields import shared
 from .common.arguments import as_file_type
-from .common.losses import warn_of_losses
+from .common.dropped_config import warn_on_dropped_config
 from .common.messages import note
 from .planning import Quantization
 from .requests.quantize import QuantizeRequest
@@ -154,7 +154,7 @@ def _plan(model: str | Path, request: LintRequest | ExplainRequest) -> Plan:
     as_file_type(request.type, "--type")
     fixed: dict[str, Any] = {"dry_run": True, "strict": False, "ignore_imatrix_rules": True, "allow_requantize": True}
     job = Quantization(shared(request, QuantizeRequest, source=model, out="out.gguf", **fixed), is_written=False)
-    warn_of_losses(job.source)
+    warn_on_dropped_config(job.source)
     if request.imatrix is None:
         job.importance = AssumedImportance({})
     plan = job.plan()

@@ -14,14 +14,14 @@ from ..quantize.recipes.recipe import load_recipe
 from ..quantize.verify import Verification
 from ..recipes import find
 from .common.arguments import refuse_unused
-from .common.losses import warn_of_losses
+from .common.dropped_config import warn_on_dropped_config
 from .common.messages import json_text, note, warn
 from .common.progress import reporting
 from .reports.html_page import page_text
 from .reports.markdown import report_text
-from .reports.model_card import card_text, several_card
+from .reports.model_card import card_text, multi_card
+from .reports.multi_output import multi_json, multi_page, multi_text
 from .reports.report_data import report_json
-from .reports.several import several_json, several_page, several_text
 from .requests.run import RunRequest
 from .requests.verb import verb
 from .stages.folder import RunFolder
@@ -110,7 +110,7 @@ def run_recipe(request: RunRequest) -> RunResult:
     folder = RunFolder(Path(request.out) if request.out is not None else Path("out") / path.stem, path.stem)
     with nullcontext() if request.dry_run else folder.locked(), reporting(request.progress) as report:
         run = Run(loaded, path, folder, request, report)
-        warn_of_losses(run.source)
+        warn_on_dropped_config(run.source)
         for text in run.source.notes:
             note(f"note: {text}", detail=True)
         plans = run.check()
@@ -159,8 +159,8 @@ def _carry_out(run: Run, plans: list[Plan]) -> RunResult:
     ]
     write_text(run.folder.checksums, "".join(f"{digest}  {name}\n" for name, digest in checksums.items()))
     if run.recipe.several:
-        data = several_json(run, reports)
-        texts = (several_text(data), several_page(data), several_card(data))
+        data = multi_json(run, reports)
+        texts = (multi_text(data), multi_page(data), multi_card(data))
     else:
         data = reports[0]
         texts = (report_text(data), page_text(data), card_text(data))

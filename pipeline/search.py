@@ -10,7 +10,7 @@ from ..request_fields import shared, values_of
 from ..runtime.settings import Placement
 from .cluster.measuring import search_workers
 from .common.arguments import check_new, refuse_inputs, refuse_unused
-from .common.losses import warn_of_losses
+from .common.dropped_config import warn_on_dropped_config
 from .common.progress import reporting
 from .planning import Quantization
 from .recipe_search.options import parse_target, parse_types, search_options
@@ -46,7 +46,7 @@ def search_recipe(request: SearchRequest) -> SearchResult:
     if target is None:
         raise PlanError("a search needs one target: --target-size, --target-bpw or --max-kld")
     job = Quantization(_as_quantization(request), is_written=False)
-    warn_of_losses(job.source)
+    warn_on_dropped_config(job.source)
     state_path = state or out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
         raise PlanError(f"--state {state_path} is the output too; choose another file")

@@ -16,7 +16,7 @@ from ...runtime.evaluate.perplexity import context_notes
 from ...runtime.evaluate.provenance import describe_model
 from ...runtime.micro_batches import PIECE
 from ..requests.groups import CheckpointOptions
-from .losses import warn_of_losses
+from .dropped_config import warn_on_dropped_config
 from .messages import note, warn
 from .progress import OnProgress, Stage
 
@@ -57,7 +57,7 @@ def opened_source(model: ModelLike, checkpoint_options: Mapping[str, Any] = Mapp
     """
     if not isinstance(model, Model | TensorSource):
         source = open_source(model, **checkpoint_options)
-        warn_of_losses(source)
+        warn_on_dropped_config(source)
         return source
     source = model.source if isinstance(model, Model) else model
     for name in checkpoint_options:

@@ -23,7 +23,7 @@ from .markdown import (
     role_rows,
     texts_shown,
 )
-from .several import headings, rows
+from .multi_output import headings, rows
 
 _TAGS = ("gguf", "quantized")
 # tasks of models that give vectors or scores: the option of llama-server for them
@@ -60,8 +60,8 @@ def card_text(data: dict[str, Any]) -> str:
     return "\n".join([*lines, *_how(data), ""])
 
 
-def several_card(data: dict[str, Any]) -> str:
-    """The same for a repository of several files. data: the report of a run of several (`several_json`)."""
+def multi_card(data: dict[str, Any]) -> str:
+    """The same for a repository of several files. data: the report of a run of several (`multi_json`)."""
     quants = data["quants"]
     lines = _head(data)
     lines += [f"GGUF quantisations of {_origin(data)}.", "", "## Files", ""]

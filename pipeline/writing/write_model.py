@@ -18,7 +18,7 @@ from ...jobs.streamed_json import StreamedJson
 from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
-from ..common.losses import warn_of_losses
+from ..common.dropped_config import warn_on_dropped_config
 from ..common.messages import note, warn
 from ..common.progress import OnProgress
 from .carry_out import carry_out
@@ -143,7 +143,7 @@ def write_model(
         for path in source.files if delete_source_shards else ():
             record_path(path).unlink(missing_ok=True)
         return _checked(WriteResult("finished before", paths, plan), plan, source, options, report)
-    warn_of_losses(source)
+    warn_on_dropped_config(source)
     for text in source.notes:
         note(f"note: {text}", detail=True)
     if options.dry_run:

@@ -22,7 +22,7 @@ _SHARED = (
 _IMATRIX = ("imatrix", "imatrix_entries", "imatrix_texts", "imatrix_tokens", "imatrix_starved", "coverage")
 
 
-def several_json(run: Run, reports: list[dict[str, Any]]) -> dict[str, Any]:
+def multi_json(run: Run, reports: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all files: `quants`, the report of each (`report_json`), and what they share."""
     first = reports[0]
     with_imatrix = next((one for one in reports if one["imatrix"]), first)
@@ -62,7 +62,7 @@ def baseline_row(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [comparison(first)[0]] if first["validation"] is not None else []
 
 
-def several_text(data: dict[str, Any]) -> str:
+def multi_text(data: dict[str, Any]) -> str:
     """The Markdown report."""
     text = [f"# {data['name']}: {len(data['quants'])} files", ""]
     if data["failures"]:
@@ -79,7 +79,7 @@ def several_text(data: dict[str, Any]) -> str:
     return "\n".join([*text, "", "## Recipe", "", "```toml", recipe_shown(data), "```", ""])
 
 
-def several_page(data: dict[str, Any]) -> str:
+def multi_page(data: dict[str, Any]) -> str:
     """The report as one HTML page."""
     name = data["name"]
     body = [
