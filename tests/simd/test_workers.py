@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import team
-from ggufmill.simd.compile import kernel
 from ggufmill.simd.memory import view
 from ggufmill.simd.workers import Workers
 
@@ -59,7 +58,6 @@ def test_numpy_error_settings_reach_the_threads():
 
 
 @team.TaskKernel
-@kernel
 def count_up(argument, number):
     """Adds one to word `number` of an array of int64, and checks that all of the stage before was done.
 
