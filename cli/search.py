@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.requests.groups import SourceOptions, Weighting
 from ..pipeline.requests.search import SearchRequest
 from .command import Verb
 from .display.console import call
 from .display.plans import histogram_text, totals_text
-from .options.fields import options_of
+from .options.fields import options_of, words_of
 from .options.types import OUT_FILE
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
         parts.append(
             f"KL divergence: predicted {result.assignment.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
         )
-    for name in ("imatrix", "covariance", "effort", "mla_layout", "architecture"):
-        words += [f"--{name.replace('_', '-')}", str(options[name])] if options[name] is not None else []
-    words += ["--allow-lossy-config"] if options["allow_lossy_config"] else []
+    for group in (Weighting, SourceOptions):
+        words += words_of(group, options)
     words += ["--allow-requantize"] if result.requantizes else []
     return "\n\n".join([*parts, f"{result.out}: {shlex.join(words)}"])

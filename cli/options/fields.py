@@ -83,6 +83,21 @@ def _without_unset(command: Callable, names: set[str]) -> Callable:
     return called
 
 
+def words_of(group: type, values: Mapping[str, Any]) -> list[str]:
+    """The options of a group's fields that differ from their defaults, as words of a command line."""
+    words: list[str] = []
+    for field in fields_of(group):
+        value = values.get(field.name, field.default)
+        name = [*field.option.flags.split(), f"--{field.name.replace('_', '-')}"][0]
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append(name if value else f"--no-{name.removeprefix('--')}")
+        else:
+            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, str(each))]
+    return words
+
+
 def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     """may_be_unset: the command gets None where the option is not given."""
     option = field.option

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ggufmill.cli.options.fields import options_of
+from ggufmill.cli.options.fields import options_of, words_of
 from ggufmill.pipeline.requests.verb import verb
 from ggufmill.request_fields import argument, fields_of, option, request, values_of
 
@@ -100,3 +100,12 @@ def test_the_docstring_describes_each_field():
     assert "kind                  What kind. One of a, b." in lines
     assert "size                  The size. Default: all." in lines
     assert lines.index("Returns the request.") == len(lines) - 1
+
+
+def test_options_as_words():
+    given = {"size": 2000, "names": ("x", "y"), "keep": False, "maybe": True}
+    words = ["--size", "2000", "--names", "x", "--names", "y", "--no-keep", "--maybe"]
+    assert words_of(Group, given) == words
+    assert words_of(Group, {}) == []
+    again = run("m", *words)
+    assert {name: again[name] for name in given} == given
