@@ -154,7 +154,7 @@ def _carry_out(run: Run, plans: list[Plan]) -> RunResult:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(run.how_to_continue) from None
     reports = [
-        report_json(quant, plan, imatrix, validation, verification, quantized, search, stock)
+        report_json(run, quant, plan, imatrix, validation, verification, quantized, search, stock)
         for (quant, search, quantized, plan, verification), validation in zip(made, validations, strict=True)
     ]
     write_text(run.folder.checksums, "".join(f"{digest}  {name}\n" for name, digest in checksums.items()))

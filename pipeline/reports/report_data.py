@@ -48,6 +48,7 @@ _TASKS = {
 
 
 def report_json(
+    run: Run,
     quant: Quant,
     plan: Plan,
     imatrix: Imatrix | None,
@@ -59,7 +60,7 @@ def report_json(
 ) -> dict[str, Any]:
     """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Quant.search` gave;
     stock: what `Run.stock` gave."""
-    run, imatrix = quant.run, imatrix if quant.with_imatrix else None
+    imatrix = imatrix if quant.with_imatrix else None
     errors = {t.name: t.error for t in verification.tensors}
     before = quantized or plan
     return {
