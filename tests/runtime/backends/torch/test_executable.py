@@ -19,6 +19,8 @@ from ggufmill.runtime.graph.ops import Route
 pytestmark = pytest.mark.oracle
 
 ROUNDING = 1e-4
+# No choice that a rounded cache could turn: two experts may be as good as equal.
+EVERY_EXPERT = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1}
 HALF = {"override_tensor": ("ffn_down=CPU",), "gpu_layers": 3}
 
 
@@ -26,11 +28,12 @@ HALF = {"override_tensor": ("ffn_down=CPU",), "gpu_layers": 3}
 def models(tmp_path_factory):
     """Case -> (tokens, logits of transformers, path)."""
     folder = tmp_path_factory.mktemp("models")
-    return {case: convert_case(case, folder / case) for case in ("llama", "v3", "qwen35", "qwen3moe")}
+    models = {case: convert_case(case, folder / case) for case in ("llama", "v3", "qwen35", "qwen3moe")}
+    return models | {"v3, every expert": convert_case("v3", folder / "every", EVERY_EXPERT)}
 
 
 @pytest.mark.parametrize("name", CACHE_TYPES)
-@pytest.mark.parametrize("case", ["llama", "v3"])
+@pytest.mark.parametrize("case", ["llama", "v3, every expert"])
 def test_cache_types_hold_the_numbers_of_the_cpu_backend(models, case, name):
     tokens, _, path = models[case]
     options = {"exact": True, "cache_k": name, "cache_v": name, "threads": 1}
