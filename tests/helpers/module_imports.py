@@ -7,7 +7,7 @@ from pathlib import Path
 import ggufmill
 
 ROOT = Path(ggufmill.__file__).parent
-OUTSIDE = {"tests", "benchmarks", "docs", "build", "out", "recipes"}
+OUTSIDE = {"setup", "tests", "benchmarks", "docs", "build", "out", "recipes"}
 
 
 @cache

@@ -7,7 +7,7 @@ import pytest
 from ggufmill.imatrix.collect import CollectOptions, collect
 from ggufmill.imatrix.covariance.collector import CovarianceCollector
 from ggufmill.imatrix.covariance.inputs import covariance_inputs
-from ggufmill.runtime import load_model, passes
+from ggufmill.runtime import load_model, micro_batches
 from ggufmill.runtime.evaluate.perplexity import perplexity
 
 pytestmark = pytest.mark.oracle
@@ -33,7 +33,7 @@ def path(request, tmp_path_factory):
     return checkpoints.convert_case(request.param, tmp_path_factory.mktemp("model"))[2]
 
 
-@pytest.mark.parametrize("piece", [passes.PIECE, 20])
+@pytest.mark.parametrize("piece", [micro_batches.PIECE, 20])
 def test_micro_batches_make_no_difference(path, piece, monkeypatch):
     """piece: windows are divided, too."""
     monkeypatch.setattr("ggufmill.runtime.model.PIECE", piece)
