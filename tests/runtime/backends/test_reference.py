@@ -9,7 +9,7 @@ import pytest
 from ggufmill.formats import MillError
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime.backends import reference
-from ggufmill.runtime.backends.reference import functions
+from ggufmill.runtime.backends.reference import elementwise, functions
 from ggufmill.runtime.backends.reference.reference_pass import ReferenceCache, ReferencePass
 from ggufmill.runtime.graph import Observer, Value, ops
 from ggufmill.runtime.graph.values import RotaryEmbedding, alibi_slopes
@@ -207,13 +207,13 @@ def test_experts_that_were_dropped_count_nothing():
     x, routing = np.ones((1, 2), np.float32), (np.array([[2, -1]]), np.array([[0.5, 0.25]], np.float32))
     out = functions.expert_linear(step([0]), x, routing, weight, np.ones((3, 2), np.float32))
     assert out.tolist() == [[[18.0, 22.0], [0.0, 0.0]]]
-    assert functions.combine_experts(step([0]), out + 1, routing, True).tolist() == [[9.5, 11.5]]
+    assert elementwise.combine_experts(step([0]), out + 1, routing, True).tolist() == [[9.5, 11.5]]
 
 
 def test_gates_sums_and_caps():
     x, y = np.array([[1.0, -2.0]], np.float32), np.array([[3.0, 4.0, 5.0]], np.float32)
     gate = np.array([0.5, 0.25], np.float32)
     assert np.allclose(functions.sigmoid_gate(step([0]), x, y, gate), y / 2)
-    assert functions.add(step([0]), y, y, 0.5).tolist() == [[4.5, 6.0, 7.5]]
-    assert functions.scale(step([0]), y, 2.0).tolist() == [[6.0, 8.0, 10.0]]
-    assert np.allclose(functions.softcap(step([0]), y, 4.0), 4 * np.tanh(y / 4))
+    assert elementwise.add(step([0]), y, y, 0.5).tolist() == [[4.5, 6.0, 7.5]]
+    assert elementwise.scale(step([0]), y, 2.0).tolist() == [[6.0, 8.0, 10.0]]
+    assert np.allclose(elementwise.softcap(step([0]), y, 4.0), 4 * np.tanh(y / 4))
