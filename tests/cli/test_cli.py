@@ -450,6 +450,7 @@ def command(*arguments):
     return [sys.executable, "-m", "ggufmill", *map(str, arguments)]
 
 
+@pytest.mark.process
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     """SIGKILL at several moments of a quantise job on the demo checkpoint; --resume ends in what a calm run gives."""
     job = ("quantize", DEMO, tmp_path / "calm.gguf", "iq5_k", "-t", 1)

@@ -131,6 +131,7 @@ effort = 0
 """
 
 
+@pytest.mark.slow
 def test_a_run_collects_and_uses_them(mill, tmp_path):
     """Planned before they are there; not collected again when nothing changes; what cannot be asked for is refused."""
     recipe = tmp_path / "small.toml"

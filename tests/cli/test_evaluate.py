@@ -45,6 +45,7 @@ def test_a_folder_is_judged_once(mill, quants, tmp_path):
     assert len(json.loads((out / "results.json").read_text())["results"]) == 4
 
 
+@pytest.mark.slow
 def test_stock_mixes_and_results_of_another_call(mill, quants, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     assert mill("evaluate", quants / "a*.gguf", "--against", DEMO, *CUT, "-o", first)[0] == 0

@@ -129,6 +129,7 @@ def test_hash_of_shards(mill, model, tmp_path):
     assert [line.split("  ")[-1] for line in out.splitlines()] == [str(p) for p in parts]
 
 
+@pytest.mark.slow
 def test_keep_split_and_partial_requant(mill, model, tmp_path):
     assert mill("split", model, tmp_path / "s", "--split-max-tensors", 7, "--no-tensor-first-split")[0] == 0
     first = shards(tmp_path, "s")[0]

@@ -84,6 +84,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     assert out.read_bytes() == made.read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("argument", "name"), [("-", "standard input"), ("-:3", "standard input"), ("fifo:3", "pipe")])
 def test_a_text_of_a_pipe_is_named_alike_in_every_run(mill, tmp_path, monkeypatch, argument, name):
     """The same bytes as from a file of that name; what is interrupted is known by its tokens, what is finished is not."""

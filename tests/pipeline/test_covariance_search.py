@@ -107,6 +107,7 @@ rows = 8
 """
 
 
+@pytest.mark.slow
 def test_a_run_collects_into_a_file_that_is_named_and_searches_with_it(mill, tmp_path):
     """Not again when nothing changes; again with another effort; a file that is somebody else's is not replaced."""
     recipe, kept = tmp_path / "r.toml", tmp_path / "kept/demo.cov"

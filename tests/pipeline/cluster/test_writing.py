@@ -33,6 +33,7 @@ def alone(tmp_path_factory):
     return ggufmill.quantize_model(DEMO, out, "Q4_K_M", custom_q="ffn_down=q6_k")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("output", ["shared", "collect"])
 def test_same_bytes_as_alone(alone, output, tmp_path):
     result = ggufmill.quantize_model(

@@ -128,7 +128,7 @@ np.savez(sys.argv[2], **found)
 """
 
 
-@pytest.mark.slow(keep=["avx2"])
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["portable", "x86-64-v2", "avx2", "avx512", "neon"])
 def test_a_lesser_processor(level, tmp_path, monkeypatch):
     """The whole path in a process of its own: of bytes, and of float32 with fused multiply-add, it gives the bits of this

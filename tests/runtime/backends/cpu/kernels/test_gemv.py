@@ -128,7 +128,7 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(name):
             assert np.array_equal(some[-1], together[t])
 
 
-@pytest.mark.slow(keep=["iq4_k_r4", "q5_0"])
+@pytest.mark.slow(keep=["q5_0"])
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_all_processors_get_the_same_bits(name):
     """Those that multiply signed bytes subtract nothing from values beyond 128, and get other last bits of such types."""
