@@ -233,10 +233,12 @@ def _verified(plan: Plan, existing: Collection[int], records: JournalRecords) ->
 
 
 def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
-    """Runs of rows (start, stop) of about CHUNK_ELEMENTS elements that cross no matrix and cut no group of interleaved rows."""
+    """Runs of rows (start, stop) that cross no matrix and cut no group of interleaved rows: the output's blocks, or what has
+    about CHUNK_ELEMENTS elements."""
     columns, rows, matrices = dims(output.shape)
     step = max(1, CHUNK_ELEMENTS // columns)
     step = max(output.type.rows, step // 16 * 16 if step >= 16 else step // output.type.rows * output.type.rows)
+    step = output.block or step
     for matrix in range(matrices):
         for start in range(0, rows, step):
             yield matrix * rows + start, matrix * rows + min(start + step, rows)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from .covariance.covariance_matrix import EFFORTS, Covariance
 from .torch_encoders.encode_on_device import TYPES_ON_DEVICES, encode_on_device
 
 if TYPE_CHECKING:
+    from .covariance.coupling import CoupledRows
     from .covariance.prepared import PreparedCovariance
 
 _WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
@@ -53,6 +54,7 @@ def encode(
     covariance: Covariance | PreparedCovariance | None = None,
     effort: int = 1,
     device: str | None = None,
+    coupled: CoupledRows | None = None,
 ) -> np.ndarray:
     """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
@@ -64,6 +66,8 @@ def encode(
                 to, H: the damped covariance), which is never larger than without. Covariances that will be used again should
                 be prepared once (`quantize.covariance.prepared.prepare`). One of too few tokens counts as its diagonal
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
+    coupled     what `coupling.couple` makes of the second moments of the gradients at the outputs of these rows: their errors R
+                are then weighed together, tr(A R H R^T). Only with a covariance
     device      a device of torch ('cuda', 'cuda:1') that encodes the types that `quantize.torch_encoders` knows; None: this
                 program
 
@@ -88,6 +92,7 @@ def encode(
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.prepared import prepare
+        from .covariance.refine import takes_covariance
 
         if effort not in EFFORTS:
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
@@ -107,11 +112,17 @@ def encode(
 
             importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
         if device is not None and codec_type.name in TYPES_ON_DEVICES:
-            q = encode_on_device(x, importance, codec_type.name, device)
+            encode_rows = partial(encode_on_device, importance=importance, type_name=codec_type.name, device=device)
         else:
-            q = codec.encode(x, importance)
-        if prepared is not None:
-            q = _refine(x, q, codec_type, prepared, effort, device)
+            encode_rows = partial(codec.encode, importance=importance)
+        if prepared is None:
+            q = encode_rows(x)
+        elif coupled is not None and prepared.damped is not None and takes_covariance(codec_type):
+            from .covariance.row_feedback import encode_coupled
+
+            q = encode_coupled(x, encode_rows, codec_type.name, prepared.damped, effort, coupled)
+        else:
+            q = _refine(x, encode_rows(x), codec_type, prepared, effort, device)
         if codec_type is tensor_type:
             return q
         from ..repack import pack
@@ -120,7 +131,12 @@ def encode(
 
 
 def _refine(
-    x: np.ndarray, q: np.ndarray, codec_type: TensorType, prepared: PreparedCovariance, effort: int, device: str | None
+    x: np.ndarray,
+    q: np.ndarray,
+    codec_type: TensorType,
+    prepared: PreparedCovariance,
+    effort: int,
+    device: str | None,
 ) -> np.ndarray:
     if device is not None and layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
         from .torch_encoders.refine_on_device import refine_on_device

@@ -17,8 +17,9 @@ from .importance import Importance
 from .scale_range import ScaleRange
 
 if TYPE_CHECKING:
+    from .covariance.coupling import CoupledRows
     from .covariance.prepared import PreparedCovariance
-    from .covariance.source import Covariances
+    from .covariance.source import Covariances, RowBlocks
 
 
 class ErrorWeights(NamedTuple):
@@ -26,16 +27,20 @@ class ErrorWeights(NamedTuple):
 
     importance     float32 [matrices, columns] or None
     covariance_of  number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
+    blocks         rows whose errors are weighed together; None: every row by itself
     """
 
     importance: np.ndarray | None = None
     covariance_of: Callable[[int], PreparedCovariance | None] | None = None
     effort: int = 1
+    blocks: RowBlocks | None = None
 
     @classmethod
     def of(cls, tensor: SourceTensor, importance: Importance | None, covariances: Covariances | None) -> ErrorWeights:
         means = importance.for_tensor(tensor) if importance is not None else None
-        return cls(means) if covariances is None else cls(means, covariances.of(tensor), covariances.effort)
+        if covariances is None:
+            return cls(means)
+        return cls(means, covariances.of(tensor), covariances.effort, covariances.row_blocks(tensor))
 
 
 UNWEIGHTED = ErrorWeights()
@@ -76,8 +81,22 @@ class RowProducer:
             copied = self._copy_rows(start, stop)
             if not self.target.is_float or all_finite(copied, self.target.name):
                 return copied
+        blocks, rows = self.weights.blocks, dims(self.tensor.shape)[1]
+        if blocks is None:
+            return self._encoded(start, stop, None)
+        first, matrix = start // rows * rows, start // rows
+        numbers = range((start - first) // blocks.block, -(-(stop - first) // blocks.block))
+        parts = []
+        for number in numbers:  # one, unless rows are asked for by somebody who knows of no blocks
+            at = first + number * blocks.block
+            parts.append(self._encoded(at, min(at + blocks.block, first + rows), blocks.couple(matrix, number)))
+        skipped = start - first - numbers.start * blocks.block
+        return np.concatenate(parts)[skipped : skipped + stop - start] if len(parts) > 1 or skipped else parts[0][: stop - start]
+
+    def _encoded(self, start: int, stop: int, coupled: CoupledRows | None) -> np.ndarray:
+        """Rows of one matrix; coupled: what weighs their errors together."""
         matrix = start // dims(self.tensor.shape)[1]
-        importance, covariance_of, effort = self.weights
+        importance, covariance_of, effort, _ = self.weights
         weights = importance[matrix] if importance is not None else None
         covariance = covariance_of(matrix) if covariance_of is not None else None
         x = self.tensor.read(start, stop)
@@ -85,10 +104,10 @@ class RowProducer:
         if self.scale is not None:
             x = x / factor
         try:
-            q = encode(x, self.target.name, weights, covariance, effort, self.device)
+            q = encode(x, self.target.name, weights, covariance, effort, self.device, coupled)
         except NonFiniteError as error:
             x = self._without_nonfinite(x, start, error)
-            q = encode(x, self.target.name, weights, covariance, effort, self.device)
+            q = encode(x, self.target.name, weights, covariance, effort, self.device, coupled)
         return self._scale_range.fit(x, q, weights, start, float(factor), plain=covariance is None)
 
     def _without_nonfinite(self, x: np.ndarray, start: int, error: NonFiniteError) -> np.ndarray:

@@ -40,7 +40,7 @@ class TensorOutputs:
 
     def add_to(self, outputs: Outputs, tensor: SourceTensor, selection: Selection) -> None:
         """Adds what becomes of a tensor, and its factors if it has any."""
-        if scale_for(tensor, tensor.name, selection.type) is None:
+        if scale_for(tensor, tensor.name, selection.type) is None and not self.block(tensor, selection.type):
             kind = OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
             outputs.add(tensor.name, kind)
             return
@@ -56,12 +56,25 @@ class TensorOutputs:
         """What becomes of a tensor, under this name."""
         scale = scale_for(tensor, name, selection.type)
         produce = _Rows(self, tensor.name, name, selection.type, scale)
-        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
+        block = self.block(tensor, selection.type)
+        source_type, kind = tensor.source_type, selection.type
+        return Output(name, tensor.shape, source_type, kind, selection.rule, produce, selection.note, scale, block)
+
+    def block(self, tensor: SourceTensor, target: TensorType) -> int:
+        """Rows of a matrix that are encoded together; 0: any."""
+        if self.covariances is None or self.covariances.curvature is None or not uses_importance(tensor, target):
+            return 0
+        from .covariance.refine import takes_covariance
+
+        blocks = self.covariances.row_blocks(tensor) if takes_covariance(target) else None
+        return 0 if blocks is None else blocks.block
 
     def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> RowProducer:
         """What makes the rows of an output."""
         weighted = uses_importance(tensor, target)
         weights = ErrorWeights.of(tensor, self.importance, self.covariances) if weighted else UNWEIGHTED
+        if not self.block(tensor, target):
+            weights = weights._replace(blocks=None)
         return RowProducer(tensor, target, weights, scale, self.device, self.replaced)
 
 

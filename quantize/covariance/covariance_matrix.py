@@ -85,12 +85,12 @@ class Covariance:
         if self.columns and self.diagonal.min() < 0:
             raise PlanError("the covariance has a negative mean square: collect it again")
 
-    def damped(self) -> np.ndarray:
-        """float32 [columns, columns]: the matrix with `damping` times the mean of its diagonal, and `shrinkage` times the
-        diagonal, added to its diagonal."""
+    def damped(self, least: float = 0.0) -> np.ndarray:
+        """float32 [columns, columns]: the matrix with `damping` (at least `least`) times the mean of its diagonal, and
+        `shrinkage` times the diagonal, added to its diagonal."""
         damped = self.matrix.copy()
         diagonal = self.diagonal.astype(np.float64)
-        np.fill_diagonal(damped, diagonal * (1 + self.shrinkage) + self.damping * (diagonal.mean() if self.columns else 0.0))
+        np.fill_diagonal(damped, diagonal * (1 + self.shrinkage) + max(self.damping, least) * (diagonal.mean() if self.columns else 0.0))
         return damped
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
+from .coupling import mix, share_steps, take_row
 from .panels import add_products
 
 MAX_SWEEPS = 12
@@ -49,9 +50,10 @@ def _add_within(buffer, factor, panels, tile, after):
 
 
 @kernel
-def feed_back(x, factor, offset, flag, group, table, triangle, size, values, codes):
+def feed_back(coupling, x, factor, offset, flag, group, table, triangle, size, values, codes):
     """Rounds rows column by column with error feedback; fills values (float32 [rows, n]) and codes.
 
+    coupling  `coupling.Coupling` of the rows
     x         float32 [rows, n]
     table     the arrays of a `ValueTable`: values, midpoints, codes, nearest, lowest
     triangle  float32, flat: U in panels of `size` rows
@@ -60,11 +62,12 @@ def feed_back(x, factor, offset, flag, group, table, triangle, size, values, cod
     rows, n = x.shape
     sums = np.zeros(rows * size, np.float32)
     columns, residuals, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
-    buffer = np.empty(64, np.float32)
+    buffer, mixed = np.empty(64, np.float32), np.empty(rows * 64, np.float32)
     for first in range(0, n, 64):
         diagonal = (first // 64 * size + first) * 64
-        for row in range(rows):
-            buffer[:] = sums[row * size + first : row * size + first + 64]
+        mix(coupling, sums, size, first, rows, mixed)
+        for row in range(rows - 1, -1, -1):
+            take_row(coupling, mixed, row, buffer)
             count = 0
             for i in range(min(64, n - first)):
                 j = first + i
@@ -82,13 +85,15 @@ def feed_back(x, factor, offset, flag, group, table, triangle, size, values, cod
                     count += 1
                     _add_within(buffer, residual, triangle, diagonal + i * 64, i + 1)
             counts[row] = count
+            share_steps(coupling, columns, residuals, count, row, triangle, diagonal, mixed)
         add_products(columns, residuals, counts, triangle, size, first, first // 64 + 1, size // 64, rows, size, sums)
 
 
 @kernel
-def sweep(active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed):
+def sweep(coupling, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed):
     """One sweep of coordinate descent over the codes of the rows that are active.
 
+    coupling  `coupling.Coupling` of the rows
     active    bool [rows]; changed: int64 [rows], how many codes of each changed
     panels    float32, flat: H in panels; diagonal: float32 [size], its diagonal
     gradient  float32 [rows * size], flat: (x - values) H, updated
@@ -96,15 +101,16 @@ def sweep(active, factor, offset, flag, group, table, panels, diagonal, size, gr
     entries, midpoints, entry_codes, nearest, lowest = table
     rows, n = values.shape
     columns, steps, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
-    buffer = np.empty(64, np.float32)
+    buffer, mixed = np.empty(64, np.float32), np.empty(rows * 64, np.float32)
     changed[:] = 0
     for first in range(0, n, 64):
         tile = (first // 64 * size + first) * 64
-        for row in range(rows):
+        mix(coupling, gradient, size, first, rows, mixed)
+        for row in range(rows - 1, -1, -1):
             counts[row] = 0
             if not active[row]:
                 continue
-            buffer[:] = gradient[row * size + first : row * size + first + 64]
+            take_row(coupling, mixed, row, buffer)
             count = 0
             for i in range(min(64, n - first)):
                 j = first + i
@@ -124,16 +130,24 @@ def sweep(active, factor, offset, flag, group, table, panels, diagonal, size, gr
                     _add_within(buffer, value - new, panels, tile + i * 64, i + 1)
             counts[row] = count
             changed[row] += count
+            share_steps(coupling, columns, steps, count, row, panels, tile, mixed)
         add_products(columns, steps, counts, panels, size, first, 0, size // 64, rows, size, gradient)
 
 
 @kernel
-def descend(least_changes, max_sweeps, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes):
-    """Sweeps until a row's last one changed at most `least_changes` of its codes, `max_sweeps` at most."""
-    rows = values.shape[0]
+def descend(
+    coupling, least_changes, max_sweeps, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes
+):
+    """Sweeps until a row's last one changed at most `least_changes` of its codes (coupled rows: on average), `max_sweeps` at
+    most."""
+    rows, is_coupled = values.shape[0], coupling[0].shape[0] > 0
     active, changed = np.ones(rows, np.bool_), np.empty(rows, np.int64)
     for _ in range(max_sweeps):
-        sweep(active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed)
+        sweep(coupling, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed)
+        if is_coupled:
+            if changed.sum() <= least_changes * rows:
+                break
+            continue
         left = 0
         for row in range(rows):
             active[row] = active[row] and changed[row] > least_changes

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
+from .coupling import Coupling, mix, share_steps, take_row
 from .descent import nearest_entry
 from .panels import add_products
 
@@ -49,7 +50,7 @@ def _move(buffer, step, panels, row):
 
 @kernel
 def sweep_fours(
-    order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed, feedback
+    coupling, order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed, feedback
 ):
     """One sweep over the fours of the rows that are active; arguments as of `descent.sweep`, order: `FOURS`.
 
@@ -58,17 +59,18 @@ def sweep_fours(
     entries, midpoints, entry_codes, nearest, lowest = table
     rows, n = values.shape
     columns, steps, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
-    buffer, before = np.empty(64, np.float32), np.empty(64, np.float32)
+    buffer, before, mixed = np.empty(64, np.float32), np.empty(64, np.float32), np.empty(rows * 64, np.float32)
     choices, pushes, changes = np.empty((2, 4), np.int64), np.empty((2, 4)), np.empty((2, 4))  # of this parity, of the other
     changed[:] = 0
     for first in range(0, n, 64):
         tile = (first // 64 * size + first) * 64
         width = min(64, n - first)
-        for row in range(rows):
+        mix(coupling, gradient, size, first, rows, mixed)
+        for row in range(rows - 1, -1, -1):
             counts[row] = 0
             if not active[row]:
                 continue
-            buffer[:] = gradient[row * size + first : row * size + first + 64]
+            take_row(coupling, mixed, row, buffer)
             before[:width] = values[row, first : first + width]
             for four in range(0, width, 4):
                 g = (first + order[four]) // group
@@ -115,16 +117,21 @@ def sweep_fours(
                     count += 1
             counts[row] = count
             changed[row] += count
+            share_steps(coupling, columns, steps, count, row, panels, tile, mixed)
         before_panel = first // 64 if feedback else 0
         add_products(columns, steps, counts, panels, size, first, before_panel, size // 64, rows, size, gradient)
 
 
-def descend_fours(least_changes: int, max_sweeps: int, *arguments) -> None:
+def descend_fours(coupling: Coupling, least_changes: int, max_sweeps: int, *arguments) -> None:
     """As `descent.descend`, with half as many sweeps: one costs several times as much."""
     values = arguments[-2]
     active, changed = np.ones(len(values), np.bool_), np.empty(len(values), np.int64)
     for _ in range(-(-max_sweeps // 2)):
-        sweep_fours(FOURS, active, *arguments, changed, False)
+        sweep_fours(coupling, FOURS, active, *arguments, changed, False)
+        if coupling.shares.size:
+            if changed.sum() <= least_changes * len(values):
+                break
+            continue
         active &= changed > least_changes
         if not active.any():
             break

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES, TensorType
-from .prepared import PreparedCovariance
+from .coupling import CoupledRows
+from .prepared import DampedCovariance, PreparedCovariance
 from .refinement import Refinement
 from .scalar_refinement import ScalarRefinement
 from .values import ScalarRows, is_scalar
@@ -25,12 +26,26 @@ def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovar
     x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better keep their bytes,
     as do all rows of types that are neither scalar nor of vectors.
     """
-    damped = prepared.damped
-    if damped is None or not takes_covariance(TYPES[type_name]):
+    if prepared.damped is None or not takes_covariance(TYPES[type_name]):
         return q
+    return refine_damped(x, q, type_name, prepared.damped, effort)
+
+
+def refine_damped(
+    x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedCovariance, effort: int, coupled: CoupledRows | None = None
+) -> np.ndarray:
+    """As `refine`, of a type that `takes_covariance`. With `coupled`, the curvature A of the outputs of these rows, it is the
+    error tr(A R H R^T) of all of them that is made smaller."""
+    return rows_of(refinement_of(x, q, type_name, damped, effort, coupled), q)
+
+
+def refinement_of(
+    x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedCovariance, effort: int, coupled: CoupledRows | None = None
+) -> Refinement:
+    """The rows q taken apart, for the steps of a refinement."""
     if is_vector(type_name):
-        return rows_of(VectorRefinement(x, VectorRows.of(q, type_name), damped, effort), q)
-    return rows_of(ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort), q)
+        return VectorRefinement(x, VectorRows.of(q, type_name), damped, effort, coupled)
+    return ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort, coupled)
 
 
 def rows_of(refinement: Refinement, q: np.ndarray) -> np.ndarray:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields
 
 import numpy as np
 
 from ...simd.memory import scratch
+from .coupling import ALONE, CoupledRows, coupled_error, mixed_row
 from .descent import row_errors
 from .panels import multiply_rows
 from .prepared import DampedCovariance, FeedbackMatrix
@@ -21,12 +25,22 @@ class Refinement(ABC):
     """Rows that are being refined.
 
     x         float32 [rows, n]: the weights; damped: the covariance H; effort: 0 to 3
+    coupled   the curvature of the rows' outputs, which weighs their errors together; None: every row stands alone
     rows      their fields and codes; values: float32 [rows, n], what these decode to
     gradient  float32 [rows * size], flat: (x - values) H
     """
 
-    def __init__(self, x: np.ndarray, rows: ScalarRows | VectorRows, damped: DampedCovariance, effort: int):
-        self.x, self.rows, self.damped, self.effort = x, rows, damped, effort
+    def __init__(
+        self,
+        x: np.ndarray,
+        rows: ScalarRows | VectorRows,
+        damped: DampedCovariance,
+        effort: int,
+        coupled: CoupledRows | None = None,
+    ):
+        self.x, self.rows, self.damped, self.effort, self.coupled = x, rows, damped, effort, coupled
+        self.along = ALONE if coupled is None else coupled.descent
+        self.ahead = ALONE if coupled is None else coupled.feedback
         self.values = rows.values()
         self.gradient = self._product("covariance_gradient", x - self.values, damped.panels)
 
@@ -51,7 +65,9 @@ class Refinement(ABC):
         """The arrays [rows, ...] that hold the codes of weights."""
 
     def errors(self) -> np.ndarray:
-        """float64 [rows]: r H r^T."""
+        """float64 [rows]: r H r^T; of coupled rows each has that of all, tr(A R H R^T)."""
+        if self.coupled is not None:
+            return np.full(len(self.x), coupled_error(self.along, self.x, self.values, self.gradient, self.damped.size))
         out = np.empty(len(self.x))
         row_errors(self.x, self.values, self.gradient, self.damped.size, out)
         return out
@@ -68,12 +84,36 @@ class Refinement(ABC):
             self.feed_back()
         self.choose_codes()
         for round in range(ROUNDS[self.effort]):
-            self.search_scales(round)
-            refit(self.rows, self.damped, self.gradient, self.values)
+            self._row_by_row(lambda one, round=round: one._fit_scales(round))
             self.choose_codes()
             self._feed_back_again()
         if ROUNDS[self.effort]:
             self.polish_codes()
+
+    def _fit_scales(self, round: int) -> None:
+        self.search_scales(round)
+        refit(self.rows, self.damped, self.gradient, self.values)
+
+    def _row_by_row(self, step: Callable[[Refinement], None]) -> None:
+        """Takes a step that knows no coupling: coupled rows one after the other, each with its mixed gradient."""
+        if self.coupled is None:
+            step(self)
+            return
+        gradients, size = self.gradient.reshape(len(self.x), -1), self.damped.size
+        mixed, before = np.empty(size, np.float32), np.empty(size, np.float32)
+        arrays = {f.name: a for f in fields(self.rows) if isinstance(a := getattr(self.rows, f.name), np.ndarray)}
+        for row in range(len(self.x)):
+            mixed_row(self.along, self.gradient, size, row, mixed)
+            before[:] = mixed
+            one, part = copy(self), slice(row, row + 1)
+            one.rows = copy(self.rows)
+            for name, array in arrays.items():
+                setattr(one.rows, name, array[part])
+            one.x, one.values, one.gradient, one.coupled, one.along = self.x[part], self.values[part], mixed, None, ALONE
+            step(one)
+            for name, array in arrays.items():
+                array[part] = getattr(one.rows, name)
+            gradients[row] += mixed - before
 
     def _feed_back_again(self) -> None:
         """Feedback and descent once more with the present scales; rows that do not get better by it stay as they are."""

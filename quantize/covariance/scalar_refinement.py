@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .coupling import CoupledRows
 from .descent import MAX_SWEEPS, descend, feed_back
 from .pairs import sweep_pairs
 from .parity import FOURS, descend_fours, sweep_fours
@@ -24,8 +25,10 @@ class ScalarRefinement(Refinement):
 
     rows: ScalarRows
 
-    def __init__(self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int):
-        super().__init__(x, rows, damped, effort)
+    def __init__(
+        self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int, coupled: CoupledRows | None = None
+    ):
+        super().__init__(x, rows, damped, effort, coupled)
         table = rows.table
         self._table = (table.values, table.midpoints, table.codes, table.nearest, np.float32(table.lowest))
         self._in_fours = rows.fields.layout.gray_words
@@ -42,24 +45,27 @@ class ScalarRefinement(Refinement):
 
     def choose_codes(self) -> None:
         sweeps = MAX_SWEEPS if self.effort > 0 else 2
-        (descend_fours if self._in_fours else descend)(self._least_changes(), sweeps, *self._state())
+        (descend_fours if self._in_fours else descend)(self.along, self._least_changes(), sweeps, *self._state())
 
     def _least_changes(self) -> int:
         return int(self.x.shape[1] * _LEAST_CHANGES)
 
     def polish_codes(self) -> None:
         for _ in range(0 if self._in_fours else _PAIR_SWEEPS):
-            sweep_pairs(self.rows.table.entries, *self._state())
+            self._row_by_row(lambda one: one._move_pairs())
             self.choose_codes()
+
+    def _move_pairs(self) -> None:
+        sweep_pairs(self.rows.table.entries, *self._state())
 
     def round_in_order(self) -> None:
         size, codes = self.damped.size, self.rows.codes
         if not self._in_fours:
-            feed_back(self.x, *self._parameters(), self.damped.triangle, size, self.values, codes)
+            feed_back(self.ahead, self.x, *self._parameters(), self.damped.triangle, size, self.values, codes)
             return
         matrix, rows = self.damped.feedback(4, FOURS), len(self.x)
         sweep_fours(
-            FOURS, np.ones(rows, np.bool_), *self._parameters(), matrix.panels, matrix.diagonal, size,
+            self.ahead, FOURS, np.ones(rows, np.bool_), *self._parameters(), matrix.panels, matrix.diagonal, size,
             self.feedback_sums(matrix), self.values, codes, np.empty(rows, np.int64), True,
         )  # fmt: skip
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
-from .covariance_matrix import CovarianceOf, enough_tokens
+from .coupling import CoupledRows, couple
+from .covariance_matrix import Covariance, CovarianceOf, enough_tokens
 from .prepared import PreparedCovariance, prepare
 from .refine import takes_covariance
 
@@ -31,6 +32,40 @@ class CollectedInput:
 
     columns: int
     tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class CollectedOutput:
+    """What a file says of the gradients at a tensor's outputs before it is read.
+
+    rows    of a matrix; block: of them that are encoded together, the last of a matrix may be fewer
+    tokens  int64 [matrices, blocks]: how many gradients each block's second moments were taken of
+    """
+
+    rows: int
+    block: int
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Second moments of the gradients at the outputs of a model's matrices.
+
+    output_of    name of a tensor -> what was collected; None: nothing
+    gradient_of  (name, matrix, block of rows) -> the second moments of the gradients at these rows' outputs
+    """
+
+    output_of: Callable[[str], CollectedOutput | None] = field(repr=False)
+    gradient_of: Callable[[str, int, int], Covariance] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """The rows of a tensor that are encoded together: block of a matrix; couple: (matrix, block) -> what couples them, None:
+    too few tokens were seen."""
+
+    block: int
+    couple: Callable[[int, int], CoupledRows | None] = field(repr=False)
 
 
 class PreparedCache:
@@ -84,6 +119,7 @@ class Covariances:
     identity   what decides the encoded bytes: a digest of the data
     metadata   quantize.covariance.* keys for the file
     effort     0 to 3, see `encode`
+    curvature  of the outputs, which weighs the errors of rows together; None: they are weighed alike
     """
 
     input_of: Callable[[str], CollectedInput | None] = field(repr=False)
@@ -92,6 +128,7 @@ class Covariances:
     metadata: Mapping[str, Any]
     effort: int = 1
     former_names: Mapping[str, str] | None = None
+    curvature: Curvature | None = None
 
     def renamed(self, former_names: Mapping[str, str]) -> Covariances:
         """The same data for a model whose layers were renumbered; former_names: new name -> name in this data."""
@@ -134,6 +171,26 @@ class Covariances:
         if few:
             return "too few tokens were seen" + (f" by {few} of {matrices} matrices" if few < len(collected.tokens) else "")
         return ""
+
+    def row_blocks(self, tensor: SourceTensor) -> RowBlocks | None:
+        """The rows that are encoded together, and what couples them; None: every row is encoded by itself.
+
+        Raises PlanError for the curvature of another number of rows or matrices.
+        """
+        if self.curvature is None or self.collected(tensor) is None:
+            return None
+        curvature, name = self.curvature, self._name(tensor)
+        collected, (_, rows, matrices) = curvature.output_of(name), dims(tensor.shape)
+        if collected is None:
+            return None
+        blocks = -(-rows // collected.block)
+        if collected.rows != rows or collected.tokens.shape not in ((matrices, blocks), (1, blocks)):
+            raise PlanError(
+                f"the curvature of {tensor.name} is of {collected.rows} rows and {len(collected.tokens)} matrices, the tensor "
+                f"has {rows} and {matrices}: it was collected from another model"
+            )
+        shared = len(collected.tokens) == 1
+        return RowBlocks(collected.block, lambda matrix, block: couple(curvature.gradient_of(name, 0 if shared else matrix, block)))
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""

@@ -19,6 +19,7 @@ import numpy as np
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, first_set_lane, fma_lanes, load, reduce_min, select, splat, store
 from ..codecs.trellis.nearest_search import BLOCK, find_near_vectors, new_block_search, prepare_block
+from .coupling import mix, share_steps, take_row
 from .panels import add_products
 from .vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES
 
@@ -116,11 +117,12 @@ def _make_sweep(width: int) -> Any:
 
     @kernel
     def sweep(
-        active, factor, signs_stored, lanes, runs_per_vector, tree, panels, inverses, size, gradient, values, entries,
+        coupling, active, factor, signs_stored, lanes, runs_per_vector, tree, panels, inverses, size, gradient, values, entries,
         signs, changed, feedback,
     ):  # fmt: skip
         """One sweep over the vectors of the rows that are active; changed: int64 [rows], how many of each changed.
 
+        coupling                `coupling.Coupling` of the rows
         factor, entries, signs  of `VectorRows`; values: float32 [rows, n], its values
         signs_stored            of `VectorTable`, as lanes
         runs_per_vector         how many runs, from the beginning of the vector's book on, are tried for it
@@ -137,6 +139,7 @@ def _make_sweep(width: int) -> Any:
         old, target, new_signs = np.empty(width, np.float32), np.empty(width, np.float32), np.ones(width, np.float32)
         scratch = np.empty(LANES, np.float32)
         squares = np.empty(64 // width * count_runs * LANES if tabulated else 0, np.float32)
+        mixed = np.empty(rows * 64, np.float32)
         runs = np.arange(count_runs).astype(np.int32)
         # of the tree search
         points, weights = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
@@ -154,11 +157,12 @@ def _make_sweep(width: int) -> Any:
                             quadratic[i * width + j] = 2 * panels[h + j]
                         quadratic[i * width + i] = panels[h + i]
                     squares_of_entries(quadratic, lanes, count_runs, squares, at // width * count_runs * LANES)
-            for row in range(rows):
+            mix(coupling, gradient, size, first, rows, mixed)
+            for row in range(rows - 1, -1, -1):
                 counts[row] = 0
                 if not active[row]:
                     continue
-                buffer[:] = gradient[row * size + first : row * size + first + 64]
+                take_row(coupling, mixed, row, buffer)
                 count = 0
                 for at in range(0, min(64, n - first), width):
                     v = (first + at) // width
@@ -247,6 +251,7 @@ def _make_sweep(width: int) -> Any:
                                 )
                     changed[row] += 1
                 counts[row] = count
+                share_steps(coupling, columns, steps, count, row, panels, tile, mixed)
             before = first // 64 if feedback else 0
             add_products(columns, steps, counts, panels, size, first, before, size // 64, rows, size, gradient)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...simd.lanes import LANES
+from .coupling import CoupledRows, Coupling
 from .prepared import DampedCovariance, FeedbackMatrix
 from .refinement import Refinement
 from .scale_codes import fit_scale_codes
@@ -20,8 +21,10 @@ class VectorRefinement(Refinement):
 
     rows: VectorRows
 
-    def __init__(self, x: np.ndarray, rows: VectorRows, damped: DampedCovariance, effort: int):
-        super().__init__(x, rows, damped, effort)
+    def __init__(
+        self, x: np.ndarray, rows: VectorRows, damped: DampedCovariance, effort: int, coupled: CoupledRows | None = None
+    ):
+        super().__init__(x, rows, damped, effort, coupled)
         self._finite = np.isfinite(self.errors())
         self._changed = np.empty(len(x), np.int64)
 
@@ -31,8 +34,9 @@ class VectorRefinement(Refinement):
     def choose_codes(self) -> None:
         active = self._finite.copy()
         for _ in range(_SWEEPS[self.effort]):
-            self._sweep(active, self.damped, self.gradient)
-            active &= self._changed > _LEAST_CHANGES * self.rows.groups
+            self._sweep(self.along, active, self.damped, self.gradient)
+            changed = self._changed if self.coupled is None else self._changed.mean()
+            active &= changed > _LEAST_CHANGES * self.rows.groups
             if not active.any():
                 break
 
@@ -41,18 +45,18 @@ class VectorRefinement(Refinement):
 
     def round_in_order(self) -> None:
         matrix = self.damped.feedback(self.rows.table.size)
-        self._sweep(self._finite, matrix, self.feedback_sums(matrix))
+        self._sweep(self.ahead, self._finite, matrix, self.feedback_sums(matrix))
 
     def search_scales(self, round: int) -> None:
         fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
 
-    def _sweep(self, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
+    def _sweep(self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
         rows, table, size = self.rows, self.rows.table, self.damped.size
         runs = table.entries * (table.books if table.flagged else 1) // LANES
         inverses = np.empty((rows.groups, table.size**2), np.float32)
         invert_diagonal_blocks(matrix.panels, size, table.size, inverses)
         SWEEPS[table.size](
-            active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name), matrix.panels,
+            coupling, active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name), matrix.panels,
             inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
             isinstance(matrix, FeedbackMatrix),
         )  # fmt: skip
