@@ -91,7 +91,8 @@ class RowProducer:
             at = first + number * blocks.block
             parts.append(self._encoded(at, min(at + blocks.block, first + rows), blocks.couple(matrix, number)))
         skipped = start - first - numbers.start * blocks.block
-        return np.concatenate(parts)[skipped : skipped + stop - start] if len(parts) > 1 or skipped else parts[0][: stop - start]
+        made = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return made[skipped : skipped + stop - start]
 
     def _encoded(self, start: int, stop: int, coupled: CoupledRows | None) -> np.ndarray:
         """Rows of one matrix; coupled: what weighs their errors together."""

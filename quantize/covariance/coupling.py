@@ -49,7 +49,10 @@ ALONE = Coupling(np.empty((0, 0), np.float32), np.empty(0, np.float32), False)
 
 @dataclass(frozen=True, eq=False)
 class CoupledRows:
-    """The damped curvature A = L D L^T of the outputs of some rows. descent: A itself; feedback: L; pivots: float32 [rows], D."""
+    """The damped curvature A = L D L^T of the outputs of some rows.
+
+    descent: A itself; feedback: L; pivots: float32 [rows], the diagonal of D
+    """
 
     descent: Coupling
     feedback: Coupling
@@ -78,8 +81,8 @@ def couple(gradients: Covariance) -> CoupledRows | None:
 
 @kernel
 def mix(coupling, source, size, first, rows, mixed):
-    """mixed (float32 [rows * 64]) = columns first ... first + 63 of source (float32 [rows * size], flat), mixed over rows, without
-    the factors `inverses`."""
+    """mixed (float32 [rows * 64]) = columns first ... first + 63 of source (float32 [rows * size], flat), mixed over rows, but
+    for the factors `inverses`."""
     shares, triangular = coupling[0], coupling[2]
     if shares.shape[0] == 0:
         for row in range(rows):

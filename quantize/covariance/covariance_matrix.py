@@ -90,7 +90,8 @@ class Covariance:
         `shrinkage` times the diagonal, added to its diagonal."""
         damped = self.matrix.copy()
         diagonal = self.diagonal.astype(np.float64)
-        np.fill_diagonal(damped, diagonal * (1 + self.shrinkage) + max(self.damping, least) * (diagonal.mean() if self.columns else 0.0))
+        mean = diagonal.mean() if self.columns else 0.0
+        np.fill_diagonal(damped, diagonal * (1 + self.shrinkage) + max(self.damping, least) * mean)
         return damped
 
 

@@ -50,8 +50,9 @@ def _move(buffer, step, panels, row):
 
 @kernel
 def sweep_fours(
-    coupling, order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed, feedback
-):
+    coupling, order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed,
+    feedback,
+):  # fmt: skip
     """One sweep over the fours of the rows that are active; arguments as of `descent.sweep`, order: `FOURS`.
 
     feedback  whether panels and diagonal are those of a `prepared.FeedbackMatrix` of that order, and gradient is its product

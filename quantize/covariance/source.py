@@ -189,8 +189,11 @@ class Covariances:
                 f"the curvature of {tensor.name} is of {collected.rows} rows and {len(collected.tokens)} matrices, the tensor "
                 f"has {rows} and {matrices}: it was collected from another model"
             )
-        shared = len(collected.tokens) == 1
-        return RowBlocks(collected.block, lambda matrix, block: couple(curvature.gradient_of(name, 0 if shared else matrix, block)))
+
+        def coupled(matrix: int, block: int) -> CoupledRows | None:
+            return couple(curvature.gradient_of(name, matrix if len(collected.tokens) > 1 else 0, block))
+
+        return RowBlocks(collected.block, coupled)
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""

@@ -50,13 +50,15 @@ class VectorRefinement(Refinement):
     def search_scales(self, round: int) -> None:
         fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
 
-    def _sweep(self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
+    def _sweep(
+        self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray
+    ) -> None:
         rows, table, size = self.rows, self.rows.table, self.damped.size
         runs = table.entries * (table.books if table.flagged else 1) // LANES
         inverses = np.empty((rows.groups, table.size**2), np.float32)
         invert_diagonal_blocks(matrix.panels, size, table.size, inverses)
         SWEEPS[table.size](
-            coupling, active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name), matrix.panels,
-            inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
+            coupling, active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name),
+            matrix.panels, inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
             isinstance(matrix, FeedbackMatrix),
         )  # fmt: skip

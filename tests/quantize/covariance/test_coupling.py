@@ -133,15 +133,14 @@ def test_the_error_that_steps_watch_is_the_loss(type_name):
 def test_types_without_covariance_are_encoded_as_they_are(type_name):
     x, h = random_rows(type_name, 8, COLUMNS) if type_name == "iq1_bn" else weights(8, COLUMNS), covariance(COLUMNS, 30)
     x = x if x.dtype == np.float32 else decode(x, type_name, COLUMNS)
-    assert np.array_equal(
-        encode(x, type_name, covariance=h), encode(x, type_name, covariance=h, coupled=coupled_rows(8, 4))
-    )
+    assert np.array_equal(encode(x, type_name, covariance=h), encode(x, type_name, covariance=h, coupled=coupled_rows(8, 4)))
 
 
 def test_interleaved_rows_are_packed():
     x, h, coupled = weights(64, COLUMNS), covariance(COLUMNS, 30), coupled_rows(64)
     packed = encode(x, "q4_k_r4", covariance=h, coupled=coupled)
-    assert np.array_equal(decode(packed, "q4_k_r4", COLUMNS), decode(encode(x, "q4_K", covariance=h, coupled=coupled), "q4_K", COLUMNS))
+    plain = encode(x, "q4_K", covariance=h, coupled=coupled)
+    assert np.array_equal(decode(packed, "q4_k_r4", COLUMNS), decode(plain, "q4_K", COLUMNS))
 
 
 def test_blocks_are_encoded_from_the_last_row_on():
