@@ -19,7 +19,7 @@ from ..weights import Matrix
 
 
 @dataclass(frozen=True)
-class _Sight:
+class Sight:
     """Which keys queries see, and how scores become weights: fields of `ops.Attention`. allowed: of the rows of a block of
     queries and m keys bool [n, m] or [heads, n, m], or None."""
 
@@ -50,7 +50,7 @@ class _Sight:
         return unseen | (distance >= self.window) if self.window else unseen
 
 
-def _attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) -> Tensor:
+def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
     """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]."""
     (n, heads, width), (kv_heads, m, _) = q.shape, keys.shape
     out, past = torch.empty((n, heads, values.shape[2]), device=q.device), m - n
@@ -101,9 +101,9 @@ def attention(
             cache.write(layer, "k", k[rows])
             cache.write(layer, "v", v[rows])
         allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
-        sight = _Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
+        sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
         keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-        result[rows] = _attend(step, q[rows], keys, values, sight)
+        result[rows] = attend(step, q[rows], keys, values, sight)
     return result
 
 
@@ -155,13 +155,13 @@ def latent_attention(
     weighted, result = (torch.empty((n, heads, size), device=q.device) for size in (rank, v_width))
     for cache, rows in step.segments:
         end, by_head = cache.length + rows.stop - rows.start, cache.part(layer, "k") is not None
-        sight = _Sight(scale, allowed=None if selection is None else _keys(selection[rows]))
+        sight = Sight(scale, allowed=None if selection is None else seen_keys(selection[rows]))
         if by_head:
             rotated = k_pe[rows, None].expand(-1, heads, -1)
             cache.write(layer, "k", torch.cat([torch.einsum("nr,hkr->nhk", latent[rows], to_keys), rotated], dim=2))
             cache.write(layer, "v", torch.einsum("nr,hvr->nhv", latent[rows], to_values))
             keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-            result[rows] = _attend(step, q[rows], keys, values, sight)
+            result[rows] = attend(step, q[rows], keys, values, sight)
         if cache.part(layer, "kv") is not None:
             cache.write(layer, "kv", torch.cat([latent[rows], k_pe[rows]], dim=1)[:, None])
         if by_head and not (observing and cache.part(layer, "kv") is not None):
@@ -171,7 +171,7 @@ def latent_attention(
         if cache.part(layer, "v") is not None and not by_head:
             cache.write(layer, "v", latent[rows, None])
             values = cache.read(layer, "v", 0, end)
-        weighted[rows] = _attend(step, absorbed[rows], keys, values, sight)
+        weighted[rows] = attend(step, absorbed[rows], keys, values, sight)
         if not by_head:
             result[rows] = torch.einsum("nhr,hvr->nhv", weighted[rows], to_values)
     if observing:
@@ -184,7 +184,7 @@ def latent_attention(
     return result
 
 
-def _keys(selection: Tensor) -> Any:
+def seen_keys(selection: Tensor) -> Any:
     """Positions [n, top_k] -> (rows, keys) -> bool [n, m]."""
     return lambda rows, keys: _chosen(selection[rows], keys.stop)[..., keys.start :]
 
