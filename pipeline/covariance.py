@@ -12,7 +12,7 @@ from ..errors import PlanError, UsageError
 from ..imatrix.calibration import Calibration
 from ..imatrix.collect_state import CollectState
 from ..imatrix.covariance.files import Origin, open_covariance
-from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, state_path
+from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, CurvatureOptions, state_path
 from ..imatrix.covariance.merge import merge_files
 from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..operating_system.memory import free_bytes
@@ -26,9 +26,16 @@ _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
 
 def check_covariance(
-    out: str | Path | None, imatrix: Path | None, inputs: Sequence[Path], resume: bool, force: bool, has_more: bool
+    out: str | Path | None,
+    imatrix: Path | None,
+    inputs: Sequence[Path],
+    resume: bool,
+    force: bool,
+    has_more: bool,
+    option: str = "--covariance",
 ) -> Path | None:
-    """The file to write, after a check of what is there. has_more: whether other importance matrices are added.
+    """The file to write, after a check of what is there. has_more: whether other importance matrices are added; option: that
+    named the file.
 
     Raises PlanError for a file that must not be written, UsageError for what cannot be combined with a covariance.
     """
@@ -36,7 +43,7 @@ def check_covariance(
         return None
     path = Path(out)
     if imatrix is None:
-        raise UsageError("--covariance is written together with an importance matrix: say where that goes (-o)")
+        raise UsageError(f"{option} is written together with an importance matrix: say where that goes (-o)")
     if has_more:
         raise UsageError("--in-file adds importance matrices only: collect without it, and use `imatrix merge` afterwards")
     if path.resolve() == imatrix.resolve():
@@ -58,11 +65,18 @@ def plan_covariance(
     memory: int | None = None,
     *,
     on_cluster: bool = False,
+    curvature: CurvatureOptions | None = None,
 ) -> CovarianceJob:
-    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's.
+    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's. curvature:
+    what is collected of gradients too.
 
-    Raises PlanError for too little memory, and a number of bits that there is not.
+    Raises PlanError for too little memory, a number of bits that there is not, and for gradients without torch, of a model that
+    has none, or on a cluster.
     """
+    if curvature is not None and on_cluster:
+        raise PlanError(
+            "--curvature is collected on one machine: leave out --cluster, or collect parts of the text and merge them"
+        )
     if bits is not None and bits not in BITS:
         raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
     if on_cluster:
@@ -70,7 +84,7 @@ def plan_covariance(
     elif memory is None:
         free = free_bytes()
         memory = free // 2 if free is not None else _MEMORY
-    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
+    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory, curvature))
 
 
 def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, on_cluster: bool = False) -> CovarianceJob:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...graph import Op, ops
+from ...graph import ops
 from ...graph.values import CacheSpec, StateSpec
 from .device_pass import DevicePass
 from .functions import attention
@@ -103,15 +103,15 @@ class GradientCache:
 
 
 def latent_attention(step: DevicePass, op: ops.LatentAttention, values: Mapping[str, Any]) -> tuple[Tensor, dict[int, Tensor]]:
-    """The mean of both forms of latent attention, of which the file has the matrices: that of kv_b, which makes each head's keys
-    and values of latents, and that of k_b and v_b, which takes queries to latents and weighted sums of latents to values.
+    """The mean of both forms of latent attention, of which the file has the matrices: that of kv_b, which makes each head's
+    keys and values of latents, and that of k_b and v_b, which takes queries to latents and weighted sums of latents to values.
 
     values: what the op reads by the names of its fields, weights as `DifferentiableMatrix`. Returns [n, heads, v_width], and
     what each matrix made: 0 (kv_b) [n, heads, nope + v_width]; 1 (k_b) [n, heads, rank]; 2 (v_b) [n, heads, v_width]. Their
     gradients are those of the form alone divided by the number of forms.
     """
     q, latent, k_pe, selection = (values[name] for name in ("q", "latent", "k_pe", "selection"))
-    (n, heads, _), rank, nope = q.shape, latent.shape[1], op.nope
+    heads, rank, nope = q.shape[1], latent.shape[1], op.nope
     to_keys, to_values = _latent_matrices(op, values, heads, rank)
     made: dict[int, Tensor] = {}
     if op.kv_b is not None:
@@ -148,8 +148,3 @@ def _latent_matrices(op: ops.LatentAttention, values: Mapping[str, Any], heads: 
         values["k_b"].decoded().view(heads, rank, op.nope).transpose(1, 2),
         values["v_b"].decoded().view(heads, op.v_width, rank),
     )
-
-
-def is_choice(op: Op) -> bool:
-    """Whether an op only chooses, so that nothing it computes has a gradient."""
-    return isinstance(op, ops.SelectKeys | ops.SelectBlocks)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,31 +27,16 @@ from torch import Tensor
 
 from ....formats import PlanError
 from ...graph import Graph, Observer, Op, Value, Weight, ops
+from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
 from ...graph.graph import unsupported
 from .device_pass import DevicePass, Result, to_numpy
-from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, is_choice, latent_attention
+from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, latent_attention
 from .functions import FUNCTIONS, PACKED, SUPPORT
 from .weights import Weights
 
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
+_BACK = 3  # times what a part takes without gradients it takes to compute it with them
 _HEAD_ROWS = 128  # tokens whose logits are in memory at a time
-
-
-@dataclass(frozen=True)
-class OutputGradient:
-    """The gradients of a group of windows at what one op's weight computes.
-
-    g         float32 [n, groups, rows]: of each token, for each of its experts, of the heads, or of the only matrix
-    matrices  int64 [n, groups], the experts (-1: none); None: group i is that of matrix or head i
-    """
-
-    op: Op
-    weight: Weight
-    g: np.ndarray
-    matrices: np.ndarray | None = None
-
-
-OnGradient = Callable[[OutputGradient], None]
 
 
 @dataclass
@@ -122,12 +108,23 @@ class Gradients:
         )
         return 4 * (sum(sizes[index] for index in kept) + 2 * rows + most)
 
+    def windows_of_group(self, n_ctx: int) -> int:
+        """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
+        return max(1, GROUP_TOKENS // n_ctx)
+
     def groups(self, windows: np.ndarray) -> list[slice]:
-        """Windows int64 [n, n_ctx] that are computed together: their number depends on nothing but n_ctx."""
-        size = windows_of_group(windows.shape[1])
+        """Windows int64 [n, n_ctx] that are computed together."""
+        size = self.windows_of_group(windows.shape[1])
         return [slice(first, min(first + size, len(windows))) for first in range(0, len(windows), size)]
 
-    def run(self, windows: np.ndarray, seed: int, wanted: Collection[str], on_gradient: OnGradient) -> None:
+    def run(
+        self,
+        windows: np.ndarray,
+        seed: int,
+        wanted: Collection[str],
+        on_gradient: OnGradient,
+        on_part: Callable[[float], None] = lambda share: None,
+    ) -> None:
         """Computes the gradients of windows, each from scratch: int64 [n, n_ctx].
 
         wanted: names of the weights whose gradients `on_gradient` gets: op by op from the last part to the first, for each in
@@ -136,19 +133,18 @@ class Gradients:
         """
         groups = [_Group(windows[part]) for part in self.groups(windows)]
         chosen = {id(op) for op in self._reached if any(weight.name in wanted for weight in observed_weights(op))}
-        first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), None)
+        first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), len(self._parts))
+        steps = len(self._parts) + _BACK * (len(self._parts) - first)  # in units of a part without gradients
         with self._one_thread_each() as pool:
-            for part in self._parts:
-                for _ in self._each(pool, groups, lambda group, part=part: self._forward(part, group)):
+            for number, part in enumerate(self._parts, 1):
+                for _ in self._each(pool, groups, partial(self._forward, part)):
                     pass
-            captured = self._each(pool, groups, lambda group: self._head(group, seed, wanted))
-            _report(captured, on_gradient)
-            for number in reversed(range(len(self._parts))) if first is not None else ():
-                part, is_end = self._parts[number], number == first
-                run = lambda group, part=part, is_end=is_end: self._backward(part, group, wanted, chosen, is_end)  # noqa: E731
+                on_part(number / steps)
+            _report(self._each(pool, groups, partial(self._head, seed, wanted)), on_gradient)
+            for number in reversed(range(first, len(self._parts))):
+                run = partial(self._backward, self._parts[number], wanted, chosen, number == first)
                 _report(self._each(pool, groups, run), on_gradient)
-                if is_end:
-                    break
+                on_part(1 - _BACK * (number - first) / steps)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +201,7 @@ class Gradients:
         for own, cache in zip(group.rows, caches, strict=True):
             own.update({key: cache.rows[key] for key in part.gives})
 
-    def _head(self, group: _Group, seed: int, wanted: Collection[str]) -> list[OutputGradient]:
+    def _head(self, seed: int, wanted: Collection[str], group: _Group) -> list[OutputGradient]:
         """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
         hidden = _tensor(group.values[self.graph.hidden.index])
         draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
@@ -235,7 +231,7 @@ class Gradients:
         ]
 
     def _backward(
-        self, part: _Part, group: _Group, wanted: Collection[str], chosen: Collection[int], is_end: bool
+        self, part: _Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
         leaves = {index: _leaf(group.values[index]) for index in part.reads}
@@ -330,40 +326,6 @@ def check_derivative(op: Op, path: str) -> None:
         raise PlanError(f"{path}: gradients need a derivative of every op, and op {type(op).__name__}{option} has none")
 
 
-def observed_weights(op: Op) -> tuple[Weight, ...]:
-    """The matrices of an op whose outputs have gradients that count: those of the model, not of an adapter."""
-    if isinstance(op, ops.LatentAttention):
-        return tuple(filter(None, (op.kv_b, *((op.k_b, op.v_b) if op.k_b is not None and op.v_b is not None else ()))))
-    if isinstance(op, ops.Linear | ops.ExpertLinear | ops.GroupedLinear) and not op.weights[0].is_of_adapter:
-        return op.weights[:1]
-    return ()
-
-
-def reached_ops(graph: Graph) -> list[Op]:
-    """The ops whose results the logits depend on in a way that has a derivative: not those that only prepare choices."""
-    makers = {value.index: op for op in (*graph.ops, *graph.head) for value in op.outputs}
-    found: dict[int, Op] = {}
-    rest = [] if graph.logits is None else [makers[graph.logits.index]]
-    writers: dict[int, list[Op]] = {}
-    for op in graph.ops:
-        if isinstance(op, ops.Attention) and op.k is not None:
-            writers.setdefault(op.layer, []).append(op)
-    while rest:
-        op = rest.pop()
-        if id(op) in found or is_choice(op):
-            continue
-        found[id(op)] = op
-        rest += [makers[value.index] for value in op.inputs if value.index in makers]
-        if isinstance(op, ops.Attention) and op.k is None:
-            rest += writers.get(op.layer, [])
-    return [op for op in (*graph.ops, *graph.head) if id(op) in found]
-
-
-def windows_of_group(n_ctx: int) -> int:
-    """Windows that are computed in one pass."""
-    return max(1, GROUP_TOKENS // n_ctx)
-
-
 def uniform_draws(seed: int, window: np.ndarray) -> np.ndarray:
     """float64 [n] from 0 to 1, of a counter-based generator (Philox) whose key is a digest of seed and tokens: they depend on
     nothing else."""
@@ -372,8 +334,8 @@ def uniform_draws(seed: int, window: np.ndarray) -> np.ndarray:
 
 
 def loss_gradient(logits: Tensor, draws: np.ndarray) -> Tensor:
-    """The gradient of the sum of -log p(label) at logits float32 [n, n_vocab]: p - 1 at the label, p elsewhere. A label is where
-    the sum of probabilities passes the draw."""
+    """The gradient of the sum of -log p(label) at logits float32 [n, n_vocab]: p - 1 at the label, p elsewhere. A label is
+    where the sum of probabilities passes the draw."""
     probabilities = torch.softmax(logits, dim=1)
     sums = probabilities.double().cumsum(dim=1)
     targets = torch.from_numpy(draws).to(logits.device)[:, None] * sums[:, -1:]

@@ -104,6 +104,12 @@ class Weights:
         self._lock = threading.Lock()
         self._copies: _Copies | None = None
 
+    def exactly(self) -> Weights:
+        """The same tensors, for products in float32; bytes of the file that are on devices already are shared."""
+        twin = Weights(self.source, self.homes, exact=True)
+        twin._stored = {name: stored for name, stored in self._stored.items() if _raw(self.source.tensors[name]) is not None}
+        return twin
+
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Within this, a matrix that is copied to a device stays there, for all passes that use it."""
