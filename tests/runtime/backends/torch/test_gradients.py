@@ -9,7 +9,7 @@ from double_weights import DoubleWeights
 from model_cases import CASES
 from model_cases.common import COMMON
 from op_graphs import DEVICE, N_EMBD, Tensors, graph_of
-from recorded_models import kept_cases
+from recorded_models import kept_cases, new_config, oracle
 
 from ggufmill.formats import TensorSource
 from ggufmill.quantize import gguf_source
@@ -208,3 +208,78 @@ def test_parts_give_what_the_whole_graph_gives(tmp_path, case):
     for key, g in whole.items():
         assert np.abs(g).max() > 0, key
         assert np.abs(parts[key] - g).max() <= 1e-3 * np.abs(g).max(), key
+
+
+def transformers_gradients(case, record, folder, labels):
+    """(gradient at the outputs of each linear module, gradient at the inputs of each) by transformers and torch's autograd."""
+    _, transformers = oracle()
+    record.write(folder)
+    architecture, _ = new_config(transformers, CASES[case][0], COMMON | CASES[case][1])
+    model = architecture.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    after, before = {}, {}
+
+    def hook(name):
+        def keep(module, into, out):
+            before[name], after[name] = into[0][0].numpy(), out[0][0].numpy()
+
+        return keep
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_full_backward_hook(hook(name))
+    logits = model(torch.tensor(record.tokens[None])).logits[0]
+    torch.nn.functional.cross_entropy(logits, torch.tensor(labels), reduction="sum").backward()
+    return after, before
+
+
+LINEAR = {
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+
+
+NOT_PERMUTED = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"}  # where a file has the rows in another order
+
+
+@pytest.mark.parametrize(("case", "least"), [("llama", 16), ("qwen3moe", 13), ("v2-lite", 18)])
+def test_gradients_are_those_of_transformers(tmp_path, case, least):
+    record, path = convert_record(case, tmp_path)
+    draws = uniform_draws(0, record.tokens)
+    p = np.exp(record.logits.astype(np.float64))
+    sums = np.cumsum(p / p.sum(axis=1, keepdims=True), axis=1)
+    labels = [int(np.searchsorted(own, draw, side="right")) for own, draw in zip(sums, draws, strict=True)]
+    after, before = transformers_gradients(case, record, tmp_path / "transformers", labels)
+    model, found = load_model(path, threads=1), {}
+    gradients_of(model).run(
+        record.tokens[None].astype(np.int64), 0, model.stored.tensors.keys(), lambda o: found.setdefault(o.weight.name, o)
+    )
+    n, checked = len(record.tokens), 0
+
+    def same(name, expected):
+        nonlocal checked
+        checked += 1
+        got = found[name].g.reshape(n, -1)
+        assert np.abs(got - expected).max() < 1e-3 * np.abs(expected).max(), name
+
+    same("output.weight", after["lm_head"])
+    for layer in range(model.n_layers):
+        for ours, theirs in (LINEAR | (NOT_PERMUTED if case == "qwen3moe" else {})).items():
+            if f"blk.{layer}.{ours}.weight" in found and f"model.layers.{layer}.{theirs}" in after:
+                same(f"blk.{layer}.{ours}.weight", after[f"model.layers.{layer}.{theirs}"])
+        prefix, module = f"blk.{layer}.attn_", f"model.layers.{layer}.self_attn"
+        if f"{prefix}v_b.weight" in found:  # its outputs are what goes into the output matrix
+            same(f"{prefix}v_b.weight", before[f"{module}.o_proj"])
+            op = found[f"{prefix}k_b.weight"].op  # of queries the part without rotation is multiplied with K transposed
+            heads, rank, nope = op.q.shape[0], op.latent.shape[0], op.nope
+            keys = model.stored.tensors[f"{prefix}k_b.weight"].read(0, heads * rank).reshape(heads, rank, nope)
+            of_queries = after[f"{module}.q_proj"].reshape(n, heads, -1)[..., :nope]
+            got = np.einsum("nhr,hrk->nhk", found[f"{prefix}k_b.weight"].g, keys)
+            assert np.abs(got - of_queries).max() < 1e-3 * np.abs(of_queries).max()
+    assert checked >= least
