@@ -14,6 +14,7 @@ from ..imatrix.collect_state import CollectState
 from ..imatrix.covariance.files import Origin, open_covariance
 from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, CurvatureOptions, state_path
 from ..imatrix.covariance.merge import merge_files
+from ..imatrix.covariance.outputs import outputs_of
 from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..operating_system.memory import free_bytes
 from ..runtime import Model
@@ -101,11 +102,13 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
             job.resume_finished()
         return job
     job.writer.check_space(2 * job.sums_bytes)
-    columns = [one.columns for one in job.inputs]
+    outputs = outputs_of(job.inputs)
+    columns = [one.columns for one in job.inputs if one not in outputs]
+    more = f", second moments of gradients at {len(outputs)} outputs" if outputs else ""
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
     running, summing = job.expected_seconds()
     note(
-        f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns: the file takes "
+        f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns{more}: the file takes "
         f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}; "
         f"about {duration(running)} for running the text, {duration(summing)} for the sums"
     )
@@ -132,15 +135,17 @@ def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state
 
 @dataclass(frozen=True)
 class MergedCovariance:
-    """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts."""
+    """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts;
+    outputs: tensors with second moments of gradients."""
 
     path: Path
     inputs: int
     chunks: int
+    outputs: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: the fields."""
-        return {"path": str(self.path), "inputs": self.inputs, "chunks": self.chunks}
+        return {"path": str(self.path), "inputs": self.inputs, "outputs": self.outputs, "chunks": self.chunks}
 
 
 def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedCovariance:
@@ -166,7 +171,7 @@ def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: boo
     check_new(out, force)
     writer = merge_files(opened, out)
     merged = open_covariance(writer.path)
-    return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count)
+    return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count, len(merged.outputs))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,12 @@ from ...runtime import Model
 from ...runtime.output_gradients import gradients_of
 from ..calibration import Calibration
 from ..windows import run_gradients
+from .estimate import multiplications
 from .gradient_collector import GradientCollector
 
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
+_FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
+_OVERHEAD = 2  # of all other ops and of decoding weights, at the least
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
 
 
@@ -33,6 +36,18 @@ class GradientRun:
         groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
         self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
         self.sums_memory = max(memory - self.kept_bytes, memory // 2)
+
+    @property
+    def working_bytes(self) -> int:
+        """What all threads need beside kept values and sums, roughly."""
+        return self.gradients.working_bytes(self._calibration.n_ctx)
+
+    def expected_seconds(self, passes: int) -> float:
+        """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not
+        counted."""
+        per_token = _FORTH_AND_BACK * sum(count for count, _ in multiplications(self._model))
+        tokens = passes * self._calibration.windows.size
+        return _OVERHEAD * tokens * per_token / self.gradients.products_per_second()
 
     def batches(self, first: int) -> Iterator[range]:
         """Numbers of consecutive windows of one weight that are computed together, from window `first` on, where a batch ended

@@ -117,7 +117,14 @@ class CovarianceJob:
 
     def expected_seconds(self) -> tuple[float, float]:
         """(seconds of running the text through the model in all passes, seconds of the sums), roughly."""
-        return expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes))
+        back = self.gradient_passes
+        running, sums = expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes) - back)
+        return running + (self.gradients.expected_seconds(back) if back else 0.0), sums
+
+    @property
+    def gradient_passes(self) -> int:
+        """Passes, of those that are left, over gradients."""
+        return sum(bool(outputs_of(group)) for group in self.passes)
 
     def _split(self, inputs: Sequence[Input]) -> list[list[Input]]:
         """The passes over inputs, and behind them those over outputs."""

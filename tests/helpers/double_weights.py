@@ -1,4 +1,4 @@
-"""The weights of a source in float64, as the functions of the torch backend read them: gradients can be compared with differences."""
+"""The weights of a source in float64, as functions of the torch backend read them, for gradients that differences confirm."""
 
 from contextlib import contextmanager
 

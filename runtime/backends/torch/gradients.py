@@ -12,6 +12,7 @@ that the mean of g g^T is the Fisher matrix (arXiv:1503.05671, section 2).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,26 +33,16 @@ from ...graph.graph import unsupported
 from .device_pass import DevicePass, Result, to_numpy
 from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, latent_attention
 from .functions import FUNCTIONS, PACKED, SUPPORT
+from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
 from .weights import Weights
 
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
+_MEASURED = 1024  # rows and columns of matrices whose product is measured
 _BACK = 3  # times what a part takes without gradients it takes to compute it with them
+SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
+_LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
+_TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
 _HEAD_ROWS = 128  # tokens whose logits are in memory at a time
-
-
-@dataclass
-class _Part:
-    """Ops between two cuts.
-
-    reads, makes  values that other parts make, and that others read
-    takes, gives  the same of rows in caches
-    """
-
-    ops: list[Op]
-    reads: list[int] = field(default_factory=list)
-    makes: list[int] = field(default_factory=list)
-    takes: list[CacheKey] = field(default_factory=list)
-    gives: list[CacheKey] = field(default_factory=list)
 
 
 @dataclass
@@ -90,23 +81,30 @@ class Gradients:
             )
         for op in (*graph.ops, *graph.head):
             check_derivative(op, str(path))
-        self._parts = _cut(graph, is_whole)
+        self._parts = cut_graph(graph, is_whole)
         self._reached = reached_ops(graph)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes per token that are kept between the parts while a batch of windows is computed: values, and at most as many
-        gradients of them as one part reads and makes."""
-        sizes = {value.index: int(np.prod(value.shape)) for op in self.graph.ops for value in op.outputs}
-        kept = {index for part in self._parts for index in part.makes} | {self.graph.hidden.index}
-        most = max(sum(sizes[index] for index in {*part.reads, *part.makes}) for part in self._parts)
-        rows = sum(
-            spec.heads * spec.width
-            for spec in self.graph.cache
-            for part in self._parts
-            if (spec.layer, spec.name) in part.gives
-        )
-        return 4 * (sum(sizes[index] for index in kept) + 2 * rows + most)
+        """Bytes per token that are kept between parts while a batch of windows is computed."""
+        return kept_bytes(self.graph, self._parts)
+
+    def working_bytes(self, n_ctx: int) -> int:
+        """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head."""
+        n = n_ctx * self.windows_of_group(n_ctx)
+        values = max(part_bytes(part, n, n_ctx, SCRATCH) for part in self._parts)
+        head = _HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
+        return (max(values, head) + _TILE_BYTES) * (self.threads if self.device.type == "cpu" else 1)
+
+    def products_per_second(self) -> float:
+        """Multiplications of all threads, or of the device, per second: those of products of float32 that are made now."""
+        x, seconds = torch.ones((_MEASURED, _MEASURED), device=self.device), []
+        for _ in range(3):
+            begun = time.perf_counter()
+            (x @ x).sum().item()
+            seconds.append(time.perf_counter() - begun)
+        share = self.threads / torch.get_num_threads() if self.device.type == "cpu" else 1
+        return share * _MEASURED**3 / min(seconds)
 
     def windows_of_group(self, n_ctx: int) -> int:
         """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
@@ -180,14 +178,14 @@ class Gradients:
 
     def _step(self, windows: np.ndarray, caches: Sequence[GradientCache]) -> DevicePass:
         n_ctx = windows.shape[1]
-        step = DevicePass(windows.reshape(-1), [(cache, n_ctx) for cache in caches], Observer())  # type: ignore[list-item]
+        step = DevicePass(windows.reshape(-1), [(cache, n_ctx) for cache in caches], Observer(), scratch=SCRATCH)  # type: ignore[list-item]
         step.device = self.device
         return step
 
     def _caches(self, rows: Sequence[dict[CacheKey, Tensor]]) -> list[GradientCache]:
         return [GradientCache(self.graph.cache, self.device, given) for given in rows]
 
-    def _forward(self, part: _Part, group: _Group) -> None:
+    def _forward(self, part: Part, group: _Group) -> None:
         """Computes a part without gradients, and keeps what others read."""
         if not group.rows:
             group.rows = [{} for _ in group.windows]
@@ -231,7 +229,7 @@ class Gradients:
         ]
 
     def _backward(
-        self, part: _Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
+        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
         leaves = {index: _leaf(group.values[index]) for index in part.reads}
@@ -357,34 +355,6 @@ def _report(captured: Iterator[list[OutputGradient]], on_gradient: OnGradient) -
     for each in captured:
         for gradient in each:
             on_gradient(gradient)
-
-
-def _cut(graph: Graph, is_whole: bool) -> list[_Part]:
-    """The ops of the body, cut behind those that make the residual stream after a layer."""
-    ends = set() if is_whole else {value.index for value in graph.layers}
-    parts = [_Part([])]
-    for op in graph.ops:
-        parts[-1].ops.append(op)
-        if any(value.index in ends for value in op.outputs):
-            parts.append(_Part([]))
-    parts = [part for part in parts if part.ops]
-    made = {value.index: number for number, part in enumerate(parts) for op in part.ops for value in op.outputs}
-    wrote: dict[CacheKey, int] = {}
-    for number, part in enumerate(parts):
-        for op in part.ops:
-            for value in op.inputs:
-                source = made[value.index]
-                if source != number:
-                    part.reads += [value.index] if value.index not in part.reads else []
-                    parts[source].makes += [value.index] if value.index not in parts[source].makes else []
-            if isinstance(op, ops.Attention):
-                for key in ((op.layer, name) for name in ("k", "v")):
-                    if op.k is not None:
-                        wrote[key] = number
-                    elif wrote[key] != number:
-                        part.takes += [key] if key not in part.takes else []
-                        parts[wrote[key]].gives += [key] if key not in parts[wrote[key]].gives else []
-    return parts
 
 
 def _floats(value: Result) -> Tensor:

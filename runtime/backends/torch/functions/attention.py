@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
@@ -51,30 +52,45 @@ class Sight:
 
 
 def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
-    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]."""
-    (n, heads, width), (kv_heads, m, _) = q.shape, keys.shape
-    out, past = torch.empty((n, heads, values.shape[2]), device=q.device), m - n
+    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width].
+
+    Where gradients are taken and all scores of the pass would need more than `scratch` bytes, they are computed again for the
+    gradient instead of being kept."""
+    (n, heads, _), m = q.shape, keys.shape[1]
+    out = torch.empty((n, heads, values.shape[2]), device=q.device)
     slopes = step.on_device(alibi_slopes(heads, sight.alibi))[:, None, None] if sight.alibi else None
+    is_large = torch.is_grad_enabled() and 8 * heads * n * m * len(step.segments) > step.scratch
     for rows in step.row_blocks(n, 8 * heads * m):
-        count = rows.stop - rows.start
-        seen = sight.keys(past + rows.start, past + rows.stop - 1, m)
-        positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
-        numbers = torch.arange(seen.start, seen.stop, device=q.device)
-        grouped = q[rows].transpose(0, 1).reshape(kv_heads, -1, width)
-        scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
-        if sight.softcap:
-            scores = torch.tanh(scores / sight.softcap) * sight.softcap
-        if slopes is not None:
-            scores = scores - slopes * (positions[:, None] - numbers).abs()
-        scores = scores.masked_fill(sight.unseen(positions, numbers), -torch.inf)
-        if sight.allowed is not None:
-            scores = scores.masked_fill(~sight.allowed(rows, seen), -torch.inf)
-        if sight.sinks is not None:
-            scores = torch.cat([scores, sight.sinks[:, None, None].expand(heads, count, 1)], dim=2)
-        weights = torch.softmax(scores, dim=2)[..., : len(seen)]
-        mixed = weights.reshape(kv_heads, -1, len(seen)) @ values[:, seen.start : seen.stop]
-        out[rows] = mixed.view(heads, count, -1).transpose(0, 1)
+        arguments = q[rows], keys, values, sight, slopes, rows, m - n
+        if is_large:
+            out[rows] = checkpoint(_attend_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out[rows] = _attend_rows(*arguments)
     return out
+
+
+def _attend_rows(
+    q: Tensor, keys: Tensor, values: Tensor, sight: Sight, slopes: Tensor | None, rows: slice, past: int
+) -> Tensor:
+    """As `attend`, of these rows of the queries; past: keys before the first one's. [rows, heads, v_width]."""
+    (count, heads, width), kv_heads = q.shape, len(keys)
+    seen = sight.keys(past + rows.start, past + rows.stop - 1, keys.shape[1])
+    positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
+    numbers = torch.arange(seen.start, seen.stop, device=q.device)
+    grouped = q.transpose(0, 1).reshape(kv_heads, -1, width)
+    scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
+    if sight.softcap:
+        scores = torch.tanh(scores / sight.softcap) * sight.softcap
+    if slopes is not None:
+        scores = scores - slopes * (positions[:, None] - numbers).abs()
+    scores = scores.masked_fill(sight.unseen(positions, numbers), -torch.inf)
+    if sight.allowed is not None:
+        scores = scores.masked_fill(~sight.allowed(rows, seen), -torch.inf)
+    if sight.sinks is not None:
+        scores = torch.cat([scores, sight.sinks[:, None, None].expand(heads, count, 1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[..., : len(seen)]
+    mixed = weights.reshape(kv_heads, -1, len(seen)) @ values[:, seen.start : seen.stop]
+    return mixed.view(heads, count, -1).transpose(0, 1)
 
 
 def attention(
