@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import MillError
 from ...quantize.covariance.covariance_matrix import Covariance
-from .files import CovarianceFile, Origin, StoredInput, read_part
+from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part
 from .row_blocks import RowBlocks
 from .writer import CovarianceWriter, PlannedInput
 
@@ -48,10 +48,14 @@ def _common(files: Sequence[CovarianceFile]) -> dict[str, PlannedInput]:
             raise MillError(f"{files[0].path} and {file.path} have no input in common: not of one model")
         for name, one in own.items():
             other = found.setdefault(name, one)
-            if one != other:
-                side = "input" if one.blocks is None else "gradient"
+            if one != other and one.blocks is not None:
                 raise MillError(
-                    f"the {side} of {name} has {other.columns} columns in one file and {one.columns} in {file.path}, or is "
+                    f"{name.removesuffix(OUTPUT_SUFFIX)} has other blocks of rows in {file.path} than in another file: not of "
+                    "one model, or collected with another --curvature-rows"
+                )
+            if one != other:
+                raise MillError(
+                    f"the input of {name} has {other.columns} columns in one file and {one.columns} in {file.path}, or is "
                     "shared by other tensors: not of one model"
                 )
     return dict(sorted(found.items(), key=lambda one: one[1].blocks is not None))  # inputs come first, in their order
