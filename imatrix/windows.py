@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +13,19 @@ from ..runtime.evaluate.perplexity import OnHidden, ScoredModel, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
 from ..simd.compile.compile_time import seconds_without_compilation
 
+if TYPE_CHECKING:
+    from ..runtime.backends.torch.gradients import Gradients
+    from .covariance.gradient_collector import GradientCollector
+
 
 class NotFiniteError(MillError):
-    """The input of a tensor is not finite; the cause is an earlier tensor."""
+    """The input of a tensor, or the gradient at its outputs (then `name` ends in .outputs), is not finite; the cause is another
+    tensor."""
 
     def __init__(self, name: str):
-        super().__init__(f"the input of {name} is not finite: the model or its file is damaged")
+        tensor = name.removesuffix(".outputs")
+        what = "input of" if tensor == name else "gradient at the outputs of"
+        super().__init__(f"the {what} {tensor} is not finite: the model or its file is damaged")
 
 
 def score(
@@ -43,6 +51,23 @@ def run(model: Model, windows: np.ndarray, first: int) -> None:
     """Runs windows for their observers alone: int [windows, n_ctx]. Raises MillError as `score`."""
     try:
         model.hidden_of_windows(windows)
+    except NotFiniteError as error:
+        raise _cause(model, windows, first, error) from None
+
+
+def run_gradients(
+    model: Model,
+    gradients: Gradients,
+    windows: np.ndarray,
+    first: int,
+    seed: int,
+    collector: GradientCollector,
+    on_part: Callable[[float], None],
+) -> None:
+    """Sums the gradients that windows give, int [windows, n_ctx]; see `Gradients.run`. Raises MillError as `score`."""
+    model.files.check()
+    try:
+        gradients.run(windows, seed, collector.wanted, collector.on_gradient, on_part)
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

@@ -12,8 +12,9 @@ from ..errors import PlanError, UsageError
 from ..imatrix.calibration import Calibration
 from ..imatrix.collect_state import CollectState
 from ..imatrix.covariance.files import Origin, open_covariance
-from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, state_path
+from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, CurvatureOptions, state_path
 from ..imatrix.covariance.merge import merge_files
+from ..imatrix.covariance.outputs import outputs_of
 from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..operating_system.memory import free_bytes
 from ..runtime import Model
@@ -26,9 +27,16 @@ _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
 
 def check_covariance(
-    out: str | Path | None, imatrix: Path | None, inputs: Sequence[Path], resume: bool, force: bool, has_more: bool
+    out: str | Path | None,
+    imatrix: Path | None,
+    inputs: Sequence[Path],
+    resume: bool,
+    force: bool,
+    has_more: bool,
+    option: str = "--covariance",
 ) -> Path | None:
-    """The file to write, after a check of what is there. has_more: whether other importance matrices are added.
+    """The file to write, after a check of what is there. has_more: whether other importance matrices are added; option: that
+    named the file.
 
     Raises PlanError for a file that must not be written, UsageError for what cannot be combined with a covariance.
     """
@@ -36,7 +44,7 @@ def check_covariance(
         return None
     path = Path(out)
     if imatrix is None:
-        raise UsageError("--covariance is written together with an importance matrix: say where that goes (-o)")
+        raise UsageError(f"{option} is written together with an importance matrix: say where that goes (-o)")
     if has_more:
         raise UsageError("--in-file adds importance matrices only: collect without it, and use `imatrix merge` afterwards")
     if path.resolve() == imatrix.resolve():
@@ -58,11 +66,18 @@ def plan_covariance(
     memory: int | None = None,
     *,
     on_cluster: bool = False,
+    curvature: CurvatureOptions | None = None,
 ) -> CovarianceJob:
-    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's.
+    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's. curvature:
+    what is collected of gradients too.
 
-    Raises PlanError for too little memory, and a number of bits that there is not.
+    Raises PlanError for too little memory, a number of bits that there is not, and for gradients without torch, of a model that
+    has none, or on a cluster.
     """
+    if curvature is not None and on_cluster:
+        raise PlanError(
+            "--curvature is collected on one machine: leave out --cluster, or collect parts of the text and merge them"
+        )
     if bits is not None and bits not in BITS:
         raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
     if on_cluster:
@@ -70,7 +85,7 @@ def plan_covariance(
     elif memory is None:
         free = free_bytes()
         memory = free // 2 if free is not None else _MEMORY
-    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
+    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory, curvature))
 
 
 def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, on_cluster: bool = False) -> CovarianceJob:
@@ -87,11 +102,13 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
             job.resume_finished()
         return job
     job.writer.check_space(2 * job.sums_bytes)
-    columns = [one.columns for one in job.inputs]
+    outputs = outputs_of(job.inputs)
+    columns = [one.columns for one in job.inputs if one not in outputs]
+    more = f", second moments of gradients at {len(outputs)} outputs" if outputs else ""
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
     running, summing = job.expected_seconds()
     note(
-        f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns: the file takes "
+        f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns{more}: the file takes "
         f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}; "
         f"about {duration(running)} for running the text, {duration(summing)} for the sums"
     )
@@ -118,15 +135,17 @@ def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state
 
 @dataclass(frozen=True)
 class MergedCovariance:
-    """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts."""
+    """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts;
+    outputs: tensors with second moments of gradients."""
 
     path: Path
     inputs: int
     chunks: int
+    outputs: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: the fields."""
-        return {"path": str(self.path), "inputs": self.inputs, "chunks": self.chunks}
+        return {"path": str(self.path), "inputs": self.inputs, "outputs": self.outputs, "chunks": self.chunks}
 
 
 def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedCovariance:
@@ -152,7 +171,7 @@ def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: boo
     check_new(out, force)
     writer = merge_files(opened, out)
     merged = open_covariance(writer.path)
-    return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count)
+    return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count, len(merged.outputs))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MillError
+from ..errors import MillError, UsageError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import CollectState, load_state
+from ..imatrix.covariance.job import CurvatureOptions
+from ..imatrix.covariance.row_blocks import ROWS
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
@@ -99,8 +101,16 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         "--covariance-bits": request.covariance_bits,
         "--memory": request.memory,
     }
-    if request.covariance is None:
-        refuse_unused(given, "--covariance")
+    covariance, curvature, option = request.covariance, None, "--covariance"
+    if request.curvature is None:
+        refuse_unused({"--curvature-rows": request.curvature_rows, "--curvature-seed": request.curvature_seed}, "--curvature")
+    else:
+        if covariance is not None:
+            raise UsageError("--curvature writes the covariances of inputs too: leave out --covariance")
+        covariance, option = request.curvature, "--curvature"
+        curvature = CurvatureOptions(request.curvature_rows or ROWS, request.curvature_seed or 0)
+    if covariance is None:
+        refuse_unused(given, "--covariance or --curvature")
     if request.plot is not None:
         check_picture(Path(request.plot))
     path, added, window = (
@@ -113,12 +123,12 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     inputs = [*source.files, *(one.path for one in texts), *added]
     state_path = check_outputs(path, request.plot, inputs, request.resume, request.force or request.dry_run)
     covariance_path = check_covariance(
-        request.covariance, path, inputs, request.resume, request.force or request.dry_run, has_more=bool(added)
+        covariance, path, inputs, request.resume, request.force or request.dry_run, has_more=bool(added), option=option
     )
     state = load_state(state_path) if state_path is not None and request.resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
     collect_options = CollectOptions(
-        request.process_output, request.process_embedding, request.nextn, head_inputs=request.covariance is not None
+        request.process_output, request.process_embedding, request.nextn, head_inputs=covariance is not None
     )
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
@@ -131,8 +141,10 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
     job = None
     if covariance_path is not None:
-        asked = (request.covariance_experts, request.covariance_bits, as_bytes(request.memory))
-        job = plan_covariance(opened, windows, covariance_path, *asked, on_cluster=request.cluster is not None)
+        experts = request.covariance_experts or curvature is not None
+        asked = (experts, request.covariance_bits, as_bytes(request.memory))
+        where = {"on_cluster": request.cluster is not None, "curvature": curvature}
+        job = plan_covariance(opened, windows, covariance_path, *asked, **where)
     if request.dry_run:
         forecast = forecast_collection(opened, windows, path, collect_options, job)
         return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 def covariances_text(result: CovarianceStatistics) -> str:
-    """A row per input."""
+    """A row per input, and per output whose gradients are there."""
+    outputs = sum(one.side == "output" for one in result.inputs)
     rows = [
-        (one.name, len(one.tensors), one.columns, one.matrices, one.fewest, one.most, f"{one.effective_rank:.1f}",
-         f"{one.diagonal_share:.1%}", f"{one.correlation:.3f}", f"{one.damping:.2%}", one.too_few or "-")
+        (one.name, *([one.side] if outputs else []), len(one.tensors), one.columns, one.matrices, one.fewest, one.most,
+         f"{one.effective_rank:.1f}", f"{one.diagonal_share:.1%}", f"{one.correlation:.3f}", f"{one.damping:.2%}",
+         one.too_few or "-")
         for one in result.inputs
     ]  # fmt: skip
     headings = (
-        "input",
+        *(("tensor", "side") if outputs else ("input",)),
         "tensors",
         "columns",
         "matrices",
@@ -33,9 +35,11 @@ def covariances_text(result: CovarianceStatistics) -> str:
     )
     origin = result.model
     texts = ", ".join(origin.datasets) or "not recorded"
-    line = f"{len(rows)} inputs, {gib(result.nbytes)}, {origin.chunk_count} chunks of {origin.chunk_size} tokens, text: {texts}"
+    sides = f"{len(rows) - outputs} inputs" + (f", {outputs} outputs" if outputs else "")
+    line = f"{sides}, {gib(result.nbytes)}, {origin.chunk_count} chunks of {origin.chunk_size} tokens, text: {texts}"
     return f"{table(headings, rows)}\n\n{line}"
 
 
 def merged_covariances_text(result: MergedCovariance) -> str:
-    return f"{result.path}: covariances of {result.inputs} inputs, {result.chunks} chunks"
+    outputs = f" and of gradients at {result.outputs} outputs" if result.outputs else ""
+    return f"{result.path}: covariances of {result.inputs} inputs{outputs}, {result.chunks} chunks"

@@ -12,6 +12,7 @@ from .console import table
 if TYPE_CHECKING:
     from ...imatrix.coverage import LayerCoverage
     from ...imatrix.statistics import ImatrixComparison
+    from ...pipeline.common.collection_forecast import CovarianceForecast
     from ...pipeline.imatrix import ImatrixResult, ImatrixStatistics, MergedImatrix
 
 _LISTED = 6  # names in a line of text
@@ -34,14 +35,28 @@ def _forecast_text(result: ImatrixResult) -> str:
     lines = [f"{result.path}: {forecast.entries} entries, {gib(forecast.file_bytes)}"]
     if covariance is not None:
         passes = f"{covariance.passes} passes" if covariance.passes > 1 else "one pass"
+        more = f" and of gradients at {covariance.gradients.outputs} outputs" if covariance.gradients is not None else ""
         lines.append(
-            f"{result.covariance}: covariances of {covariance.inputs} inputs, {gib(covariance.file_bytes)}; "
+            f"{result.covariance}: covariances of {covariance.inputs} inputs{more}, {gib(covariance.file_bytes)}; "
             f"{gib(covariance.sums_bytes)} of memory for sums, in {passes} over the text"
         )
+        lines += _gradient_lines(covariance)
     lines.append(f"disk: {gib(forecast.disk_needed)} needed, {gib(forecast.disk_free)} free")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
     lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")
     return "\n".join(lines)
+
+
+def _gradient_lines(covariance: CovarianceForecast) -> list[str]:
+    gradients = covariance.gradients
+    if gradients is None:
+        return []
+    passes = f"{gradients.passes} of the passes" if gradients.passes > 1 else "one of the passes"
+    return [
+        f"gradients in {passes}, {gradients.windows_at_once} windows at a time",
+        f"memory: {gib(covariance.memory_bytes)}, {gib(covariance.sums_bytes)} of it for sums, {gib(gradients.kept_bytes)} for "
+        f"values between layers, {gib(gradients.working_bytes)} to work with; and {gib(gradients.weights_bytes)} of weights",
+    ]
 
 
 def coverage_text(layers: Sequence[LayerCoverage]) -> str:

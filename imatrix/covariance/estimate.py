@@ -24,7 +24,7 @@ def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
     multiplications and a block that is summed now. Attention is not counted."""
     rate = _products_per_second() * model.workers.count
-    per_token = sum(count / (_FLOATS if is_float else _QUANTISED) for count, is_float in _multiplications(model))
+    per_token = sum(count / (_FLOATS if is_float else _QUANTISED) for count, is_float in multiplications(model))
     return passes * tokens * per_token / rate, tokens * sum(_pairs(one) for one in inputs) / rate
 
 
@@ -38,7 +38,7 @@ def _products_per_second() -> float:
     return BLOCK * _COLUMNS * _COLUMNS / 2 / (time.perf_counter() - begun)
 
 
-def _multiplications(model: Model) -> Iterator[tuple[int, bool]]:
+def multiplications(model: Model) -> Iterator[tuple[int, bool]]:
     """Multiplications of each matrix with a token, and whether its weights are floats."""
     for op in model.graph.ops:
         weights = op.weights if isinstance(op, LatentAttention) else op.weights[:1]

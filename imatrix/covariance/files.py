@@ -16,9 +16,12 @@ from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular
 from ...quantize.covariance.covariance_matrix import Covariance
+from .row_blocks import RowBlocks
 from .triangles import DTYPES, triangle_size, unfold
 
 FILE_TYPE, VERSION = "covariance", 1
+OUTPUTS, OUTPUT_ROWS, OUTPUT_RUNS = "covariance.outputs", "covariance.output_rows", "covariance.output_runs"
+OUTPUT_SUFFIX = ".outputs"  # behind the name of a tensor: the name of its outputs
 CACHE_BYTES = 1 << 30
 # Suffixes of an input's tensors: correlations (or covariances), mean squares, tokens, checksums; one row for each matrix.
 TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS = ".covariance", ".mean_squares", ".tokens", ".xxh3"
@@ -75,21 +78,67 @@ class StoredInput:
         return self.triangle.nbytes + self.mean_squares.nbytes + self.tokens.nbytes + self.checksums.nbytes
 
 
+@dataclass(frozen=True)
+class StoredOutput:
+    """The outputs of a tensor in a file, whose gradients' second moments are those of an input: of the rows of a block, for
+    every block of every matrix, matrix after matrix.
+
+    parts   that input; blocks: how the rows of a matrix are divided
+    """
+
+    parts: StoredInput
+    blocks: RowBlocks
+
+    @property
+    def name(self) -> str:
+        """That of the tensor, and ".outputs"."""
+        return self.parts.name
+
+    @property
+    def rows(self) -> int:
+        """Rows of a matrix."""
+        return self.blocks.rows
+
+    @property
+    def matrices(self) -> int:
+        return self.parts.matrices // self.blocks.count
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64 [matrices, blocks]: how many tokens each mean was taken of."""
+        return self.parts.tokens.reshape(self.matrices, self.blocks.count)
+
+
 class CovarianceFile:
     """An open covariance file; its parts are read when they are asked for, and the last ones are kept in memory.
 
-    path    the file
-    inputs  name -> `StoredInput`, in the file's order
-    model   what it was collected from
+    path     the file
+    inputs   name -> `StoredInput`, in the file's order
+    outputs  name of a tensor -> `StoredOutput`, in the file's order
+    model    what it was collected from
     """
 
-    def __init__(self, path: Path, inputs: Sequence[StoredInput], model: Origin, cache_bytes: int = CACHE_BYTES):
+    def __init__(
+        self,
+        path: Path,
+        inputs: Sequence[StoredInput],
+        model: Origin,
+        cache_bytes: int = CACHE_BYTES,
+        outputs: Sequence[StoredOutput] = (),
+    ):
         self.path, self.model = path, model
         self.inputs = {one.name: one for one in inputs}
+        self.outputs = {one.name.removesuffix(OUTPUT_SUFFIX): one for one in outputs}
         self._by_tensor = {name: one for one in inputs for name in one.tensors}
         self._cache_bytes, self._lock = cache_bytes, threading.Lock()
         self._cache: OrderedDict[tuple[str, int], Covariance] = OrderedDict()
         self._loading: dict[tuple[str, int], threading.Lock] = {}
+
+    @property
+    def entries(self) -> dict[str, tuple[StoredInput, RowBlocks | None]]:
+        """All that has parts, by name: inputs, and outputs with their blocks."""
+        inputs = {name: (one, None) for name, one in self.inputs.items()}
+        return {**inputs, **{one.name: (one.parts, one.blocks) for one in self.outputs.values()}}
 
     @property
     def tensors(self) -> list[str]:
@@ -114,9 +163,30 @@ class CovarianceFile:
         stored = self.input_of(tensor)
         if stored is None:
             return None
-        key = (stored.name, matrix if stored.matrices > 1 else 0)
-        if key[1] >= stored.matrices:
-            raise FormatError(f"{self.path}: {stored.name} has {stored.matrices} matrices, and no number {matrix}")
+        return self._part(stored, matrix if stored.matrices > 1 else 0)
+
+    def output_of(self, tensor: str) -> StoredOutput | None:
+        """The outputs of a weight; None if nothing was collected of them."""
+        return self.outputs.get(tensor)
+
+    def gradient_of(self, tensor: str, matrix: int, block: int) -> Covariance | None:
+        """The mean of g g^T over the gradients g at the outputs of one block of rows of a matrix: float32 [rows of the block,
+        rows of the block]; None if it was not collected. Threads and errors as for `covariance_of`."""
+        stored = self.output_of(tensor)
+        if stored is None:
+            return None
+        if not 0 <= block < stored.blocks.count:
+            raise FormatError(f"{self.path}: {stored.name} has {stored.blocks.count} blocks, and no number {block}")
+        covariance = self._part(stored.parts, matrix * stored.blocks.count + block)
+        span = stored.blocks.span(block)
+        if (rows := span.stop - span.start) == stored.blocks.size:
+            return covariance
+        return Covariance(np.ascontiguousarray(covariance.matrix[:rows, :rows]), covariance.tokens)
+
+    def _part(self, stored: StoredInput, number: int) -> Covariance:
+        key = stored.name, number
+        if number >= stored.matrices:
+            raise FormatError(f"{self.path}: {stored.name} has {stored.matrices} matrices, and no number {number}")
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
         with loading:
@@ -125,7 +195,7 @@ class CovarianceFile:
                 if covariance is not None:
                     self._cache.move_to_end(key)
                     return covariance
-            covariance = read_part(self.path, stored, key[1])
+            covariance = read_part(self.path, stored, number)
             with self._lock:
                 self._cache[key] = covariance
                 while len(self._cache) > 1 and sum(c.matrix.nbytes for c in self._cache.values()) > self._cache_bytes:
@@ -211,6 +281,9 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
             int(file.metadata["covariance.chunk_count"]),
             int(file.metadata["covariance.chunk_size"]),
         )
+        outputs = list(file.metadata.get(OUTPUTS, ()))
+        rows, runs = (map(int, file.metadata.get(key, ())) for key in (OUTPUT_ROWS, OUTPUT_RUNS))
+        shapes = list(zip(outputs, rows, runs, strict=True))
         groups = [tuple(n for n, i in zip(names, numbers, strict=True) if i == number) for number in range(len(inputs))]
         if any(not group or group[0] != name for group, name in zip(groups, inputs, strict=True)):
             raise ValueError
@@ -218,7 +291,17 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
         raise FormatError(f"{path}: its covariance.* keys are missing, or are not what a covariance has") from None
     if version != VERSION:
         raise FormatError(f"{path}: version {version} of the format; this program reads version {VERSION}")
-    return CovarianceFile(path, [_stored(path, file.tensors, group) for group in groups], origin, cache_bytes)
+    stored = [_stored(path, file.tensors, group) for group in groups]
+    return CovarianceFile(path, stored, origin, cache_bytes, [_stored_output(path, file.tensors, *shape) for shape in shapes])
+
+
+def _stored_output(path: Path, tensors: Mapping[str, TensorInfo], name: str, rows: int, run: int) -> StoredOutput:
+    parts = _stored(path, tensors, (name,))
+    fits = 0 < parts.columns <= run and rows % run == 0
+    blocks = RowBlocks(rows, run, parts.columns) if fits else None
+    if blocks is None or parts.matrices % blocks.count or not name.endswith(OUTPUT_SUFFIX):
+        raise FormatError(f"{path}: the blocks of {name} do not fit its {rows} rows in runs of {run}")
+    return StoredOutput(parts, blocks)
 
 
 def _stored(path: Path, tensors: Mapping[str, TensorInfo], names: tuple[str, ...]) -> StoredInput:

@@ -71,7 +71,7 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
             shared.setdefault(op.x.index, []).append(op)
         elif isinstance(op, ExpertLinear) and experts:
             columns, _, count = op.weight.shape
-            own.append(Input((op.weight.name,), columns, count, (op.out.index,), _layer(op.weight.name), EXPERT_BLOCK))
+            own.append(Input((op.weight.name,), columns, count, (op.out.index,), layer_number(op.weight.name), EXPERT_BLOCK))
         elif isinstance(op, LatentAttention):
             own += _latent_inputs(op)
     inputs = []
@@ -79,7 +79,7 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
         linear = next((op for op in ops if isinstance(op, Linear)), None)
         if linear is not None:  # inputs of experts alone are observed by expert
             names = tuple(dict.fromkeys(op.weights[0].name for op in ops))
-            inputs.append(Input(names, prod(linear.x.shape), 1, (linear.out.index,), _layer(names[0])))
+            inputs.append(Input(names, prod(linear.x.shape), 1, (linear.out.index,), layer_number(names[0])))
     return sorted([*_merged(inputs), *own], key=lambda one: -1 if one.layer is None else one.layer)
 
 
@@ -102,14 +102,14 @@ def reads_head(inputs: Sequence[Input]) -> bool:
 def _latent_inputs(op: LatentAttention) -> Iterator[Input]:
     """The inputs of the latent matrices that the model has; a stack of a matrix per head gets a covariance for each."""
     for weight in filter(None, (op.kv_b, op.k_b, op.v_b)):
-        yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), _layer(weight.name))
+        yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), layer_number(weight.name))
 
 
 def _matrices(weight: Weight) -> int:
     return weight.shape[2] if len(weight.shape) > 2 else 1
 
 
-def _layer(name: str) -> int | None:
+def layer_number(name: str) -> int | None:
     """The number in blk.N.; None for a tensor of no layer."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" else None

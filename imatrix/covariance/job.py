@@ -15,10 +15,14 @@ from ..windows import is_due, run, score
 from .collector import CovarianceCollector
 from .estimate import expected_seconds
 from .files import Origin
+from .gradient_collector import GradientCollector
+from .gradient_run import GradientRun
 from .inputs import Input, covariance_inputs, reads_head
+from .outputs import covariance_outputs, outputs_of
 from .products import BLOCK
+from .row_blocks import ROWS
 from .state import CollectionProgress, load_progress, restore_sums, save_state
-from .writer import CovarianceWriter, PlannedInput
+from .writer import CovarianceWriter, planned
 
 _SAVING_SHARE = 20  # a state is written when this many times the time has passed that writing the last one took
 BITS = {16: "i16", 32: "f32"}  # of a number in the file -> its type
@@ -31,11 +35,22 @@ class CovarianceOptions:
     experts  the down matrices of experts too, each with a covariance of its own
     bits     of a number in the file: 16 (correlations) or 32
     memory   bytes that sums may take; what does not fit is left for another pass over the text
+    curvature  how second moments of gradients at outputs are collected too; None: they are not
     """
 
     experts: bool = False
     bits: int = 16
     memory: int = 8 << 30
+    curvature: CurvatureOptions | None = None
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """Second moments of gradients at outputs, collected into the same file. rows: at most, of a block that has its own; seed:
+    of the labels, which are drawn from the model's predictions."""
+
+    rows: int = ROWS
+    seed: int = 0
 
 
 class CovarianceJob:
@@ -50,18 +65,23 @@ class CovarianceJob:
 
     def __init__(self, model: Model, calibration: Calibration, path: Path, options: CovarianceOptions):
         self._model, self._calibration, self.path = model, calibration, path
-        self.inputs = covariance_inputs(model.graph, options.experts)
+        self.inputs: list[Input] = covariance_inputs(model.graph, options.experts)
         if not self.inputs:
             raise PlanError(f"{model.source.path}: it has no matrix whose inputs could be collected (--covariance)")
-        self._memory, self.finished = options.memory, list[str]()
-        self.passes = split_into_passes(self.inputs, options.memory, calibration.n_ctx)
+        self._memory, self.finished, self._curvature = options.memory, list[str](), options.curvature
+        if options.curvature is not None:
+            self.gradients = GradientRun(model, calibration, options.memory, options.curvature.seed)
+            self.inputs += covariance_outputs(model.graph, options.curvature.rows)
+        self.passes = self._split(self.inputs)
         text = model.metadata
         chunks, datasets = calibration.weighted_count(len(calibration.windows)), tuple(calibration.datasets)
         names = str(text.get("general.architecture", "")), str(text.get("general.name", ""))
-        planned = [PlannedInput(one.tensors, one.columns, one.matrices) for one in self.inputs]
-        self.writer = CovarianceWriter(path, planned, Origin(*names, datasets, chunks, calibration.n_ctx), BITS[options.bits])
+        self.writer = CovarianceWriter(
+            path, list(map(planned, self.inputs)), Origin(*names, datasets, chunks, calibration.n_ctx), BITS[options.bits]
+        )
         names = [one.name for one in self.inputs]
-        self.fingerprint = calibration.fingerprint(model, "covariance", names, options.bits)
+        more = () if options.curvature is None else (options.curvature,)
+        self.fingerprint = calibration.fingerprint(model, "covariance", names, options.bits, *more)
         self.number, self.windows, self.is_beside = 0, 0, True
         self._collector: CovarianceCollector | None = None
         self._saved_at, self._saving_seconds = time.monotonic(), 0.0
@@ -70,7 +90,9 @@ class CovarianceJob:
     def collector(self) -> CovarianceCollector:
         """The collector of the pass that runs; its sums take memory from the first use on."""
         if self._collector is None:
-            self._collector = CovarianceCollector(self.passes[self.number], self._model.workers)
+            group = self.passes[self.number]
+            kind = GradientCollector if outputs_of(group) else CovarianceCollector
+            self._collector = kind(group, self._model.workers)  # type: ignore[arg-type]
         return self._collector
 
     @property
@@ -95,7 +117,21 @@ class CovarianceJob:
 
     def expected_seconds(self) -> tuple[float, float]:
         """(seconds of running the text through the model in all passes, seconds of the sums), roughly."""
-        return expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes))
+        back = self.gradient_passes
+        running, sums = expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes) - back)
+        return running + (self.gradients.expected_seconds(back) if back else 0.0), sums
+
+    @property
+    def gradient_passes(self) -> int:
+        """Passes, of those that are left, over gradients."""
+        return sum(bool(outputs_of(group)) for group in self.passes)
+
+    def _split(self, inputs: Sequence[Input]) -> list[list[Input]]:
+        """The passes over inputs, and behind them those over outputs."""
+        outputs = outputs_of(inputs)
+        own = [one for one in inputs if one not in outputs]
+        passes = split_into_passes(own, self._memory, self._calibration.n_ctx)
+        return passes + (split_into_passes(outputs, self.gradients.sums_memory, self._calibration.n_ctx) if outputs else [])
 
     def resume(self, windows: int) -> None:
         """Goes on after an interruption. windows: those that the importance matrix has already.
@@ -113,7 +149,7 @@ class CovarianceJob:
         if progress.current:  # these have sums: they stay together, whatever the memory is now
             current = [one for one in self.inputs if one.name in progress.current]
             others = [one for group in self.passes for one in group if one not in current]
-            self.passes = [current, *split_into_passes(others, self._memory, self._calibration.n_ctx)]
+            self.passes = [current, *self._split(others)]
             self.windows = progress.windows
             restore_sums(path, self.collector)
         self.is_beside = bool(progress.current) and not progress.finished
@@ -143,7 +179,7 @@ class CovarianceJob:
             raise PlanError(f"{self.writer.part}, which has what was collected, is gone; --force starts over")
         self.finished = list(finished)
         others = [one for one in self.inputs if one.name not in finished]
-        self.passes = split_into_passes(others, self._memory, self._calibration.n_ctx)
+        self.passes = self._split(others)
 
     def start_afresh(self) -> None:
         """Removes what an interrupted run left."""
@@ -190,6 +226,9 @@ class CovarianceJob:
         state_frequency: windows between states, 0: none; on_window: called with the windows that are done. Raises MillError.
         """
         windows, model = self._calibration.windows, self._model
+        if isinstance(self.collector, GradientCollector):
+            self._run_gradients(self.collector, state_frequency, on_window)
+            return
         with model.observing(self.collector):
             for batch in self._calibration.batches(model):
                 if batch.stop <= self.windows:
@@ -204,6 +243,15 @@ class CovarianceJob:
                 if is_due(state_frequency, before, self.windows) and self.windows < len(windows) and self.is_due():
                     self.prepare_state(self.windows)
                     self.commit_state()
+
+    def _run_gradients(self, collector: GradientCollector, state_frequency: int, on_window: Callable[[int], None]) -> None:
+        for batch in self.gradients.batches(self.windows):
+            self.gradients.run(batch, collector, lambda share, batch=batch: on_window(batch.start + int(share * len(batch))))
+            self.windows = batch.stop
+            on_window(self.windows)
+            if state_frequency and self.windows < self.window_count and self.is_due():
+                self.prepare_state(self.windows)
+                self.commit_state()
 
     def finish(self) -> None:
         """Gives the file its name, and removes the state."""

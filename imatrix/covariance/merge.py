@@ -9,7 +9,8 @@ import numpy as np
 
 from ...errors import MillError
 from ...quantize.covariance.covariance_matrix import Covariance
-from .files import CovarianceFile, Origin, StoredInput, read_part
+from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part
+from .row_blocks import RowBlocks
 from .writer import CovarianceWriter, PlannedInput
 
 _ROWS = 1024  # that are added up at a time
@@ -20,38 +21,48 @@ def merge_files(files: Sequence[CovarianceFile], out: Path) -> CovarianceWriter:
 
     An input that only some files have is merged from those. Raises MillError for files of different models.
     """
-    inputs = _common(files)
+    planned = _common(files)
     first = files[0].model
     datasets = tuple(dict.fromkeys(name for file in files for name in file.model.datasets))
     chunks = sum(file.model.chunk_count for file in files)
     origin = Origin(first.architecture, first.model, datasets, chunks, first.chunk_size)
-    types = {one.triangle.type.name for file in files for one in file.inputs.values()}
-    planned = [PlannedInput(one.tensors, one.columns, one.matrices) for one in inputs.values()]
-    writer = CovarianceWriter(out, planned, origin, "f32" if "f32" in types else "i16")
+    types = {one.triangle.type.name for file in files for one, _ in file.entries.values()}
+    writer = CovarianceWriter(out, list(planned.values()), origin, "f32" if "f32" in types else "i16")
     writer.check_space()
     writer.begin()
-    for name, one in inputs.items():
+    entries = [(file, file.entries) for file in files]
+    for name, one in planned.items():
         for matrix in range(one.matrices):
-            parts = [(file, file.inputs[name]) for file in files if name in file.inputs]
+            parts = [(file, own[name][0]) for file, own in entries if name in own]
             writer.write(name, matrix, _mean(parts, matrix))
     writer.finish()
     return writer
 
 
-def _common(files: Sequence[CovarianceFile]) -> dict[str, StoredInput]:
-    """The inputs of all files. Raises MillError if two have a different one, or none in common."""
-    inputs = dict(files[0].inputs)
-    for file in files[1:]:
-        if not inputs.keys() & file.inputs.keys() or file.model.architecture != files[0].model.architecture:
+def _common(files: Sequence[CovarianceFile]) -> dict[str, PlannedInput]:
+    """The inputs and outputs of all files. Raises MillError if two have a different one, or none in common."""
+    first, *others = ({name: _planned(*one) for name, one in file.entries.items()} for file in files)
+    found = dict(first)
+    for file, own in zip(files[1:], others, strict=True):
+        if not first.keys() & own.keys() or file.model.architecture != files[0].model.architecture:
             raise MillError(f"{files[0].path} and {file.path} have no input in common: not of one model")
-        for name, one in file.inputs.items():
-            other = inputs.setdefault(name, one)
-            if (one.tensors, one.columns, one.matrices) != (other.tensors, other.columns, other.matrices):
+        for name, one in own.items():
+            other = found.setdefault(name, one)
+            if one != other and one.blocks is not None:
+                raise MillError(
+                    f"{name.removesuffix(OUTPUT_SUFFIX)} has other blocks of rows in {file.path} than in another file: not of "
+                    "one model, or collected with another --curvature-rows"
+                )
+            if one != other:
                 raise MillError(
                     f"the input of {name} has {other.columns} columns in one file and {one.columns} in {file.path}, or is "
                     "shared by other tensors: not of one model"
                 )
-    return inputs
+    return dict(sorted(found.items(), key=lambda one: one[1].blocks is not None))  # inputs come first, in their order
+
+
+def _planned(stored: StoredInput, blocks: RowBlocks | None) -> PlannedInput:
+    return PlannedInput(stored.tensors, stored.columns, stored.matrices, blocks)
 
 
 def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int) -> Covariance:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .files import CovarianceFile, read_part
+from .files import OUTPUT_SUFFIX, CovarianceFile, read_part
 
 _ROWS = 1024  # of a matrix that are squared at a time
 
@@ -26,6 +26,7 @@ class InputStatistics:
     damping         what encoders add to the diagonal, as a share of its mean
     too_few         matrices that saw too few tokens for more than their diagonal to be used
     nbytes          in the file
+    side            'input', or 'output': then columns are the rows of a block, matrices all blocks, and inputs gradients
     """
 
     name: str
@@ -41,21 +42,25 @@ class InputStatistics:
     damping: float
     too_few: int
     nbytes: int
+    side: str = "input"
 
 
 def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
-    """The statistics of every input, in the file's order; every part is read. Raises FormatError for a damaged one."""
-    for stored in file.inputs.values():
+    """The statistics of every input, and of the gradients at every output, in the file's order; every part is read. Raises
+    FormatError for a damaged one."""
+    for stored, blocks in file.entries.values():
         figures, too_few = [], 0
         for matrix in range(stored.matrices):
             covariance = read_part(file.path, stored, matrix)
             too_few += not covariance.has_enough_tokens
             if covariance.tokens:
-                figures.append((*_figures(covariance.matrix), covariance.damping))
+                span = slice(0, stored.columns) if blocks is None else blocks.span(matrix % blocks.count)
+                rows = span.stop - span.start  # without what a block is filled up with
+                figures.append((*_figures(covariance.matrix[:rows, :rows]), covariance.damping))
         mean = np.mean(figures, axis=0) if figures else np.zeros(5)
         yield InputStatistics(
-            stored.name,
-            list(stored.tensors),
+            stored.name.removesuffix(OUTPUT_SUFFIX) if blocks is not None else stored.name,
+            [name.removesuffix(OUTPUT_SUFFIX) for name in stored.tensors] if blocks is not None else list(stored.tensors),
             stored.columns,
             stored.matrices,
             int(stored.tokens.min()),
@@ -64,6 +69,7 @@ def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
             damping=float(mean[4]),
             too_few=too_few,
             nbytes=stored.nbytes,
+            side="input" if blocks is None else "output",
         )
 
 

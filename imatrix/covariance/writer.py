@@ -16,7 +16,22 @@ from ...formats import TYPES
 from ...formats.gguf_header import header_bytes
 from ...operating_system.files import sync_folder
 from ...quantize.covariance.covariance_matrix import Covariance
-from .files import CHECKSUMS, FILE_TYPE, MEAN_SQUARES, TOKENS, TRIANGLE, VERSION, Origin, part_checksum
+from .files import (
+    CHECKSUMS,
+    FILE_TYPE,
+    MEAN_SQUARES,
+    OUTPUT_ROWS,
+    OUTPUT_RUNS,
+    OUTPUTS,
+    TOKENS,
+    TRIANGLE,
+    VERSION,
+    Origin,
+    part_checksum,
+)
+from .inputs import Input
+from .outputs import Output
+from .row_blocks import RowBlocks
 from .triangles import DTYPES, fold, triangle_size
 
 _ALIGNMENT = 64
@@ -24,11 +39,13 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """An input that a file will have: the tensors that share it, its columns, and how many matrices have their own."""
+    """An input that a file will have: the tensors that share it, its columns, and how many matrices have their own. Or the
+    outputs of a tensor (see `outputs`), with how its rows are divided into blocks, which are columns and matrices."""
 
     tensors: tuple[str, ...]
     columns: int
     matrices: int
+    blocks: RowBlocks | None = None
 
     @property
     def name(self) -> str:
@@ -131,7 +148,13 @@ class CovarianceWriter:
         return MillError(f"{self.path} cannot be written: {error.strerror or error}")
 
 
-def _metadata(inputs: Sequence[PlannedInput], origin: Origin) -> dict[str, Any]:
+def planned(one: Input) -> PlannedInput:
+    """What a file has for an input or the outputs of a tensor."""
+    return PlannedInput(one.tensors, one.columns, one.matrices, one.blocks if isinstance(one, Output) else None)
+
+
+def _metadata(planned: Sequence[PlannedInput], origin: Origin) -> dict[str, Any]:
+    inputs = [one for one in planned if one.blocks is None]
     return {
         "general.type": FILE_TYPE,
         "general.alignment": np.uint32(_ALIGNMENT),
@@ -144,4 +167,15 @@ def _metadata(inputs: Sequence[PlannedInput], origin: Origin) -> dict[str, Any]:
         "covariance.inputs": [one.name for one in inputs],
         "covariance.tensors": [name for one in inputs for name in one.tensors],
         "covariance.tensor_inputs": np.array([i for i, one in enumerate(inputs) for _ in one.tensors], np.uint32),
+        **_outputs_metadata([(one.name, one.blocks) for one in planned if one.blocks is not None]),
+    }
+
+
+def _outputs_metadata(outputs: Sequence[tuple[str, RowBlocks]]) -> dict[str, Any]:
+    if not outputs:
+        return {}
+    return {
+        OUTPUTS: [name for name, _ in outputs],
+        OUTPUT_ROWS: np.array([blocks.rows for _, blocks in outputs], np.uint32),
+        OUTPUT_RUNS: np.array([blocks.run for _, blocks in outputs], np.uint32),
     }

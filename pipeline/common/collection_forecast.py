@@ -11,19 +11,42 @@ from ...imatrix.calibration import Calibration
 from ...imatrix.collect import CollectOptions, entry_shapes
 from ...imatrix.covariance.estimate import expected_seconds
 from ...imatrix.covariance.job import CovarianceJob
+from ...imatrix.covariance.outputs import outputs_of
 from ...imatrix.files import file_size
 from ...runtime import Model
 
 
 @dataclass(frozen=True)
+class GradientForecast:
+    """outputs of tensors whose gradients are summed, and passes that do it, of those of the covariance; windows that are
+    computed at a time; bytes of memory beside sums: for what is kept of these between layers, for what the threads work with,
+    and for the weights, which need not be in memory but are slow to read again."""
+
+    outputs: int
+    passes: int
+    windows_at_once: int
+    kept_bytes: int
+    working_bytes: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True)
 class CovarianceForecast:
-    """Bytes of the file, of the sums in memory and of the state that --resume needs; inputs, and passes over the text."""
+    """Bytes of the file, of the sums in memory and of the state that --resume needs; inputs, and passes over the text; what
+    gradients take, None if none are collected."""
 
     inputs: int
     file_bytes: int
     sums_bytes: int
     state_bytes: int
     passes: int
+    gradients: GradientForecast | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of everything that has to be in memory at a time, but for the weights."""
+        more = self.gradients.kept_bytes + self.gradients.working_bytes if self.gradients is not None else 0
+        return self.sums_bytes + more
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,16 @@ def forecast_collection(
         nbytes = file_size(path.suffix, shapes, windows.datasets, chunks, windows.n_ctx)
     covariance, (seconds, sum_seconds) = None, expected_seconds(model, (), tokens, 1)
     if job is not None:
-        covariance = CovarianceForecast(len(job.inputs), job.writer.nbytes, job.sums_bytes, job.sums_bytes, len(job.passes))
+        outputs = len(outputs_of(job.inputs))
+        sizes = job.writer.nbytes, job.sums_bytes, job.sums_bytes
+        gradients = _gradients(model, job, outputs) if outputs else None
+        covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients)
         seconds, sum_seconds = job.expected_seconds()
     free = shutil.disk_usage((path or Path()).resolve().parent).free
     return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds)
+
+
+def _gradients(model: Model, job: CovarianceJob, outputs: int) -> GradientForecast:
+    run = job.gradients
+    weights = sum(path.stat().st_size for path in model.stored.files)
+    return GradientForecast(outputs, job.gradient_passes, run.windows_at_once, run.kept_bytes, run.working_bytes, weights)

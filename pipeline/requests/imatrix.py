@@ -72,6 +72,22 @@ class ImatrixRequest(RunningModel):
         metavar="FILE",
     )
     covariance_experts: bool = option("Also those of the down matrices of experts, each with its own.", default=False)
+    curvature: str | Path | None = option(
+        "Instead of --covariance: also write both sides of all matrices to this file, covariances of inputs (experts' too) and "
+        "second moments of gradients at outputs. Needs torch.",
+        default=None,
+        kind="out_file",
+        metavar="FILE",
+    )
+    curvature_rows: int | None = option(
+        "Rows of a matrix, at most, whose gradients have second moments with each other.",
+        default=None,
+        least=1,
+        shown="1024",
+    )
+    curvature_seed: int | None = option(
+        "Seed of the labels, which are drawn from the model's own predictions.", default=None, least=0, shown="0"
+    )
     covariance_bits: int | None = option("Bits of a number in that file, 16 or 32.", default=None, kind="bits", shown="16")
     memory: Size | None = option(
         "Memory for sums of covariances, of each worker with a cluster; more passes over the text if short.",

@@ -65,6 +65,14 @@ class Matrix:
         out = self._here().matmul_experts(x, experts, self.dtype)
         return out if self.factors is None else out * self.factors[experts][..., None]
 
+    def multiply_back(self, g: Tensor) -> Tensor:
+        """The gradient of what `multiply` was given: g float32 [n, rows], that of its result -> float32 [n, columns]."""
+        return self._here().matmul_rows(g if self.factors is None else g * self.factors[0])
+
+    def multiply_experts_back(self, g: Tensor, experts: Tensor) -> Tensor:
+        """As `multiply_back`, of `multiply_experts`: g float32 [n, used, rows] -> float32 [n, used, columns]."""
+        return self._here().matmul_expert_rows(g if self.factors is None else g * self.factors[experts][..., None], experts)
+
     def __getitem__(self, ids: Tensor) -> Tensor:
         """Rows of a table: [...] -> [..., columns]."""
         return self.gather(ids.reshape(-1)).reshape(*ids.shape, -1)
@@ -95,6 +103,12 @@ class Weights:
         self._vectors: dict[tuple[str, torch.device], Tensor] = {}
         self._lock = threading.Lock()
         self._copies: _Copies | None = None
+
+    def exactly(self) -> Weights:
+        """The same tensors, for products in float32; bytes of the file that are on devices already are shared."""
+        twin = Weights(self.source, self.homes, exact=True)
+        twin._stored = {name: stored for name, stored in self._stored.items() if _raw(self.source.tensors[name]) is not None}
+        return twin
 
     @contextmanager
     def visit(self) -> Iterator[None]:

@@ -123,6 +123,23 @@ class PackedMatrix:
             out[tokens] = self.matmul(flat[tokens], dtype, matrix)
         return out.view(n, k, self.rows_per_matrix)
 
+    def matmul_rows(self, g: Tensor, matrix: int = 0) -> Tensor:
+        """g [n, rows] times the matrix itself -> float32 [n, columns]: the gradient of what `matmul` is given, of the gradient
+        of its result. In float32, tile by tile."""
+        out = torch.zeros((len(g), self.columns), device=self.device)
+        for start, stop in self._tiles():
+            out += g[:, start:stop] @ self.rows(start, stop, matrix)
+        return out
+
+    def matmul_expert_rows(self, g: Tensor, experts: Tensor) -> Tensor:
+        """As `matmul_rows`, of `matmul_experts`: g [n, k, rows], experts integers [n, k] -> float32 [n, k, columns]."""
+        flat, numbers = g.reshape(-1, self.rows_per_matrix), experts.reshape(-1)
+        out = torch.empty((len(flat), self.columns), device=self.device)
+        for matrix in torch.unique(numbers).tolist():
+            tokens = torch.nonzero(numbers == matrix)[:, 0]
+            out[tokens] = self.matmul_rows(flat[tokens], matrix)
+        return out.view(*experts.shape, self.columns)
+
     def _tiles(self) -> list[tuple[int, int]]:
         """Ranges of rows, whole groups, of at most TILE_WEIGHTS weights."""
         step = max(1, TILE_WEIGHTS // (self.columns * self.group_rows)) * self.group_rows

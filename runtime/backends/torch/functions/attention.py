@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
@@ -19,7 +20,7 @@ from ..weights import Matrix
 
 
 @dataclass(frozen=True)
-class _Sight:
+class Sight:
     """Which keys queries see, and how scores become weights: fields of `ops.Attention`. allowed: of the rows of a block of
     queries and m keys bool [n, m] or [heads, n, m], or None."""
 
@@ -50,31 +51,46 @@ class _Sight:
         return unseen | (distance >= self.window) if self.window else unseen
 
 
-def _attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) -> Tensor:
-    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]."""
-    (n, heads, width), (kv_heads, m, _) = q.shape, keys.shape
-    out, past = torch.empty((n, heads, values.shape[2]), device=q.device), m - n
+def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
+    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width].
+
+    Where gradients are taken and all scores of the pass would need more than `scratch` bytes, they are computed again for the
+    gradient instead of being kept."""
+    (n, heads, _), m = q.shape, keys.shape[1]
+    out = torch.empty((n, heads, values.shape[2]), device=q.device)
     slopes = step.on_device(alibi_slopes(heads, sight.alibi))[:, None, None] if sight.alibi else None
+    is_large = torch.is_grad_enabled() and 8 * heads * n * m * len(step.segments) > step.scratch
     for rows in step.row_blocks(n, 8 * heads * m):
-        count = rows.stop - rows.start
-        seen = sight.keys(past + rows.start, past + rows.stop - 1, m)
-        positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
-        numbers = torch.arange(seen.start, seen.stop, device=q.device)
-        grouped = q[rows].transpose(0, 1).reshape(kv_heads, -1, width)
-        scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
-        if sight.softcap:
-            scores = torch.tanh(scores / sight.softcap) * sight.softcap
-        if slopes is not None:
-            scores = scores - slopes * (positions[:, None] - numbers).abs()
-        scores = scores.masked_fill(sight.unseen(positions, numbers), -torch.inf)
-        if sight.allowed is not None:
-            scores = scores.masked_fill(~sight.allowed(rows, seen), -torch.inf)
-        if sight.sinks is not None:
-            scores = torch.cat([scores, sight.sinks[:, None, None].expand(heads, count, 1)], dim=2)
-        weights = torch.softmax(scores, dim=2)[..., : len(seen)]
-        mixed = weights.reshape(kv_heads, -1, len(seen)) @ values[:, seen.start : seen.stop]
-        out[rows] = mixed.view(heads, count, -1).transpose(0, 1)
+        arguments = q[rows], keys, values, sight, slopes, rows, m - n
+        if is_large:
+            out[rows] = checkpoint(_attend_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out[rows] = _attend_rows(*arguments)
     return out
+
+
+def _attend_rows(
+    q: Tensor, keys: Tensor, values: Tensor, sight: Sight, slopes: Tensor | None, rows: slice, past: int
+) -> Tensor:
+    """As `attend`, of these rows of the queries; past: keys before the first one's. [rows, heads, v_width]."""
+    (count, heads, width), kv_heads = q.shape, len(keys)
+    seen = sight.keys(past + rows.start, past + rows.stop - 1, keys.shape[1])
+    positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
+    numbers = torch.arange(seen.start, seen.stop, device=q.device)
+    grouped = q.transpose(0, 1).reshape(kv_heads, -1, width)
+    scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
+    if sight.softcap:
+        scores = torch.tanh(scores / sight.softcap) * sight.softcap
+    if slopes is not None:
+        scores = scores - slopes * (positions[:, None] - numbers).abs()
+    scores = scores.masked_fill(sight.unseen(positions, numbers), -torch.inf)
+    if sight.allowed is not None:
+        scores = scores.masked_fill(~sight.allowed(rows, seen), -torch.inf)
+    if sight.sinks is not None:
+        scores = torch.cat([scores, sight.sinks[:, None, None].expand(heads, count, 1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[..., : len(seen)]
+    mixed = weights.reshape(kv_heads, -1, len(seen)) @ values[:, seen.start : seen.stop]
+    return mixed.view(heads, count, -1).transpose(0, 1)
 
 
 def attention(
@@ -101,9 +117,9 @@ def attention(
             cache.write(layer, "k", k[rows])
             cache.write(layer, "v", v[rows])
         allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
-        sight = _Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
+        sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
         keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-        result[rows] = _attend(step, q[rows], keys, values, sight)
+        result[rows] = attend(step, q[rows], keys, values, sight)
     return result
 
 
@@ -155,13 +171,13 @@ def latent_attention(
     weighted, result = (torch.empty((n, heads, size), device=q.device) for size in (rank, v_width))
     for cache, rows in step.segments:
         end, by_head = cache.length + rows.stop - rows.start, cache.part(layer, "k") is not None
-        sight = _Sight(scale, allowed=None if selection is None else _keys(selection[rows]))
+        sight = Sight(scale, allowed=None if selection is None else seen_keys(selection[rows]))
         if by_head:
             rotated = k_pe[rows, None].expand(-1, heads, -1)
             cache.write(layer, "k", torch.cat([torch.einsum("nr,hkr->nhk", latent[rows], to_keys), rotated], dim=2))
             cache.write(layer, "v", torch.einsum("nr,hvr->nhv", latent[rows], to_values))
             keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-            result[rows] = _attend(step, q[rows], keys, values, sight)
+            result[rows] = attend(step, q[rows], keys, values, sight)
         if cache.part(layer, "kv") is not None:
             cache.write(layer, "kv", torch.cat([latent[rows], k_pe[rows]], dim=1)[:, None])
         if by_head and not (observing and cache.part(layer, "kv") is not None):
@@ -171,7 +187,7 @@ def latent_attention(
         if cache.part(layer, "v") is not None and not by_head:
             cache.write(layer, "v", latent[rows, None])
             values = cache.read(layer, "v", 0, end)
-        weighted[rows] = _attend(step, absorbed[rows], keys, values, sight)
+        weighted[rows] = attend(step, absorbed[rows], keys, values, sight)
         if not by_head:
             result[rows] = torch.einsum("nhr,hvr->nhv", weighted[rows], to_values)
     if observing:
@@ -184,7 +200,7 @@ def latent_attention(
     return result
 
 
-def _keys(selection: Tensor) -> Any:
+def seen_keys(selection: Tensor) -> Any:
     """Positions [n, top_k] -> (rows, keys) -> bool [n, m]."""
     return lambda rows, keys: _chosen(selection[rows], keys.stop)[..., keys.start :]
 

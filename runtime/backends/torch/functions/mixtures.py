@@ -69,13 +69,13 @@ def _reduced(experts: Tensor, weights: Tensor, keep: int, share: float, normalis
 
 
 def _sparse_mixer(logits: Tensor, used: int, jitter: float) -> tuple[Tensor, Tensor]:
-    experts, left = _best(logits, used), logits.clone()
+    experts, left = _best(logits, used), logits
     weights = torch.empty(experts.shape, device=logits.device)
     for k in range(used):
         best = left.amax(dim=1, keepdim=True)
         far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * jitter
         weights[:, k] = 1 / torch.exp(left.masked_fill(far, -torch.inf) - best).sum(dim=1)
-        left.scatter_(1, experts[:, k : k + 1], -torch.inf)
+        left = left.scatter(1, experts[:, k : k + 1], -torch.inf)
     return experts, weights
 
 

@@ -145,10 +145,12 @@ def selective_scan(
 
 
 def _every_state(state: Tensor, shrink: Tensor, added: Tensor) -> Tensor:
-    """The states after each token, where every number of the state has its own decay, in place of `added`.
+    """The states after each token, where every number of the state has its own decay: [tokens, heads, size, width].
 
     state [heads, size, width]; shrink: the decays, and added: [tokens, heads, size, width]
     """
+    states = []
     for t in range(len(added)):
-        state = added[t].addcmul_(state, shrink[t])
-    return added
+        state = torch.addcmul(added[t], state, shrink[t])  # nothing in place, so that gradients can be taken
+        states.append(state)
+    return torch.stack(states)

@@ -1,0 +1,67 @@
+"""The passes of a collection over gradients: which windows are computed at a time, and what they take of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ...runtime import Model
+from ...runtime.output_gradients import gradients_of
+from ..calibration import Calibration
+from ..windows import run_gradients
+from .estimate import multiplications
+from .gradient_collector import GradientCollector
+
+_GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
+_FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
+_OVERHEAD = 2  # of all other ops and of decoding weights, at the least
+_VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
+
+
+class GradientRun:
+    """Runs windows forth and back for the gradients at the outputs of a model's matrices.
+
+    windows_at_once  windows whose values are kept at the same time
+    kept_bytes       that these take
+    sums_memory      what is left of the memory for sums
+
+    Raises PlanError without torch, and for a model whose predictions have no gradients.
+    """
+
+    def __init__(self, model: Model, calibration: Calibration, memory: int, seed: int):
+        self._model, self._calibration, self._seed = model, calibration, seed
+        self.gradients, n_ctx = gradients_of(model), calibration.n_ctx
+        self._group = self.gradients.windows_of_group(n_ctx)
+        group_bytes = self._group * n_ctx * self.gradients.kept_bytes
+        most = max(_GROUPS, _GROUPS_PER_THREAD * self.gradients.threads)
+        groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
+        self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
+        self.sums_memory = max(memory - self.kept_bytes, memory // 2)
+
+    @property
+    def working_bytes(self) -> int:
+        """What all threads need beside kept values and sums, roughly."""
+        return self.gradients.working_bytes(self._calibration.n_ctx)
+
+    def expected_seconds(self, passes: int) -> float:
+        """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not
+        counted."""
+        per_token = _FORTH_AND_BACK * sum(count for count, _ in multiplications(self._model))
+        tokens = passes * self._calibration.windows.size
+        return _OVERHEAD * tokens * per_token / self.gradients.products_per_second()
+
+    def batches(self, first: int) -> Iterator[range]:
+        """Numbers of consecutive windows of one weight that are computed together, from window `first` on, where a batch ended
+        before. Batches are whole groups, so that these are the same whatever the memory is."""
+        weights = self._calibration.weights
+        while first < len(weights):
+            same = 1
+            while same < self.windows_at_once and first + same < len(weights) and weights[first + same] == weights[first]:
+                same += 1
+            yield range(first, first + same)
+            first += same
+
+    def run(self, batch: range, collector: GradientCollector, on_share: Callable[[float], None]) -> None:
+        """Adds the gradients of a batch to the sums. on_share: called with the share of it that is done. Raises MillError."""
+        collector.weight = int(self._calibration.weights[batch.start])
+        windows = self._calibration.windows[batch.start : batch.stop]
+        run_gradients(self._model, self.gradients, windows, batch.start, self._seed, collector, on_share)

@@ -1,0 +1,150 @@
+"""What the functions of ops are given instead of packed weights and caches of inference, so that torch takes gradients of them:
+products whose weights have no gradient, what layers keep as tensors, and latent attention in both of its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...graph import ops
+from ...graph.values import CacheSpec, StateSpec
+from .device_pass import DevicePass
+from .functions import attention
+from .weights import Matrix
+
+CacheKey = tuple[int, str]  # layer, name
+
+
+class _Product(torch.autograd.Function):
+    """x [n, columns] times a packed matrix; the weights have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Matrix) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.multiply(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.matrix.multiply_back(grads[0]), None
+
+
+class _ExpertProduct(torch.autograd.Function):
+    """x [n, columns] or [n, used, columns] times the packed matrices of each token's experts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, experts: Tensor, matrix: Matrix) -> Tensor:
+        ctx.matrix, ctx.experts, ctx.is_shared = matrix, experts, x.ndim == 2
+        return matrix.multiply_experts(x, experts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        back = ctx.matrix.multiply_experts_back(grads[0], ctx.experts)
+        return back.sum(dim=1) if ctx.is_shared else back, None, None
+
+
+class DifferentiableMatrix:
+    """A `Matrix` whose products have gradients of what they multiply. Tables and decoded rows have none."""
+
+    def __init__(self, matrix: Matrix):
+        self._matrix = matrix
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return _Product.apply(x, self._matrix)
+
+    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+        return _ExpertProduct.apply(x, experts, self._matrix)
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        return self._matrix[ids]
+
+    def gather(self, ids: Tensor) -> Tensor:
+        return self._matrix.gather(ids)
+
+    def decoded(self) -> Tensor:
+        return self._matrix.decoded()
+
+
+class GradientCache:
+    """What layers keep of one window, which begins the sequence: rows as tensors in float32, and states of zeros.
+
+    rows  (layer, name) -> [heads, rows, width]: those that other parts of the graph wrote, and what is written
+    """
+
+    length = 0
+
+    def __init__(self, specs: Iterable[CacheSpec | StateSpec], device: torch.device, given: Mapping[CacheKey, Tensor]):
+        self._specs = {(spec.layer, spec.name): spec for spec in specs}
+        self._device, self.rows = device, dict(given)
+
+    def write(self, layer: int, name: str, rows: Tensor) -> None:
+        """rows: [n, heads, width]; of runs of tokens that share one the last one's are kept."""
+        spec = self._specs[layer, name]
+        assert isinstance(spec, CacheSpec)
+        self.rows[layer, name] = rows[spec.every - 1 :: spec.every].transpose(0, 1)
+
+    def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
+        return self.rows[layer, name][:, start:stop]
+
+    def state(self, layer: int, name: str) -> Tensor:
+        spec = self._specs[layer, name]
+        assert isinstance(spec, StateSpec)
+        return torch.zeros(spec.shape, device=self._device)
+
+    def write_state(self, layer: int, name: str, state: Tensor) -> None:
+        """Nothing: no other pass follows."""
+
+    def extend(self, layer: int, name: str, new: Tensor, first: int) -> Tensor:
+        """As `DeviceCache.extend`."""
+        kept = torch.cat([self.state(layer, name), new])
+        return kept[len(kept) - len(new) + first :]
+
+
+def latent_attention(step: DevicePass, op: ops.LatentAttention, values: Mapping[str, Any]) -> tuple[Tensor, dict[int, Tensor]]:
+    """The mean of both forms of latent attention, of which the file has the matrices: that of kv_b, which makes each head's
+    keys and values of latents, and that of k_b and v_b, which takes queries to latents and weighted sums of latents to values.
+
+    values: what the op reads by the names of its fields, weights as `DifferentiableMatrix`. Returns [n, heads, v_width], and
+    what each matrix made: 0 (kv_b) [n, heads, nope + v_width]; 1 (k_b) [n, heads, rank]; 2 (v_b) [n, heads, v_width]. Their
+    gradients are those of the form alone divided by the number of forms.
+    """
+    q, latent, k_pe, selection = (values[name] for name in ("q", "latent", "k_pe", "selection"))
+    heads, rank, nope = q.shape[1], latent.shape[1], op.nope
+    to_keys, to_values = _latent_matrices(op, values, heads, rank)
+    made: dict[int, Tensor] = {}
+    if op.kv_b is not None:
+        both = torch.cat([to_keys, to_values], dim=1)
+        made[0] = torch.einsum("nr,hkr->nhk", latent, both)
+    if op.k_b is not None and op.v_b is not None:
+        made[1] = torch.einsum("nhk,hkr->nhr", q[..., :nope], to_keys)
+    made = {number: x if x.requires_grad else x.requires_grad_() for number, x in made.items()}
+    results: list[Tensor] = []
+    sums: list[Tensor] = []
+    for _, rows in step.segments:
+        sight = attention.Sight(op.scale, allowed=None if selection is None else attention.seen_keys(selection[rows]))
+        if 0 in made:
+            rotated = k_pe[rows, None].expand(-1, heads, -1)
+            keys = torch.cat([made[0][rows, :, :nope], rotated], dim=2).transpose(0, 1)
+            results.append(attention.attend(step, q[rows], keys, made[0][rows, :, nope:].transpose(0, 1), sight))
+        if 1 in made:
+            queries = torch.cat([made[1][rows], q[rows, :, nope:]], dim=2)
+            keys = torch.cat([latent[rows], k_pe[rows]], dim=1)[None]
+            sums.append(attention.attend(step, queries, keys, keys[..., :rank], sight))
+    forms = [torch.cat(results)] if results else []
+    if sums:
+        made[2] = torch.einsum("nhr,hvr->nhv", torch.cat(sums), to_values)
+        forms.append(made[2])
+    return (forms[0] if len(forms) == 1 else (forms[0] + forms[1]) / 2), made
+
+
+def _latent_matrices(op: ops.LatentAttention, values: Mapping[str, Any], heads: int, rank: int) -> tuple[Tensor, Tensor]:
+    """K [heads, nope, rank] and V [heads, v_width, rank]."""
+    if op.kv_b is not None:
+        both = values["kv_b"].decoded().view(heads, op.nope + op.v_width, rank)
+        return both[:, : op.nope], both[:, op.nope :]
+    return (
+        values["k_b"].decoded().view(heads, rank, op.nope).transpose(1, 2),
+        values["v_b"].decoded().view(heads, op.v_width, rank),
+    )

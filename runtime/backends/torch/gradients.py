@@ -1,0 +1,377 @@
+"""Gradients of activations: of a loss over a model's predictions, at what each of its matrices computes.
+
+The graph is cut behind its layers. A forward pass without gradients keeps what one part makes and others read: the residual
+stream behind each layer, as a rule. Then, from the head and the last layer to the first, each part is computed again, by the
+functions of the torch backend with torch's autograd, and what its inputs get is carried on to the parts before it. So nothing
+but one part's intermediate values is ever kept, and a model of any size is read twice, part by part, for all windows together.
+Weights have no gradients.
+
+The loss is the sum over positions of -log p(label) with a label drawn from the model's own distribution p of that position, so
+that the mean of g g^T is the Fisher matrix (arXiv:1503.05671, section 2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ....formats import PlanError
+from ...graph import Graph, Observer, Op, Value, Weight, ops
+from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
+from ...graph.graph import unsupported
+from .device_pass import DevicePass, Result, to_numpy
+from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, latent_attention
+from .functions import FUNCTIONS, PACKED, SUPPORT
+from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
+from .weights import Weights
+
+GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
+_MEASURED = 1024  # rows and columns of matrices whose product is measured
+_BACK = 3  # times what a part takes without gradients it takes to compute it with them
+SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
+_LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
+_TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
+_HEAD_ROWS = 128  # tokens whose logits are in memory at a time
+
+
+@dataclass
+class _Group:
+    """Windows that are computed in one pass, and what is kept of them between parts: values, rows in caches, and the gradients
+    of both so far."""
+
+    windows: np.ndarray
+    values: dict[int, Result] = field(default_factory=dict)
+    rows: list[dict[CacheKey, Tensor]] = field(default_factory=list)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    row_gradients: list[dict[CacheKey, Tensor]] = field(default_factory=list)
+
+
+class Gradients:
+    """Computes gradients for one graph.
+
+    graph    with a head
+    weights  its tensors for products in float32
+    device   where everything is computed
+    threads  on the processor: groups of windows that are computed at a time, each by one thread, so that the results have the
+             same bits for any number of them
+    is_whole whether the graph is one part, which needs the memory of all layers at once
+
+    Raises PlanError for a graph without a head, and for an op of which there is no derivative.
+    """
+
+    def __init__(
+        self, graph: Graph, weights: Weights, device: torch.device | str = "cpu", threads: int = 1, is_whole: bool = False
+    ):
+        self.graph, self.weights, self.device, self.threads = graph, weights, torch.device(device), threads
+        path = weights.source.path
+        if graph.logits is None:
+            raise PlanError(
+                f"{path}: {graph.architecture} has no output matrix: it predicts no tokens, so that nothing has a gradient"
+            )
+        for op in (*graph.ops, *graph.head):
+            check_derivative(op, str(path))
+        self._parts = cut_graph(graph, is_whole)
+        self._reached = reached_ops(graph)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes per token that are kept between parts while a batch of windows is computed."""
+        return kept_bytes(self.graph, self._parts)
+
+    def working_bytes(self, n_ctx: int) -> int:
+        """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head."""
+        n = n_ctx * self.windows_of_group(n_ctx)
+        values = max(part_bytes(part, n, n_ctx, SCRATCH) for part in self._parts)
+        head = _HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
+        return (max(values, head) + _TILE_BYTES) * (self.threads if self.device.type == "cpu" else 1)
+
+    def products_per_second(self) -> float:
+        """Multiplications of all threads, or of the device, per second: those of products of float32 that are made now."""
+        x, seconds = torch.ones((_MEASURED, _MEASURED), device=self.device), []
+        for _ in range(3):
+            begun = time.perf_counter()
+            (x @ x).sum().item()
+            seconds.append(time.perf_counter() - begun)
+        share = self.threads / torch.get_num_threads() if self.device.type == "cpu" else 1
+        return share * _MEASURED**3 / min(seconds)
+
+    def windows_of_group(self, n_ctx: int) -> int:
+        """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
+        return max(1, GROUP_TOKENS // n_ctx)
+
+    def groups(self, windows: np.ndarray) -> list[slice]:
+        """Windows int64 [n, n_ctx] that are computed together."""
+        size = self.windows_of_group(windows.shape[1])
+        return [slice(first, min(first + size, len(windows))) for first in range(0, len(windows), size)]
+
+    def run(
+        self,
+        windows: np.ndarray,
+        seed: int,
+        wanted: Collection[str],
+        on_gradient: OnGradient,
+        on_part: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        """Computes the gradients of windows, each from scratch: int64 [n, n_ctx].
+
+        wanted: names of the weights whose gradients `on_gradient` gets: op by op from the last part to the first, for each in
+        the order of the windows; weights without a gradient are left out. It is called by the thread that calls `run`. seed: of
+        the labels, which depend on it and the tokens of a window alone.
+        """
+        groups = [_Group(windows[part]) for part in self.groups(windows)]
+        chosen = {id(op) for op in self._reached if any(weight.name in wanted for weight in observed_weights(op))}
+        first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), len(self._parts))
+        steps = len(self._parts) + _BACK * (len(self._parts) - first)  # in units of a part without gradients
+        with self._one_thread_each() as pool:
+            for number, part in enumerate(self._parts, 1):
+                for _ in self._each(pool, groups, partial(self._forward, part)):
+                    pass
+                on_part(number / steps)
+            _report(self._each(pool, groups, partial(self._head, seed, wanted)), on_gradient)
+            for number in reversed(range(first, len(self._parts))):
+                run = partial(self._backward, self._parts[number], wanted, chosen, number == first)
+                _report(self._each(pool, groups, run), on_gradient)
+                on_part(1 - _BACK * (number - first) / steps)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _one_thread_each(self) -> Iterator[ThreadPoolExecutor | None]:
+        """On the processor: threads for groups, each of which torch computes with one thread."""
+        if self.device.type != "cpu":
+            yield None
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                yield pool
+        finally:
+            torch.set_num_threads(before)
+
+    def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[_Group], run: Callable[[_Group], Any]) -> Iterator[Any]:
+        """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
+        with self.weights.visit():
+            if pool is None:
+                yield from map(run, groups)
+                return
+            waiting: deque[Future] = deque()
+            for group in groups:
+                waiting.append(pool.submit(run, group))
+                if len(waiting) > self.threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    # --- one part, one group ------------------------------------------------------------------------------------------
+
+    def _step(self, windows: np.ndarray, caches: Sequence[GradientCache]) -> DevicePass:
+        n_ctx = windows.shape[1]
+        step = DevicePass(windows.reshape(-1), [(cache, n_ctx) for cache in caches], Observer(), scratch=SCRATCH)  # type: ignore[list-item]
+        step.device = self.device
+        return step
+
+    def _caches(self, rows: Sequence[dict[CacheKey, Tensor]]) -> list[GradientCache]:
+        return [GradientCache(self.graph.cache, self.device, given) for given in rows]
+
+    def _forward(self, part: Part, group: _Group) -> None:
+        """Computes a part without gradients, and keeps what others read."""
+        if not group.rows:
+            group.rows = [{} for _ in group.windows]
+            group.row_gradients = [{} for _ in group.windows]
+        caches = self._caches(group.rows)
+        step, values = self._step(group.windows, caches), dict(group.values)
+        with torch.no_grad():
+            for op in part.ops:
+                self._compute(op, step, values)
+        group.values.update({index: values[index] for index in (*part.makes, self.graph.hidden.index) if index in values})
+        for own, cache in zip(group.rows, caches, strict=True):
+            own.update({key: cache.rows[key] for key in part.gives})
+
+    def _head(self, seed: int, wanted: Collection[str], group: _Group) -> list[OutputGradient]:
+        """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
+        hidden = _tensor(group.values[self.graph.hidden.index])
+        draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
+        back, logits = torch.empty_like(hidden), self.graph.logits
+        assert logits is not None
+        captured: dict[str, list[np.ndarray]] = {}
+        for rows in (slice(i, i + _HEAD_ROWS) for i in range(0, len(hidden), _HEAD_ROWS)):
+            leaf = hidden[rows].detach().requires_grad_()
+            step = self._step(group.windows.reshape(1, -1)[:, rows], [])
+            values: dict[int, Result] = {self.graph.hidden.index: leaf}
+            made: list[tuple[Op, Weight, Tensor, float]] = []
+            with torch.enable_grad():
+                for op in self.graph.head:
+                    self._compute(op, step, values, made if op.weights and op.weights[0].name in wanted else None)
+            out = _tensor(values[logits.index])
+            inputs = [leaf, *(x for _, _, x, _ in made)]
+            grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws[rows]), allow_unused=True)
+            back[rows] = _given(grads[0], leaf)
+            for (_, weight, _, _), grad in zip(made, grads[1:], strict=True):
+                if grad is not None:
+                    captured.setdefault(weight.name, []).append(to_numpy(grad))
+        group.gradients = {self.graph.hidden.index: back}
+        by_name = {op.weights[0].name: op for op in self.graph.head if op.weights}
+        return [
+            OutputGradient(by_name[name], by_name[name].weights[0], np.concatenate(parts)[:, None])
+            for name, parts in captured.items()
+        ]
+
+    def _backward(
+        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
+    ) -> list[OutputGradient]:
+        """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
+        leaves = {index: _leaf(group.values[index]) for index in part.reads}
+        rows = [{key: own[key].detach().requires_grad_() for key in part.takes} for own in group.rows]
+        caches = self._caches(rows)
+        step, values = self._step(group.windows, caches), dict(leaves)
+        made: list[tuple[Op, Weight, Tensor, float]] = []
+        routings: dict[int, np.ndarray] = {}
+        with torch.enable_grad():
+            for op in part.ops:
+                self._compute(op, step, values, made if id(op) in chosen else None)
+                if isinstance(op, ops.ExpertLinear):
+                    routings.setdefault(op.routing.index, to_numpy(values[op.routing.index][0]))
+        outputs, grads = [], []
+        for index in dict.fromkeys((*part.makes, self.graph.hidden.index)):
+            if index in values and index not in leaves and index in group.gradients:
+                outputs.append(_floats(values[index]))
+                grads.append(group.gradients.pop(index))
+        for cache, own in zip(caches, group.row_gradients, strict=True):
+            for key in part.gives:
+                if key in own:
+                    outputs.append(cache.rows[key])
+                    grads.append(own.pop(key))
+        kept = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
+        made = [each for each in made if each[1].name in wanted]
+        carried = [] if is_end else [(index, _floats(leaf)) for index, leaf in leaves.items() if _floats(leaf).requires_grad]
+        taken = [] if is_end else [(i, key, row) for i, own in enumerate(rows) for key, row in own.items()]
+        inputs = [*(x for _, _, x, _ in made), *(leaf for _, leaf in carried), *(row for _, _, row in taken)]
+        if not kept or not inputs:
+            return []
+        found = torch.autograd.grad([out for out, _ in kept], inputs, [grad for _, grad in kept], allow_unused=True)
+        captured, rest = found[: len(made)], found[len(made) :]
+        for (index, _), grad in zip(carried, rest, strict=False):
+            if grad is not None:
+                group.gradients[index] = group.gradients[index] + grad if index in group.gradients else grad
+        for (i, key, _), grad in zip(taken, rest[len(carried) :], strict=True):
+            if grad is not None:
+                own = group.row_gradients[i]
+                own[key] = own[key] + grad if key in own else grad
+        for index in part.makes:
+            group.values.pop(index, None)
+        return [
+            _captured(op, weight, grad if factor == 1 else grad * factor, routings)
+            for (op, weight, _, factor), grad in zip(made, captured, strict=True)
+            if grad is not None
+        ]
+
+    def _compute(
+        self,
+        op: Op,
+        step: DevicePass,
+        values: dict[int, Result],
+        made: list[tuple[Op, Weight, Tensor, float]] | None = None,
+    ) -> None:
+        """Runs an op, and adds its results to the values; and to `made` what each of its weights makes, with the factor of its
+        gradient."""
+        step.op = None
+        function, names = FUNCTIONS[type(op)]
+        if isinstance(op, ops.LatentAttention):
+            arguments = {name: self._argument(op, name, values) for name in names if name != "out"}
+            result, parts = latent_attention(step, op, arguments)
+            forms = float((0 in parts) + (1 in parts))
+            if made is not None:
+                made += [(op, op.observed[number], x, forms) for number, x in parts.items()]
+        else:
+            arguments = {name: self._argument(op, name, values) for name in names}
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not is_choice(op)):
+                result = function(step, **arguments)
+            if made is not None:
+                result = result if result.requires_grad else result.detach().requires_grad_()
+                made.append((op, op.weights[0], result, 1.0))
+        results = result if isinstance(op, ops.Split) else [result]
+        values.update(zip((out.index for out in op.outputs), results, strict=True))
+
+    def _argument(self, op: Op, name: str, values: dict[int, Result]) -> Any:
+        given = getattr(op, name)
+        if isinstance(given, Value) and name != "out":
+            return values[given.index]
+        if isinstance(given, Weight):
+            if name in PACKED[type(op)]:
+                return DifferentiableMatrix(self.weights.matrix(given, self.device))
+            return self.weights.vector(given, self.device)
+        return given
+
+
+def check_derivative(op: Op, path: str) -> None:
+    """Raises PlanError, naming the op, where the torch backend has no function for it, or not for one of its options."""
+    known = SUPPORT.get(type(op))
+    problem = "" if known is None else unsupported(op, known)
+    if problem is not None:
+        option = f" with {problem}" if problem else ""
+        raise PlanError(f"{path}: gradients need a derivative of every op, and op {type(op).__name__}{option} has none")
+
+
+def uniform_draws(seed: int, window: np.ndarray) -> np.ndarray:
+    """float64 [n] from 0 to 1, of a counter-based generator (Philox) whose key is a digest of seed and tokens: they depend on
+    nothing else."""
+    key = xxhash.xxh3_128_intdigest(np.int64(seed).tobytes() + np.ascontiguousarray(window, np.int64).tobytes())
+    return np.random.Generator(np.random.Philox(key=key)).random(len(window))
+
+
+def loss_gradient(logits: Tensor, draws: np.ndarray) -> Tensor:
+    """The gradient of the sum of -log p(label) at logits float32 [n, n_vocab]: p - 1 at the label, p elsewhere. A label is
+    where the sum of probabilities passes the draw."""
+    probabilities = torch.softmax(logits, dim=1)
+    sums = probabilities.double().cumsum(dim=1)
+    targets = torch.from_numpy(draws).to(logits.device)[:, None] * sums[:, -1:]
+    labels = torch.searchsorted(sums, targets, right=True).clamp(max=logits.shape[1] - 1)
+    return probabilities.scatter_add(1, labels, torch.full_like(probabilities[:, :1], -1.0))
+
+
+def _captured(op: Op, weight: Weight, g: Tensor, routings: Mapping[int, np.ndarray]) -> OutputGradient:
+    rows = to_numpy(g)
+    if isinstance(op, ops.ExpertLinear):
+        return OutputGradient(op, weight, rows, routings[op.routing.index])
+    if isinstance(op, ops.GroupedLinear):
+        return OutputGradient(op, weight, rows.reshape(len(rows), op.x.shape[0], -1))
+    return OutputGradient(op, weight, rows if rows.ndim == 3 else rows[:, None])
+
+
+def _report(captured: Iterator[list[OutputGradient]], on_gradient: OnGradient) -> None:
+    """Tells of the gradients of each group, in the order of the windows."""
+    for each in captured:
+        for gradient in each:
+            on_gradient(gradient)
+
+
+def _floats(value: Result) -> Tensor:
+    """What of a value has a gradient: of a routing the weights."""
+    return value[1] if isinstance(value, tuple) else value
+
+
+def _leaf(value: Result) -> Result:
+    if isinstance(value, tuple):
+        return value[0], value[1].detach().requires_grad_()
+    return value.detach().requires_grad_()
+
+
+def _tensor(value: Result) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _given(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad

@@ -1,0 +1,29 @@
+"""Gradients at the outputs of a loaded model's matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .torch_devices import import_torch
+
+if TYPE_CHECKING:
+    from .backends.torch.gradients import Gradients
+    from .model import Model
+
+
+def gradients_of(model: Model, is_whole: bool = False) -> Gradients:
+    """What computes the gradients of a model: with torch on the first of the devices that it was placed on, else on the
+    processor, with the model's threads. is_whole: see `Gradients`.
+
+    Weights are those of the file, whatever was interleaved when it was loaded; bytes that are on devices already serve. Raises
+    PlanError without torch, for a model that predicts no tokens, and for an op that has no derivative.
+    """
+    import_torch("--curvature")
+    from .backends.torch.executable import TorchExecutable
+    from .backends.torch.gradients import Gradients
+    from .backends.torch.weights import Weights
+
+    if model.placed is not None and isinstance(model.executable, TorchExecutable):
+        device, *_ = model.placed.devices.values()
+        return Gradients(model.graph, model.executable.weights.exactly(), device.torch_name, model.workers.count, is_whole)
+    return Gradients(model.graph, Weights(model.stored, {}, exact=True), "cpu", model.workers.count, is_whole)
