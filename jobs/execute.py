@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -233,15 +234,15 @@ def _verified(plan: Plan, existing: Collection[int], records: JournalRecords) ->
 
 
 def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
-    """Runs of rows (start, stop) that cross no matrix and cut no group of interleaved rows: the output's blocks, or what has
-    about CHUNK_ELEMENTS elements."""
+    """Runs of rows (start, stop) that cross no matrix and cut no group of interleaved rows: those of the output's cuts, else
+    such as have about CHUNK_ELEMENTS elements."""
     columns, rows, matrices = dims(output.shape)
     step = max(1, CHUNK_ELEMENTS // columns)
     step = max(output.type.rows, step // 16 * 16 if step >= 16 else step // output.type.rows * output.type.rows)
-    step = output.block or step
+    starts = output.cuts or range(0, rows, step)
     for matrix in range(matrices):
-        for start in range(0, rows, step):
-            yield matrix * rows + start, matrix * rows + min(start + step, rows)
+        for start, stop in pairwise([*starts, rows]):
+            yield matrix * rows + start, matrix * rows + stop
 
 
 def write_by_threads(

@@ -51,7 +51,7 @@ class Output:
                  It is called for runs that cross no matrix and, for an interleaved type, hold complete groups of rows
     note         the fallback that was taken, or why there is no importance; '' if there is nothing to say
     scale        factors that the encoded rows lack; they are outputs of their own (see quantize.tensor_scale)
-    block        rows of a matrix that are made together, from its first on; 0: any run of rows
+    cuts         the rows of a matrix where runs begin that are made together; (): any run of rows
     """
 
     name: str
@@ -62,7 +62,7 @@ class Output:
     produce: Produce = field(repr=False, compare=False)
     note: str = ""
     scale: TensorScale | None = field(default=None, repr=False, compare=False)
-    block: int = field(default=0, repr=False, compare=False)
+    cuts: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

@@ -14,13 +14,13 @@ from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import CollectState, load_state
 from ..imatrix.covariance.job import CurvatureOptions
-from ..imatrix.covariance.row_blocks import ROWS
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..jobs.lock import output_lock
+from ..quantize.covariance.row_blocks import ROWS
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .cluster.covariance import SharedCovariance

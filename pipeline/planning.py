@@ -27,7 +27,7 @@ from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refu
 from .common.encoder_device import encoder_device
 from .recipe_search.options import SearchOptions, Target, parse_target, parse_types, search_options
 from .requests.convert import ConvertRequest
-from .requests.groups import CheckpointOutput, Measuring
+from .requests.groups import CheckpointOutput, Measuring, moments_of
 from .requests.quantize import QuantizeRequest, TensorTypes
 from .requests.recipe import GivenRecipe, given_recipe, merged
 from .requests.sources import reading_of
@@ -101,9 +101,10 @@ class Quantization:
         from .common.covariance import load_covariances
 
         request, former_names = self.request, self._layers[1]
-        if request.covariance is None:
+        path = moments_of(request)
+        if path is None:
             return None
-        loaded = load_covariances(Path(request.covariance), self._opened, self.effort)
+        loaded = load_covariances(Path(path), self._opened, self.effort, curvature=request.curvature is not None)
         return loaded.renamed(former_names) if former_names is not None else loaded
 
     @property
@@ -113,7 +114,8 @@ class Quantization:
     @property
     def files(self) -> list[Path]:
         """What is read beside the source's files."""
-        return [Path(path) for path in (self.given.path, self.request.imatrix, self.request.covariance) if path is not None]
+        given = self.given.path, self.request.imatrix, moments_of(self.request)
+        return [Path(path) for path in given if path is not None]
 
     # -- what is searched for
 
@@ -229,7 +231,7 @@ def overrides_of(request: TensorTypes) -> TypeOverrides:
 def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if not has_covariance:
-        refuse_unused({"--effort": asked.effort}, "--covariance")
+        refuse_unused({"--effort": asked.effort}, "--covariance or --curvature")
     if not has_target:
         needed = "a target (--target-size, --target-bpw, --max-kld)"
         refuse_unused({"--types": asked.types, "--calibration": asked.calibration}, needed)

@@ -16,6 +16,7 @@ from .planning import Quantization
 from .recipe_search.options import parse_target, parse_types, search_options
 from .recipe_search.result import SearchResult
 from .recipe_search.search_job import SearchJob
+from .requests.groups import moments_of
 from .requests.quantize import QuantizeRequest
 from .requests.search import SearchRequest
 from .requests.verb import verb
@@ -77,8 +78,8 @@ def _refuse_without_effect(request: SearchRequest, placed: dict[str, object]) ->
         refuse_unused({**given, **{f"--{name.replace('_', '-')}": value for name, value in placed.items()}}, "a text (-f)")
     if request.gpu_size is None and not request.repacked:
         refuse_unused({"--gpu": request.gpu}, "--gpu-size, or --repacked")
-    if request.covariance is None:
-        refuse_unused({"--effort": request.effort, "--strict": request.strict}, "--covariance")
+    if moments_of(request) is None:
+        refuse_unused({"--effort": request.effort, "--strict": request.strict}, "--covariance or --curvature")
 
 
 def _as_quantization(request: SearchRequest) -> QuantizeRequest:

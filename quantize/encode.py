@@ -92,7 +92,6 @@ def encode(
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.prepared import prepare
-        from .covariance.refine import takes_covariance
 
         if effort not in EFFORTS:
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
@@ -114,10 +113,10 @@ def encode(
         if device is not None and codec_type.name in TYPES_ON_DEVICES:
             encode_rows = partial(encode_on_device, importance=importance, type_name=codec_type.name, device=device)
         else:
-            encode_rows = partial(codec.encode, importance=importance)
+            encode_rows = partial(_encode_rows, codec, importance)
         if prepared is None:
             q = encode_rows(x)
-        elif coupled is not None and prepared.damped is not None and takes_covariance(codec_type):
+        elif coupled is not None and prepared.damped is not None and _is_refined(codec_type):
             from .covariance.row_feedback import encode_coupled
 
             q = encode_coupled(x, encode_rows, codec_type.name, prepared.damped, effort, coupled)
@@ -128,6 +127,16 @@ def encode(
         from ..repack import pack
 
         return pack(q, tensor_type.name, n)[0]
+
+
+def _encode_rows(codec: Codec, importance: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+    return codec.encode(x, importance)
+
+
+def _is_refined(codec_type: TensorType) -> bool:
+    from .covariance.refine import takes_covariance
+
+    return takes_covariance(codec_type)
 
 
 def _refine(

@@ -53,6 +53,9 @@ class _PlanWarnings:
     without_importance: list[str] = field(default_factory=list)  # names of tensors
     without_covariance: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of tensors
     with_covariance: int = 0
+    without_curvature: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # likewise, of those that are encoded with a covariance
     draft_layers: tuple[str, ...] = ()  # prefixes of their tensors' names
 
     def note_covariance(self, tensor: SourceTensor, target: TensorType, covariances: Covariances | None) -> None:
@@ -62,6 +65,9 @@ class _PlanWarnings:
         reason = covariances.reason_for_diagonal(tensor, target)
         if not reason:
             self.with_covariance += 1
+            alone = covariances.reason_alone(tensor)
+            if alone:
+                self.without_curvature.setdefault(alone, []).append(tensor.name)
         elif tensor.name not in (*EMBEDDINGS, OUTPUT):
             self.without_covariance.setdefault(reason, []).append(tensor.name)
 
@@ -256,6 +262,8 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
         warnings.append(f"the imatrix has no data for {abridged(missing)}: quantised without{hint}")
     for reason, names in noticed.without_covariance.items():
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
+    for reason, names in noticed.without_curvature.items():
+        warnings.append(f"rows of {abridged(names)} are encoded by themselves, without curvature: {reason}")
     fallbacks = sum(n for kind, n in outputs.counts() if kind.note)
     if fallbacks:
         name, kind = next(outputs.of_kinds(lambda kind: kind.note))

@@ -19,7 +19,7 @@ from .scale_range import ScaleRange
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
     from .covariance.prepared import PreparedCovariance
-    from .covariance.source import Covariances, RowBlocks
+    from .covariance.source import Covariances, RowCoupling
 
 
 class ErrorWeights(NamedTuple):
@@ -27,20 +27,20 @@ class ErrorWeights(NamedTuple):
 
     importance     float32 [matrices, columns] or None
     covariance_of  number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
-    blocks         rows whose errors are weighed together; None: every row by itself
+    coupling       rows whose errors are weighed together; None: every row by itself
     """
 
     importance: np.ndarray | None = None
     covariance_of: Callable[[int], PreparedCovariance | None] | None = None
     effort: int = 1
-    blocks: RowBlocks | None = None
+    coupling: RowCoupling | None = None
 
     @classmethod
     def of(cls, tensor: SourceTensor, importance: Importance | None, covariances: Covariances | None) -> ErrorWeights:
         means = importance.for_tensor(tensor) if importance is not None else None
         if covariances is None:
             return cls(means)
-        return cls(means, covariances.of(tensor), covariances.effort, covariances.row_blocks(tensor))
+        return cls(means, covariances.of(tensor), covariances.effort, covariances.row_coupling(tensor))
 
 
 UNWEIGHTED = ErrorWeights()
@@ -81,18 +81,18 @@ class RowProducer:
             copied = self._copy_rows(start, stop)
             if not self.target.is_float or all_finite(copied, self.target.name):
                 return copied
-        blocks, rows = self.weights.blocks, dims(self.tensor.shape)[1]
-        if blocks is None:
+        coupling, rows = self.weights.coupling, dims(self.tensor.shape)[1]
+        if coupling is None:
             return self._encoded(start, stop, None)
-        first, matrix = start // rows * rows, start // rows
-        numbers = range((start - first) // blocks.block, -(-(stop - first) // blocks.block))
+        matrix, first = start // rows, start // rows * rows
         parts = []
-        for number in numbers:  # one, unless rows are asked for by somebody who knows of no blocks
-            at = first + number * blocks.block
-            parts.append(self._encoded(at, min(at + blocks.block, first + rows), blocks.couple(matrix, number)))
-        skipped = start - first - numbers.start * blocks.block
-        made = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return made[skipped : skipped + stop - start]
+        for number in range(coupling.blocks.count):  # one, unless rows are asked for by somebody who knows of no blocks
+            span = coupling.blocks.span(number)
+            begin, end = max(start, first + span.start), min(stop, first + span.stop)
+            if begin < end:
+                made = self._encoded(first + span.start, first + span.stop, coupling.couple(matrix, number))
+                parts.append(made[begin - first - span.start : end - first - span.start])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _encoded(self, start: int, stop: int, coupled: CoupledRows | None) -> np.ndarray:
         """Rows of one matrix; coupled: what weighs their errors together."""

@@ -40,7 +40,7 @@ class TensorOutputs:
 
     def add_to(self, outputs: Outputs, tensor: SourceTensor, selection: Selection) -> None:
         """Adds what becomes of a tensor, and its factors if it has any."""
-        if scale_for(tensor, tensor.name, selection.type) is None and not self.block(tensor, selection.type):
+        if scale_for(tensor, tensor.name, selection.type) is None and not self.cuts(tensor, selection.type):
             kind = OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
             outputs.add(tensor.name, kind)
             return
@@ -56,25 +56,26 @@ class TensorOutputs:
         """What becomes of a tensor, under this name."""
         scale = scale_for(tensor, name, selection.type)
         produce = _Rows(self, tensor.name, name, selection.type, scale)
-        block = self.block(tensor, selection.type)
-        source_type, kind = tensor.source_type, selection.type
-        return Output(name, tensor.shape, source_type, kind, selection.rule, produce, selection.note, scale, block)
+        source_type, kind, cuts = tensor.source_type, selection.type, self.cuts(tensor, selection.type)
+        return Output(name, tensor.shape, source_type, kind, selection.rule, produce, selection.note, scale, cuts)
 
-    def block(self, tensor: SourceTensor, target: TensorType) -> int:
-        """Rows of a matrix that are encoded together; 0: any."""
+    def cuts(self, tensor: SourceTensor, target: TensorType) -> tuple[int, ...]:
+        """Where the blocks of a matrix's rows begin that are encoded together; (): rows are encoded by themselves."""
         if self.covariances is None or self.covariances.curvature is None or not uses_importance(tensor, target):
-            return 0
+            return ()
         from .covariance.refine import takes_covariance
 
-        blocks = self.covariances.row_blocks(tensor) if takes_covariance(target) else None
-        return 0 if blocks is None else blocks.block
+        coupling = self.covariances.row_coupling(tensor) if takes_covariance(target) else None
+        if coupling is None or coupling.blocks.cuts_groups(target.rows):
+            return ()
+        return tuple(coupling.blocks.span(block).start for block in range(coupling.blocks.count))
 
     def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> RowProducer:
         """What makes the rows of an output."""
         weighted = uses_importance(tensor, target)
         weights = ErrorWeights.of(tensor, self.importance, self.covariances) if weighted else UNWEIGHTED
-        if not self.block(tensor, target):
-            weights = weights._replace(blocks=None)
+        if not self.cuts(tensor, target):
+            weights = weights._replace(coupling=None)
         return RowProducer(tensor, target, weights, scale, self.device, self.replaced)
 
 

@@ -16,7 +16,7 @@ from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular
 from ...quantize.covariance.covariance_matrix import Covariance
-from .row_blocks import RowBlocks
+from ...quantize.covariance.row_blocks import RowBlocks
 from .triangles import DTYPES, triangle_size, unfold
 
 FILE_TYPE, VERSION = "covariance", 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PlanError
+from ...quantize.covariance.row_blocks import ROWS
 from ...runtime import Model
 from ...runtime.evaluate.score_statistics import ScoreStatistics
 from ..calibration import Calibration
@@ -20,7 +21,6 @@ from .gradient_run import GradientRun
 from .inputs import Input, covariance_inputs, reads_head
 from .outputs import covariance_outputs, outputs_of
 from .products import BLOCK
-from .row_blocks import ROWS
 from .state import CollectionProgress, load_progress, restore_sums, save_state
 from .writer import CovarianceWriter, planned
 

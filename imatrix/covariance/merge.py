@@ -9,8 +9,8 @@ import numpy as np
 
 from ...errors import MillError
 from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.row_blocks import RowBlocks
 from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part
-from .row_blocks import RowBlocks
 from .writer import CovarianceWriter, PlannedInput
 
 _ROWS = 1024  # that are added up at a time

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ...quantize.covariance.row_blocks import ROWS, RowBlocks, row_blocks
 from ...runtime.graph import Graph, Op, Weight
 from ...runtime.graph.gradients import observed_weights, reached_ops
 from ...runtime.graph.ops import ExpertLinear, GroupedLinear, LatentAttention
 from .files import OUTPUT_SUFFIX
 from .inputs import EXPERT_BLOCK, Input, layer_number
 from .products import BLOCK
-from .row_blocks import ROWS, RowBlocks, row_blocks
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ...formats import TYPES
 from ...formats.gguf_header import header_bytes
 from ...operating_system.files import sync_folder
 from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.row_blocks import RowBlocks
 from .files import (
     CHECKSUMS,
     FILE_TYPE,
@@ -31,7 +32,6 @@ from .files import (
 )
 from .inputs import Input
 from .outputs import Output
-from .row_blocks import RowBlocks
 from .triangles import DTYPES, fold, triangle_size
 
 _ALIGNMENT = 64

@@ -15,6 +15,7 @@ from ...quantize.planning import importance_digest
 from ...quantize.search.quant_error import sample_rows
 from ..common.covariance import load_covariances
 from ..common.importance import load_importance
+from ..requests.groups import moments_of
 from ..requests.sources import reading_of
 from .connection import Cluster, open_cluster
 from .models import SourceAddress, address_of, hashable, source_here, worker_threads
@@ -32,6 +33,7 @@ class SearchInputs:
     """What is measured, so that a worker can open it.
 
     imatrix, covariance  files; importance_digest: of the importance data; effort: of encoding with the covariance
+    curvature            whether tensors are encoded with the curvature of that file too
     rows, seed           of the samples that errors are measured on
     placement            (name, value) of settings of `load_model` that say on which devices of a worker models run
     """
@@ -44,6 +46,7 @@ class SearchInputs:
     rows: int
     seed: int
     placement: tuple[tuple[str, Any], ...] = ()
+    curvature: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,12 @@ def search_workers(address: str | None, job: Quantization, options: SearchOption
     request = job.request
     where = address_of(request.source, job.source, **reading_of(request), remote=request.remote)
     with open_cluster(address) as cluster:
-        sent = [cluster.send(path) if path is not None else None for path in (request.imatrix, request.covariance)]
+        sent = [cluster.send(path) if path is not None else None for path in (request.imatrix, moments_of(request))]
         digest, sample = importance_digest(job.importance), (options.rows, options.seed)
         fixed = hashable(options.placement)
-        yield SearchWorkers(cluster, SearchInputs(where, sent[0], digest, sent[1], job.effort, *sample, fixed))
+        yield SearchWorkers(
+            cluster, SearchInputs(where, sent[0], digest, sent[1], job.effort, *sample, fixed, request.curvature is not None)
+        )
 
 
 class _Measuring:
@@ -133,7 +138,9 @@ class _Measuring:
         self.importance = load_importance(imatrix, source) if imatrix is not None else None
         if importance_digest(self.importance) != inputs.importance_digest:
             raise MillError(f"{imatrix} is another importance matrix here than where the search was started")
-        self.covariances = load_covariances(covariance, source, inputs.effort) if covariance is not None else None
+        self.covariances = None
+        if covariance is not None:
+            self.covariances = load_covariances(covariance, source, inputs.effort, curvature=inputs.curvature)
         self._text: Text | None = None
 
     def errors(self, tensor: str, types: Sequence[str]) -> dict[str, float]:

@@ -12,14 +12,15 @@ from ...quantize.covariance.covariance_matrix import EFFORTS
 
 if TYPE_CHECKING:
     from ...imatrix.covariance import CovarianceFile
-    from ...quantize.covariance.source import Covariances
+    from ...quantize.covariance.covariance_matrix import Covariance
+    from ...quantize.covariance.source import Covariances, Curvature
 
 
-def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covariances:
-    """The covariances of a file, which are read when a tensor is encoded that needs them.
+def load_covariances(path: Path, source: TensorSource, effort: int = 1, *, curvature: bool = False) -> Covariances:
+    """The covariances of a file, which are read when a tensor is encoded that needs them; curvature: of the outputs too.
 
     Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for an
-    effort that does not exist.
+    effort that does not exist, and for curvature that the file does not have.
     """
     from ...imatrix.covariance import open_covariance
     from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
@@ -33,12 +34,34 @@ def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covar
         stored = file.input_of(name)
         return CollectedInput(stored.columns, stored.tokens) if stored is not None else None
 
-    return Covariances(input_of, PreparedCache(file.covariance_of), _digest(file), file.metadata(), effort)
+    if curvature and not file.outputs:
+        raise UsageError(
+            f"{path} has covariances of inputs only: `ggufmill imatrix --curvature` collects what --curvature needs"
+        )
+    outputs = _curvature(file) if curvature else None
+    digest = _digest(file, curvature)
+    return Covariances(input_of, PreparedCache(file.covariance_of), digest, file.metadata(), effort, curvature=outputs)
 
 
-def _digest(file: CovarianceFile) -> str:
+def _curvature(file: CovarianceFile) -> Curvature:
+    from ...quantize.covariance.source import CollectedOutput, Curvature
+
+    def output_of(name: str) -> CollectedOutput | None:
+        stored = file.output_of(name)
+        return CollectedOutput(stored.blocks, stored.tokens) if stored is not None else None
+
+    def gradient_of(name: str, matrix: int, block: int) -> Covariance:
+        found = file.gradient_of(name, matrix, block)
+        assert found is not None  # of what `output_of` knows
+        return found
+
+    return Curvature(output_of, gradient_of)
+
+
+def _digest(file: CovarianceFile, with_outputs: bool) -> str:
     """A digest of a file's data, from the checksums in it."""
     digest = hashlib.sha256()
-    for stored in file.inputs.values():
+    outputs = [one.parts for one in file.outputs.values()] if with_outputs else []
+    for stored in (*file.inputs.values(), *outputs):
         digest.update("\0".join(stored.tensors).encode() + stored.tokens.tobytes() + stored.checksums.tobytes())
     return digest.hexdigest()

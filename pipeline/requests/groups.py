@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...errors import UsageError
 from ...formats.loaders import PROGRAMS
 from ...request_fields import option, request
 from ..common.arguments import Pattern, Size, TypeName
@@ -144,14 +145,30 @@ class Weighting:
         key="quantize.covariance",
         travel="file",
     )
+    curvature: str | Path | None = option(
+        "Use both sides' second moments (`ggufmill imatrix --curvature`): the smallest loss, instead of --covariance.",
+        doc="File of covariances of inputs and second moments of gradients at outputs (`ggufmill imatrix --curvature`): rows "
+        "are encoded together, for a small change of the model's predictions. Takes the place of `covariance`.",
+        default=None,
+        kind="file",
+        key="quantize.curvature",
+        travel="file",
+    )
     effort: int | None = option(
-        "How much is searched with --covariance: 0 and 1 codes, 2 and 3 scales too.",
+        "How much is searched with --covariance or --curvature: 0 and 1 codes, 2 and 3 scales too.",
         default=None,
         least=0,
         most=3,
         shown="the recipe's, else 1",
         key="quantize.effort",
     )
+
+
+def moments_of(asked: Weighting) -> str | Path | None:
+    """The file of second moments, of inputs alone or of both sides. Raises UsageError for both."""
+    if asked.curvature is not None and asked.covariance is not None:
+        raise UsageError("--curvature has the covariance of inputs in its file: leave out --covariance")
+    return asked.covariance if asked.curvature is None else asked.curvature
 
 
 @request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ...formats import TensorType
 from ...imatrix.calibration import Calibration, TextSegment, cut_windows
 from ...imatrix.collect import CollectOptions, collect
 from ...imatrix.covariance.inputs import covariance_inputs
+from ...imatrix.covariance.job import CurvatureOptions
 from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
@@ -30,11 +31,18 @@ def _windows(model: Model, text: StageText) -> Calibration:
     return cut_windows(model, [TextSegment(text.tokens.tolist(), 1, [(text.path.name, 0)])], text.n_ctx, chunks=text.chunks)
 
 
+class Moments(NamedTuple):
+    """The file of second moments that a run collects; curvature: of outputs too."""
+
+    path: Path
+    curvature: bool
+
+
 def compute(
     model: Model,
     text: StageText,
     path: Path,
-    covariance: Path | None,
+    moments: Moments | None,
     types: Iterable[TensorType],
     report: OnProgress,
     *,
@@ -42,17 +50,19 @@ def compute(
     cluster: str | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
+    """Writes the importance matrix, and the file of second moments if there is to be one; returns the stage's result.
 
     nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
     cluster: its workers run the windows; reading: how they open the model, arguments of `open_source`.
     """
     windows, stage, on_cluster = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS), cluster is not None
     job = None
-    if covariance is not None:
-        job = begin_covariance(plan_covariance(model, windows, covariance, on_cluster=on_cluster), on_cluster=on_cluster)
+    if moments is not None:
+        curvature = CurvatureOptions() if moments.curvature else None
+        planned = plan_covariance(model, windows, moments.path, moments.curvature, on_cluster=on_cluster, curvature=curvature)
+        job = begin_covariance(planned, on_cluster=on_cluster)
     passes = len(job.passes) if job is not None else 1
-    options = CollectOptions(nextn=nextn, head_inputs=covariance is not None)
+    options = CollectOptions(nextn=nextn, head_inputs=moments is not None)
     elsewhere = collecting_on(cluster, model, model, windows, options, {}, reading, covariance=job)
     with codecs_in_background(types), elsewhere as run_batches:
         shared = run_batches if isinstance(run_batches, SharedCovariance) else None
@@ -71,24 +81,28 @@ def compute(
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
 
 
-def covariance_to_write(recipe: Recipe, base: Path, folder: RunFolder) -> Path | None:
-    """The file that [imatrix] covariance of a recipe names, relative to `base`, or the folder's; None: none is collected."""
-    value = recipe.stages.get("imatrix", {}).get("covariance", False)
-    return base / value if isinstance(value, str) else folder.covariance if value else None
+def moments_to_write(recipe: Recipe, base: Path, folder: RunFolder) -> Moments | None:
+    """The file that [imatrix] covariance or curvature of a recipe names, relative to `base`, or the folder's; None: none is
+    collected."""
+    for key, path in (("covariance", folder.covariance), ("curvature", folder.curvature)):
+        value = recipe.stages.get("imatrix", {}).get(key, False)
+        if value:
+            return Moments(base / value if isinstance(value, str) else path, key == "curvature")
+    return None
 
 
-def expected_covariances(model: Model, text: StageText, path: Path, effort: int) -> Covariances:
+def expected_covariances(model: Model, text: StageText, moments: Moments, effort: int) -> Covariances:
     """What is known of covariances before they are collected: for a plan that is made before any work."""
     windows = _windows(model, text)
     tokens = windows.windows.size
-    inputs = {name: one for one in covariance_inputs(model.graph) for name in one.tensors}
+    inputs = {name: one for one in covariance_inputs(model.graph, moments.curvature) for name in one.tensors}
 
     def input_of(name: str) -> CollectedInput | None:
         one = inputs.get(name)
         return CollectedInput(one.columns, np.full(one.matrices, tokens)) if one is not None else None
 
     metadata = {
-        "quantize.covariance.file": path.name,
+        "quantize.covariance.file": moments.path.name,
         "quantize.covariance.dataset": ", ".join(windows.datasets),
         "quantize.covariance.entries_count": np.int32(len(inputs)),
         "quantize.covariance.chunks_count": np.int32(len(windows.windows)),

@@ -29,6 +29,7 @@ from ..common.progress import OnProgress
 from ..planning import Quantization, plan_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
+from ..requests.groups import moments_of
 from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..requests.run import RunRequest
@@ -37,6 +38,7 @@ from ..writing.checks import problem_line, verify_written
 from ..writing.write_options import WriteOptions
 from .cache import StageCache, key_of
 from .folder import RunFolder
+from .imatrix import Moments
 from .repack import check_repack
 from .text import StageText
 
@@ -53,7 +55,7 @@ class QuantRun(Protocol):
     report: OnProgress
     reading_text: str | None
     texts: dict[str, StageText]
-    collected: Path | None
+    collected: Moments | None
 
     @property
     def inputs(self) -> list[Path]: ...
@@ -65,7 +67,7 @@ class QuantRun(Protocol):
     def imatrix_key(self) -> str: ...
     def importance(self) -> Importance | None: ...
     def expected_importance(self) -> Importance | None: ...
-    def expected_covariances(self, path: Path, effort: int) -> Covariances: ...
+    def expected_covariances(self, moments: Moments, effort: int) -> Covariances: ...
     def forget_measurements(self, path: Path) -> None: ...
 
 
@@ -81,7 +83,8 @@ class Quant:
             run.model,
             self.folder.gguf,
             imatrix=run.imatrix_path if self.with_imatrix else None,
-            covariance=self.collected,
+            covariance=None if self.collected is None or self.collected.curvature else self.collected.path,
+            curvature=self.collected.path if self.collected is not None and self.collected.curvature else None,
             program=run.request.program,
             allow_nonfinite=run.request.allow_nonfinite,
             cluster=run.request.cluster,
@@ -141,10 +144,10 @@ class Quant:
     @cached_property
     def _covariance_key(self) -> tuple[object, ...]:
         """What of the covariances decides a search: their effort, and the data of a file that is given."""
-        path, effort = self.job.request.covariance, self.job.effort
+        path, effort, curvature = moments_of(self.job.request), self.job.effort, self.job.request.curvature is not None
         if path is None or self.collected is not None:  # what is collected is part of the imatrix' key
             return (effort,) if path is not None else ()
-        covariances = load_covariances(Path(path), self.run.source, effort)
+        covariances = load_covariances(Path(path), self.run.source, effort, curvature=curvature)
         return covariances.identity, covariances.effort
 
     @property
@@ -255,7 +258,7 @@ class Quant:
             path = self.folder.path / f"{self.folder.stem}.toml"
             write_text(path, self.recipe.text)
         request = replace(
-            self._final(None).request, recipe=path, effort=self.job.effort if self.job.request.covariance else None
+            self._final(None).request, recipe=path, effort=self.job.effort if moments_of(self.job.request) else None
         )
         return cluster_call(plan_of, request)
 

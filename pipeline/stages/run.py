@@ -26,6 +26,7 @@ from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
 from ..common.messages import gib
 from ..common.progress import OnProgress
+from ..requests.groups import moments_of
 from ..requests.run import RunRequest
 from ..requests.sources import reading_of
 from . import imatrix as imatrix_stage
@@ -59,7 +60,7 @@ class Run:
         self.model = self._model_name(stages["source"])
         if recipe.several:
             folder = self.folder = replace(folder, stem=self._name_of_files())
-        self.collected = imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
+        self.collected = imatrix_stage.moments_to_write(recipe, self.path.parent, folder)
         self.quants = [Quant(self, one) for one in recipe.each]
         first = self.quants[0].job.request
         self.mla_layout = self._mla_layout()
@@ -118,7 +119,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
-        given += [Path(path) for q in self.quants if (path := q.job.request.covariance) is not None and q.collected is None]
+        given += [Path(path) for q in self.quants if (path := moments_of(q.job.request)) is not None and q.collected is None]
         return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
 
     @property
@@ -150,7 +151,7 @@ class Run:
     @property
     def _collected_files(self) -> list[Path]:
         """What the imatrix stage writes."""
-        return [self.folder.imatrix, *([self.collected] if self.collected else [])] if "imatrix" in self.texts else []
+        return [self.folder.imatrix, *([self.collected.path] if self.collected else [])] if "imatrix" in self.texts else []
 
     @cached_property
     def imatrix_key(self) -> str:
@@ -158,6 +159,7 @@ class Run:
         text = self.texts.get("imatrix")
         if text is not None:
             options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
+            options += ["curvature"] * (self.collected is not None and self.collected.curvature)
             cut = (text.digest, text.n_ctx, text.chunks)
             return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
@@ -187,9 +189,9 @@ class Run:
             return self.importance()
         return PendingImportance({}, Imatrix({}, [text.path.name], 1, text.n_ctx).metadata(self.folder.imatrix.name))
 
-    def expected_covariances(self, path: Path, effort: int) -> Covariances:
-        """What is known of the covariances before they are collected into the file at `path`."""
-        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], path, effort)
+    def expected_covariances(self, moments: imatrix_stage.Moments, effort: int) -> Covariances:
+        """What is known of the covariances before they are collected."""
+        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], moments, effort)
 
     # -- the files
 
@@ -207,8 +209,9 @@ class Run:
                     f"{self.recipe.name}: [{stage}] {key} is for draft layers, of which {self.source.path} has none"
                 )
         refuse_inputs([*self.folder.reports, self.folder.state, *self._collected_files], self.inputs)
-        if self.collected not in (None, self.folder.covariance) and not self.request.force:
-            self.cache.check_own("imatrix", self.imatrix_key, self.collected)
+        is_elsewhere = self.collected is not None and self.collected.path not in (self.folder.covariance, self.folder.curvature)
+        if self.collected is not None and is_elsewhere and not self.request.force:
+            self.cache.check_own("imatrix", self.imatrix_key, self.collected.path)
         plans: list[Plan] = []
         for quant in self.quants:
             plan, types = quant.check()

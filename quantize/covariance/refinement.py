@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +86,7 @@ class Refinement(ABC):
             self.feed_back()
         self.choose_codes()
         for round in range(ROUNDS[self.effort]):
-            self._row_by_row(lambda one, round=round: one._fit_scales(round))
+            self._row_by_row(partial(Refinement._fit_scales, round=round))
             self.choose_codes()
             self._feed_back_again()
         if ROUNDS[self.effort]:
@@ -94,7 +96,7 @@ class Refinement(ABC):
         self.search_scales(round)
         refit(self.rows, self.damped, self.gradient, self.values)
 
-    def _row_by_row(self, step: Callable[[Refinement], None]) -> None:
+    def _row_by_row(self, step: Callable[[Any], None]) -> None:
         """Takes a step that knows no coupling: coupled rows one after the other, each with its mixed gradient."""
         if self.coupled is None:
             step(self)

@@ -52,7 +52,7 @@ class ScalarRefinement(Refinement):
 
     def polish_codes(self) -> None:
         for _ in range(0 if self._in_fours else _PAIR_SWEEPS):
-            self._row_by_row(lambda one: one._move_pairs())
+            self._row_by_row(ScalarRefinement._move_pairs)
             self.choose_codes()
 
     def _move_pairs(self) -> None:

@@ -18,6 +18,7 @@ from .coupling import CoupledRows, couple
 from .covariance_matrix import Covariance, CovarianceOf, enough_tokens
 from .prepared import PreparedCovariance, prepare
 from .refine import takes_covariance
+from .row_blocks import RowBlocks
 
 _CACHE_BYTES = 2 << 30  # of prepared covariances; the last two stay in any case
 
@@ -38,12 +39,11 @@ class CollectedInput:
 class CollectedOutput:
     """What a file says of the gradients at a tensor's outputs before it is read.
 
-    rows    of a matrix; block: of them that are encoded together, the last of a matrix may be fewer
-    tokens  int64 [matrices, blocks]: how many gradients each block's second moments were taken of
+    blocks  of rows of a matrix that have second moments with each other
+    tokens  int64 [matrices, blocks]: how many gradients these were taken of
     """
 
-    rows: int
-    block: int
+    blocks: RowBlocks
     tokens: np.ndarray
 
 
@@ -58,13 +58,26 @@ class Curvature:
     output_of: Callable[[str], CollectedOutput | None] = field(repr=False)
     gradient_of: Callable[[str, int, int], Covariance] = field(repr=False)
 
+    def reason_alone(self, name: str) -> str:
+        """Why rows of a tensor, or some of them, are encoded by themselves; '' if none are."""
+        collected = self.output_of(name)
+        if collected is None:
+            return "none was collected"
+        rows = np.array([(span := collected.blocks.span(i)).stop - span.start for i in range(collected.blocks.count)])
+        few = sum(
+            not enough_tokens(int(seen), int(size)) for row in collected.tokens for seen, size in zip(row, rows, strict=True)
+        )
+        return "too few tokens were seen" + f" by {few} of {collected.tokens.size} blocks of rows" if few else ""
+
 
 @dataclass(frozen=True)
-class RowBlocks:
-    """The rows of a tensor that are encoded together: block of a matrix; couple: (matrix, block) -> what couples them, None:
-    too few tokens were seen."""
+class RowCoupling:
+    """The rows of a tensor that are encoded together.
 
-    block: int
+    blocks of each matrix; couple: (matrix, block) -> what couples their rows, None: too few tokens were seen
+    """
+
+    blocks: RowBlocks
     couple: Callable[[int, int], CoupledRows | None] = field(repr=False)
 
 
@@ -143,7 +156,8 @@ class Covariances:
 
     def provenance(self, tensors: int) -> dict[str, Any]:
         """The metadata of a file in which this number of tensors was encoded with more than the diagonals."""
-        used = {"effort": np.int32(self.effort), "tensors_count": np.int32(tensors)}
+        used: dict[str, Any] = {"effort": np.int32(self.effort), "tensors_count": np.int32(tensors)}
+        used |= {"curvature": True} if self.curvature is not None else {}
         return dict(self.metadata) | {f"quantize.covariance.{key}": value for key, value in used.items()}
 
     def reason_for_diagonal(self, tensor: SourceTensor, target: TensorType) -> str:
@@ -172,7 +186,7 @@ class Covariances:
             return "too few tokens were seen" + (f" by {few} of {matrices} matrices" if few < len(collected.tokens) else "")
         return ""
 
-    def row_blocks(self, tensor: SourceTensor) -> RowBlocks | None:
+    def row_coupling(self, tensor: SourceTensor) -> RowCoupling | None:
         """The rows that are encoded together, and what couples them; None: every row is encoded by itself.
 
         Raises PlanError for the curvature of another number of rows or matrices.
@@ -183,17 +197,21 @@ class Covariances:
         collected, (_, rows, matrices) = curvature.output_of(name), dims(tensor.shape)
         if collected is None:
             return None
-        blocks = -(-rows // collected.block)
-        if collected.rows != rows or collected.tokens.shape not in ((matrices, blocks), (1, blocks)):
+        blocks = collected.blocks
+        if blocks.rows != rows or collected.tokens.shape not in ((matrices, blocks.count), (1, blocks.count)):
             raise PlanError(
-                f"the curvature of {tensor.name} is of {collected.rows} rows and {len(collected.tokens)} matrices, the tensor "
+                f"the curvature of {tensor.name} is of {blocks.rows} rows and {len(collected.tokens)} matrices, the tensor "
                 f"has {rows} and {matrices}: it was collected from another model"
             )
 
         def coupled(matrix: int, block: int) -> CoupledRows | None:
             return couple(curvature.gradient_of(name, matrix if len(collected.tokens) > 1 else 0, block))
 
-        return RowBlocks(collected.block, coupled)
+        return RowCoupling(blocks, coupled)
+
+    def reason_alone(self, tensor: SourceTensor) -> str:
+        """Why rows of a tensor, or some of them, are encoded by themselves although there is curvature; '' if none are."""
+        return "" if self.curvature is None else self.curvature.reason_alone(self._name(tensor))
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""

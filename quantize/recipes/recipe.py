@@ -197,7 +197,15 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "allow_lossy_config": _SWITCH,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
-    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME, "nextn": _SWITCH},
+    "imatrix": {
+        "text": _NAME,
+        "ctx": _N_CTX,
+        "chunks": _COUNT,
+        "file": _NAME,
+        "covariance": _SWITCH_OR_NAME,
+        "curvature": _SWITCH_OR_NAME,
+        "nextn": _SWITCH,
+    },
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
@@ -206,6 +214,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "max_kld": _POSITIVE,
         "split_max_size": _SIZE,
         "covariance": _NAME,
+        "curvature": _NAME,
         "effort": KeySpec("0, 1, 2 or 3", lambda v: _integer(0).accepts(v) and v <= 3),
         "for": KeySpec(f"one of {', '.join(PROGRAMS)}", lambda v: v in PROGRAMS),
         "name": _NAME,
@@ -243,6 +252,9 @@ STAGES: dict[str, dict[str, KeySpec]] = {
 }
 
 
+_MOMENTS = ("covariance", "curvature")  # keys of files of second moments
+
+
 def _check_stages(stages: dict[str, Any], path: Path) -> None:
     """Raises RecipeError for stages, keys and values that STAGES does not allow, and for keys that would have no effect."""
     for stage, values in stages.items():
@@ -270,11 +282,15 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         reading = next((stage for stage in ("imatrix", "search", "validate") if "text" in stages.get(stage, {})), None)
         if reading:
             raise RecipeError(f"{path}: [{reading}] text needs the vocabulary, which [convert] vocab = false leaves out")
-    is_collected, is_given = bool(imatrix.get("covariance")), "covariance" in stages.get("quantize", {})
-    if is_collected and is_given:
-        raise RecipeError(f"{path}: [imatrix] covariance collects what [quantize] covariance reads; give one of both")
-    if "effort" in stages.get("quantize", {}) and not is_collected and not is_given:
-        raise RecipeError(f"{path}: [quantize] effort needs covariance = ... beside it, a file to read")
+    moments = [(stage, key) for stage in ("imatrix", "quantize") for key in _MOMENTS if stages.get(stage, {}).get(key)]
+    if len(moments) > 1:
+        (stage, key), (other_stage, other) = moments[:2]
+        raise RecipeError(
+            f"{path}: [{stage}] {key} and [{other_stage}] {other} both say what second moments tensors are encoded with; "
+            "give one of both (curvature holds the covariance too)"
+        )
+    if "effort" in stages.get("quantize", {}) and not moments:
+        raise RecipeError(f"{path}: [quantize] effort needs covariance or curvature = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):
         conflicting = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)
         if conflicting is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...simd.lanes import LANES
 from ..covariance.panels import WIDTH
+from ..covariance.coupling import ALONE, Coupling
 from ..covariance.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.vector_descent import MARGIN, invert_diagonal_blocks
 from ..covariance.vector_refinement import VectorRefinement
@@ -65,7 +66,10 @@ class DeviceVectorRefinement(OnDevice, VectorRefinement):
         self.device = device
         super().__init__(x, rows, damped, effort)
 
-    def _sweep(self, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
+    def _sweep(
+        self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray
+    ) -> None:
+        assert coupling is ALONE  # coupled rows are encoded by the processor
         with one_at_a_time:
             rows, count = self.rows, len(self.x)
             state = _State(
