@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...simd.lanes import LANES
-from ..covariance.panels import WIDTH
 from ..covariance.coupling import ALONE, Coupling
+from ..covariance.panels import WIDTH
 from ..covariance.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.vector_descent import MARGIN, invert_diagonal_blocks
 from ..covariance.vector_refinement import VectorRefinement
