@@ -120,7 +120,7 @@ def train(
             group["lr"] = rate * min(1, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
         starts = torch.randint(0, len(tokens) - CONTEXT - 1, (BATCH,), generator=generator)
         window = torch.stack([tokens[s : s + CONTEXT + 1] for s in starts.tolist()])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
             logits = model(window[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         loss.backward()
@@ -146,6 +146,7 @@ def train(
 @click.option("--vocab", default=2048, show_default=True, help="Tokens in the vocabulary.")
 @click.option("--held-out", default=0.06, show_default=True, help="Share at the end of each file that is not trained on.")
 @click.option("-t", "--threads", default=1, show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Of torch.")
 def main(
     texts: tuple[Path, ...],
     out: Path,
@@ -157,6 +158,7 @@ def main(
     vocab: int,
     held_out: float,
     threads: int,
+    device: str,
 ) -> None:
     torch.manual_seed(1)
     torch.set_num_threads(threads)
@@ -173,7 +175,7 @@ def main(
     held = torch.tensor(tokenizer.encode((out / "heldout.txt").read_text("utf-8")).ids)
 
     config = model_config(tokenizer.get_vocab_size(), hidden, layers)
-    model = LlamaForCausalLM(config).float()
+    model = LlamaForCausalLM(config).float().to(device)
     card = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "training_tokens": len(tokens),
@@ -182,7 +184,7 @@ def main(
     }
     click.echo(json.dumps(card), err=True)
     began = time.time()
-    done = train(model, tokens, steps, minutes, rate, lambda: save(model, config, out))
+    done = train(model, tokens.to(device), steps, minutes, rate, lambda: save(model, config, out))
     card |= {
         "steps": done,
         "tokens_seen": done * BATCH * CONTEXT,
@@ -191,7 +193,7 @@ def main(
         "torch": torch.__version__,
     }
     save(model, config, out)
-    model.bfloat16().float()
+    model.to("cpu").bfloat16().float()
     card["held_out_perplexity"] = round(perplexity(model.eval(), held), 3)
     (out / "training.json").write_text(json.dumps(card, indent=2) + "\n")
     click.echo(json.dumps(card))
