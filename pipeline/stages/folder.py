@@ -54,6 +54,11 @@ class RunFolder:
         return self.path / f"{self.stem}.cov"
 
     @property
+    def curvature(self) -> Path:
+        """The covariances with second moments of gradients, if they are collected."""
+        return self.path / f"{self.stem}.curv"
+
+    @property
     def state(self) -> Path:
         """The `StageCache`."""
         return self.path / "state.json"

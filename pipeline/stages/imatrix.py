@@ -12,6 +12,7 @@ from ...formats import TensorType
 from ...imatrix.calibration import Calibration, TextSegment, cut_windows
 from ...imatrix.collect import CollectOptions, collect
 from ...imatrix.covariance.inputs import covariance_inputs
+from ...imatrix.covariance.job import CurvatureOptions
 from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
@@ -38,19 +39,24 @@ def compute(
     types: Iterable[TensorType],
     report: OnProgress,
     *,
+    curvature: bool = False,
     nextn: bool = False,
     cluster: str | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
 
-    nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
-    cluster: its workers run the windows; reading: how they open the model, arguments of `open_source`.
+    curvature: with second moments of gradients in that file. nextn: with data for the draft layers. types: those that are encoded
+    afterwards, whose codecs are compiled in the meantime. cluster: its workers run the windows; reading: how they open the model,
+    arguments of `open_source`.
     """
     windows, stage, on_cluster = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS), cluster is not None
     job = None
     if covariance is not None:
-        job = begin_covariance(plan_covariance(model, windows, covariance, on_cluster=on_cluster), on_cluster=on_cluster)
+        more = {"experts": True, "curvature": CurvatureOptions()} if curvature else {}
+        job = begin_covariance(
+            plan_covariance(model, windows, covariance, on_cluster=on_cluster, **more), on_cluster=on_cluster
+        )
     passes = len(job.passes) if job is not None else 1
     options = CollectOptions(nextn=nextn, head_inputs=covariance is not None)
     elsewhere = collecting_on(cluster, model, model, windows, options, {}, reading, covariance=job)
@@ -72,16 +78,21 @@ def compute(
 
 
 def covariance_to_write(recipe: Recipe, base: Path, folder: RunFolder) -> Path | None:
-    """The file that [imatrix] covariance of a recipe names, relative to `base`, or the folder's; None: none is collected."""
-    value = recipe.stages.get("imatrix", {}).get("covariance", False)
-    return base / value if isinstance(value, str) else folder.covariance if value else None
+    """The file that [imatrix] covariance or curvature of a recipe names, relative to `base`, or the folder's; None: none is
+    collected."""
+    table = recipe.stages.get("imatrix", {})
+    for value, usual in ((table.get("covariance"), folder.covariance), (table.get("curvature"), folder.curvature)):
+        if value:
+            return base / value if isinstance(value, str) else usual
+    return None
 
 
-def expected_covariances(model: Model, text: StageText, path: Path, effort: int) -> Covariances:
-    """What is known of covariances before they are collected: for a plan that is made before any work."""
+def expected_covariances(model: Model, text: StageText, path: Path, effort: int, experts: bool = False) -> Covariances:
+    """What is known of covariances before they are collected: for a plan that is made before any work. experts: those of the
+    inputs of down matrices too, of each as many as of all together, at the most."""
     windows = _windows(model, text)
     tokens = windows.windows.size
-    inputs = {name: one for one in covariance_inputs(model.graph) for name in one.tensors}
+    inputs = {name: one for one in covariance_inputs(model.graph, experts) for name in one.tensors}
 
     def input_of(name: str) -> CollectedInput | None:
         one = inputs.get(name)

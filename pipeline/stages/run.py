@@ -60,6 +60,7 @@ class Run:
         if recipe.several:
             folder = self.folder = replace(folder, stem=self._name_of_files())
         self.collected = imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
+        self.with_curvature = bool(stages.get("imatrix", {}).get("curvature"))
         self.quants = [Quant(self, one) for one in recipe.each]
         first = self.quants[0].job.request
         self.mla_layout = self._mla_layout()
@@ -157,7 +158,8 @@ class Run:
         """A digest of all that decides what is in the imatrix."""
         text = self.texts.get("imatrix")
         if text is not None:
-            options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
+            kind = "curvature" if self.with_curvature else "covariance"
+            options = [kind] * (self.collected is not None) + ["nextn"] * self.nextn
             cut = (text.digest, text.n_ctx, text.chunks)
             return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
@@ -170,6 +172,7 @@ class Run:
             self.collected,
             self._planned_types,
             self.report,
+            curvature=self.with_curvature,
             nextn=self.nextn,
             cluster=self.request.cluster,
             reading=self.reading,
@@ -189,7 +192,8 @@ class Run:
 
     def expected_covariances(self, path: Path, effort: int) -> Covariances:
         """What is known of the covariances before they are collected into the file at `path`."""
-        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], path, effort)
+        model, text = self._source_model, self.texts["imatrix"]
+        return imatrix_stage.expected_covariances(model, text, path, effort, experts=self.with_curvature)
 
     # -- the files
 
@@ -207,7 +211,7 @@ class Run:
                     f"{self.recipe.name}: [{stage}] {key} is for draft layers, of which {self.source.path} has none"
                 )
         refuse_inputs([*self.folder.reports, self.folder.state, *self._collected_files], self.inputs)
-        if self.collected not in (None, self.folder.covariance) and not self.request.force:
+        if self.collected not in (None, self.folder.covariance, self.folder.curvature) and not self.request.force:
             self.cache.check_own("imatrix", self.imatrix_key, self.collected)
         plans: list[Plan] = []
         for quant in self.quants:

@@ -197,7 +197,15 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "allow_lossy_config": _SWITCH,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
-    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME, "nextn": _SWITCH},
+    "imatrix": {
+        "text": _NAME,
+        "ctx": _N_CTX,
+        "chunks": _COUNT,
+        "file": _NAME,
+        "covariance": _SWITCH_OR_NAME,
+        "curvature": _SWITCH_OR_NAME,
+        "nextn": _SWITCH,
+    },
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
@@ -270,9 +278,12 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         reading = next((stage for stage in ("imatrix", "search", "validate") if "text" in stages.get(stage, {})), None)
         if reading:
             raise RecipeError(f"{path}: [{reading}] text needs the vocabulary, which [convert] vocab = false leaves out")
-    is_collected, is_given = bool(imatrix.get("covariance")), "covariance" in stages.get("quantize", {})
+    collected = [key for key in ("covariance", "curvature") if imatrix.get(key)]
+    is_collected, is_given = bool(collected), "covariance" in stages.get("quantize", {})
+    if len(collected) > 1:
+        raise RecipeError(f"{path}: [imatrix] curvature collects the covariances too; leave out covariance")
     if is_collected and is_given:
-        raise RecipeError(f"{path}: [imatrix] covariance collects what [quantize] covariance reads; give one of both")
+        raise RecipeError(f"{path}: [imatrix] {collected[0]} collects what [quantize] covariance reads; give one of both")
     if "effort" in stages.get("quantize", {}) and not is_collected and not is_given:
         raise RecipeError(f"{path}: [quantize] effort needs covariance = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):
