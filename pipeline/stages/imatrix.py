@@ -46,9 +46,9 @@ def compute(
 ) -> dict[str, Any]:
     """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
 
-    curvature: with second moments of gradients in that file. nextn: with data for the draft layers. types: those that are encoded
-    afterwards, whose codecs are compiled in the meantime. cluster: its workers run the windows; reading: how they open the model,
-    arguments of `open_source`.
+    curvature: with second moments of gradients in that file. nextn: with data for the draft layers. types: those that are
+    encoded afterwards, whose codecs are compiled in the meantime. cluster: its workers run the windows; reading: how they open
+    the model, arguments of `open_source`.
     """
     windows, stage, on_cluster = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS), cluster is not None
     job = None

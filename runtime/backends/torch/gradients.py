@@ -66,12 +66,19 @@ class Gradients:
     threads  on the processor: groups of windows that are computed at a time, each by one thread, so that the results have the
              same bits for any number of them
     is_whole whether the graph is one part, which needs the memory of all layers at once
+    copied_bytes  what weights may take that had to be copied from their file to memory; more are read again for each part
 
     Raises PlanError for a graph without a head, and for an op of which there is no derivative.
     """
 
     def __init__(
-        self, graph: Graph, weights: Weights, device: torch.device | str = "cpu", threads: int = 1, is_whole: bool = False
+        self,
+        graph: Graph,
+        weights: Weights,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        is_whole: bool = False,
+        copied_bytes: int = 4 << 30,
     ):
         self.graph, self.weights, self.device, self.threads = graph, weights, torch.device(device), threads
         path = weights.source.path
@@ -81,6 +88,7 @@ class Gradients:
             )
         for op in (*graph.ops, *graph.head):
             check_derivative(op, str(path))
+        self._copied_bytes = copied_bytes
         self._parts = cut_graph(graph, is_whole)
         self._reached = reached_ops(graph)
 
@@ -162,6 +170,7 @@ class Gradients:
 
     def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[_Group], run: Callable[[_Group], Any]) -> Iterator[Any]:
         """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
+        self.weights.release(self._copied_bytes)
         with self.weights.visit():
             if pool is None:
                 yield from map(run, groups)
