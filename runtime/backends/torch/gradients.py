@@ -93,6 +93,11 @@ class Gradients:
         self._reached = reached_ops(graph)
 
     @property
+    def identity(self) -> tuple[str, str]:
+        """What the bits of gradients depend on beside model and windows: the kind of device, and torch."""
+        return self.device.type, torch.__version__
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes per token that are kept between parts while a batch of windows is computed."""
         return kept_bytes(self.graph, self._parts)
