@@ -233,6 +233,35 @@ def test_outputs_are_read_by_tensor_matrix_and_block(tmp_path):
             file.gradient_of("blk.0.ffn_up_exps.weight", matrix, block)
 
 
+def test_outputs_of_heads_serve_both_layouts(tmp_path):
+    """attn_k_b as one matrix of all heads, or as one for each."""
+    parts = written(tmp_path / "m.curv", "f32", [QKV, HEADS])
+    file = open_covariance(tmp_path / "m.curv")
+    name = "blk.0.attn_k_b.weight"
+    stack = file.output_of(name, 3)
+    assert (stack.rows, stack.matrices, stack.blocks.count) == (50, 3, 3)
+    assert stack.tokens.shape == (3, 3)
+    for head, block in np.ndindex(3, 3):
+        found = file.gradient_of(name, head, block, 3)
+        span = stack.blocks.span(block)
+        rows = span.stop - span.start
+        np.testing.assert_array_equal(found.matrix, parts[HEADS.name, 3 * head + block].matrix[:rows, :rows])
+    assert file.output_of(name, 7) is None
+    assert file.output_of(name, 6) is None
+
+    def source(*shape):
+        tensors = {"blk.0.attn_q.weight": (48, 8), name: shape}
+        return TensorSource("m.gguf", {}, {n: SourceTensor(n, s, "f32", None) for n, s in tensors.items()}, "test")
+
+    file.check(source(64, 150))
+    file.check(source(64, 50, 3))
+    for shape in ((64, 149), (64, 50, 4)):
+        with pytest.raises(
+            MillError, match="the outputs of blk.0.attn_k_b.weight are 150 rows x 1 matrices, the tensor in m.gguf"
+        ):
+            file.check(source(*shape))
+
+
 def test_blocks_that_do_not_fit_are_refused(tmp_path):
     written(tmp_path / "m.curv", inputs=[*INPUTS, replace(EXPERTS, matrices=4)])
     with pytest.raises(
