@@ -13,6 +13,8 @@ from ggufmill.convert import open_source
 from ggufmill.errors import PlanError
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.torch import gradients as gradients_module
+from ggufmill.runtime.backends.torch.functions import attention
 from ggufmill.runtime.backends.torch.gradients import loss_gradient, uniform_draws
 from ggufmill.runtime.backends.torch.weights import Weights
 from ggufmill.runtime.output_gradients import gradients_of
@@ -64,6 +66,16 @@ def test_weights_that_were_copied_are_read_again(windows, expected, monkeypatch)
     assert sum(count > 0 for count in released) > 4
     for key, g in expected.items():
         assert np.array_equal(other[key], g), key
+
+
+def test_scores_that_are_too_large_are_computed_again(windows, expected, monkeypatch):
+    calls, original = [], attention.checkpoint
+    monkeypatch.setattr(gradients_module, "SCRATCH", 8 * 4 * N_CTX * 20)  # 20 queries of 4 heads at a time
+    monkeypatch.setattr(attention, "checkpoint", lambda *given, **options: calls.append(1) or original(*given, **options))
+    other = found_in(load_model(open_source(FOLDER / "demo"), threads=2), windows)
+    assert len(calls) == 4 * 3 * 2 * 3  # layers, windows, forms of latent attention, runs of queries
+    for key, g in expected.items():
+        assert np.abs(other[key] - g).max() <= 1e-4 * np.abs(g).max(), key
 
 
 @pytest.mark.parametrize("rules", [{}, {"device_memory": 6 << 20}, {"n_cpu_moe": 2}, {"gpu_layers": 2}], ids=str)
