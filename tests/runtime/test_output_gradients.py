@@ -14,8 +14,8 @@ from ggufmill.errors import PlanError
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch import gradients as gradients_module
+from ggufmill.runtime.backends.torch.drawn_labels import loss_gradient, uniform_draws
 from ggufmill.runtime.backends.torch.functions import attention
-from ggufmill.runtime.backends.torch.gradients import loss_gradient, uniform_draws
 from ggufmill.runtime.backends.torch.weights import Weights
 from ggufmill.runtime.output_gradients import gradients_of
 
