@@ -61,6 +61,7 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> N
     Examples:
       ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --chunks 200
       ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --covariance model.cov --memory 20G --dry-run
+      ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --curvature model.curv
       ggufmill imatrix model.gguf -f prose.txt -f chats.jsonl:3 --process-output -o model.imatrix --plot coverage.png
       ggufmill imatrix --in-file a.imatrix --in-file b.imatrix -o both.imatrix
     """
@@ -112,7 +113,7 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
 
     sum is that of the columns' mean squares, active the share of columns above 1e-5, even the entropy of the distribution over
     the columns as a share of its maximum. Of covariances H: rank is (trace H)^2 / trace H^2, diagonal the share of the diagonal
-    in the sum of the squares of all entries.
+    in the sum of the squares of all entries; with side output they are of gradients, and columns are the rows of a block.
 
     \b
     Examples:

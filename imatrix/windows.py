@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from ..runtime import Model
 from ..runtime.evaluate.perplexity import OnHidden, ScoredModel, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
 from ..simd.compile.compile_time import seconds_without_compilation
-
-if TYPE_CHECKING:
-    from ..runtime.backends.torch.gradients import Gradients
-    from .covariance.gradient_collector import GradientCollector
 
 
 class NotFiniteError(MillError):
@@ -41,33 +37,21 @@ def score(
             statistics.add_unscored()
             yield
         return
-    try:
+    with naming_causes(model, windows, first):
         yield from score_windows([ScoredModel(model, statistics, on_hidden)], windows)
-    except NotFiniteError as error:
-        raise _cause(model, windows, first, error) from None
 
 
 def run(model: Model, windows: np.ndarray, first: int) -> None:
     """Runs windows for their observers alone: int [windows, n_ctx]. Raises MillError as `score`."""
-    try:
+    with naming_causes(model, windows, first):
         model.hidden_of_windows(windows)
-    except NotFiniteError as error:
-        raise _cause(model, windows, first, error) from None
 
 
-def run_gradients(
-    model: Model,
-    gradients: Gradients,
-    windows: np.ndarray,
-    first: int,
-    seed: int,
-    collector: GradientCollector,
-    on_part: Callable[[float], None],
-) -> None:
-    """Sums the gradients that windows give, int [windows, n_ctx]; see `Gradients.run`. Raises MillError as `score`."""
-    model.files.check()
+@contextmanager
+def naming_causes(model: Model, windows: np.ndarray, first: int) -> Iterator[None]:
+    """Within this, an observed number that is not finite raises a MillError as `score` does."""
     try:
-        gradients.run(windows, seed, collector.wanted, collector.on_gradient, on_part)
+        yield
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..operating_system.memory import free_bytes
 from .torch_devices import import_torch
+
+_COPIED_BYTES, _COPIED_SHARE = 4 << 30, 4  # of weights that are no mapped file: as many, or one in so many of those free
 
 if TYPE_CHECKING:
     from .backends.torch.gradients import Gradients
@@ -25,5 +28,9 @@ def gradients_of(model: Model, is_whole: bool = False) -> Gradients:
 
     if model.placed is not None and isinstance(model.executable, TorchExecutable):
         device, *_ = model.placed.devices.values()
-        return Gradients(model.graph, model.executable.weights.exactly(), device.torch_name, model.workers.count, is_whole)
-    return Gradients(model.graph, Weights(model.stored, {}, exact=True), "cpu", model.workers.count, is_whole)
+        weights, where = model.executable.weights.exactly(), device.torch_name
+    else:
+        weights, where = Weights(model.stored, {}, exact=True), "cpu"
+    free = free_bytes()
+    copied = _COPIED_BYTES if free is None else free // _COPIED_SHARE
+    return Gradients(model.graph, weights, where, model.workers.count, is_whole, copied)

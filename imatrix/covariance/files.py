@@ -108,6 +108,14 @@ class StoredOutput:
         """int64 [matrices, blocks]: how many tokens each mean was taken of."""
         return self.parts.tokens.reshape(self.matrices, self.blocks.count)
 
+    def of_stack(self, matrices: int) -> StoredOutput | None:
+        """The same for the other layout of a weight with a matrix per head, which has them as one matrix or as a stack of
+        `matrices`: parts are numbered alike in both. None where the rows do not fit."""
+        rows, rest = divmod(self.rows * self.matrices, matrices)
+        if rest or rows % self.blocks.run:
+            return None
+        return StoredOutput(self.parts, RowBlocks(rows, self.blocks.run, self.blocks.size))
+
 
 class CovarianceFile:
     """An open covariance file; its parts are read when they are asked for, and the last ones are kept in memory.
@@ -165,14 +173,17 @@ class CovarianceFile:
             return None
         return self._part(stored, matrix if stored.matrices > 1 else 0)
 
-    def output_of(self, tensor: str) -> StoredOutput | None:
-        """The outputs of a weight; None if nothing was collected of them."""
-        return self.outputs.get(tensor)
+    def output_of(self, tensor: str, matrices: int | None = None) -> StoredOutput | None:
+        """The outputs of a weight; None if nothing was collected of them. matrices: of the weight, where the file may be of
+        another layout of it (see `StoredOutput.of_stack`)."""
+        stored = self.outputs.get(tensor)
+        return stored if stored is None or matrices in (None, stored.matrices) else stored.of_stack(matrices)
 
-    def gradient_of(self, tensor: str, matrix: int, block: int) -> Covariance | None:
+    def gradient_of(self, tensor: str, matrix: int, block: int, matrices: int | None = None) -> Covariance | None:
         """The mean of g g^T over the gradients g at the outputs of one block of rows of a matrix: float32 [rows of the block,
-        rows of the block]; None if it was not collected. Threads and errors as for `covariance_of`."""
-        stored = self.output_of(tensor)
+        rows of the block]; None if it was not collected. matrices: as for `output_of`; threads and errors as for
+        `covariance_of`."""
+        stored = self.output_of(tensor, matrices)
         if stored is None:
             return None
         if not 0 <= block < stored.blocks.count:
@@ -203,7 +214,7 @@ class CovarianceFile:
         return covariance
 
     def check(self, source: TensorSource) -> None:
-        """Raises MillError if it cannot be of this model: no common tensor, another number of columns or of matrices."""
+        """Raises MillError if it cannot be of this model: no common tensor, another number of columns, rows or matrices."""
         common = [(stored, source.tensors[name]) for name, stored in self._by_tensor.items() if name in source.tensors]
         if not common:
             raise MillError(
@@ -216,6 +227,16 @@ class CovarianceFile:
                 raise MillError(
                     f"{self.path}: the input of {tensor.name} is {stored.columns} columns x {stored.matrices} matrices, the "
                     f"tensor in {source.path} is {columns} x {matrices}: the covariance of another model"
+                )
+        for name, output in self.outputs.items():
+            _, rows, matrices = (
+                dims(source.tensors[name].shape) if name in source.tensors else (0, output.rows, output.matrices)
+            )
+            fitted = output.of_stack(matrices)
+            if fitted is None or fitted.rows != rows:
+                raise MillError(
+                    f"{self.path}: the outputs of {name} are {output.rows} rows x {output.matrices} matrices, the tensor in "
+                    f"{source.path} has {rows} x {matrices}: the covariance of another model"
                 )
 
     def metadata(self) -> dict[str, Any]:

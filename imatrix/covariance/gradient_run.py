@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from ...runtime import Model
 from ...runtime.output_gradients import gradients_of
 from ..calibration import Calibration
-from ..windows import run_gradients
+from ..windows import naming_causes
 from .estimate import multiplications
 from .gradient_collector import GradientCollector
 
@@ -64,4 +64,6 @@ class GradientRun:
         """Adds the gradients of a batch to the sums. on_share: called with the share of it that is done. Raises MillError."""
         collector.weight = int(self._calibration.weights[batch.start])
         windows = self._calibration.windows[batch.start : batch.stop]
-        run_gradients(self._model, self.gradients, windows, batch.start, self._seed, collector, on_share)
+        self._model.files.check()
+        with naming_causes(self._model, windows, batch.start):
+            self.gradients.run(windows, self._seed, collector.wanted, collector.on_gradient, on_share)

@@ -80,7 +80,7 @@ class CovarianceJob:
             path, list(map(planned, self.inputs)), Origin(*names, datasets, chunks, calibration.n_ctx), BITS[options.bits]
         )
         names = [one.name for one in self.inputs]
-        more = () if options.curvature is None else (options.curvature,)
+        more = () if options.curvature is None else (options.curvature, self.gradients.gradients.identity)
         self.fingerprint = calibration.fingerprint(model, "covariance", names, options.bits, *more)
         self.number, self.windows, self.is_beside = 0, 0, True
         self._collector: CovarianceCollector | None = None

@@ -148,6 +148,7 @@ def test_a_run_collects_and_uses_them(mill, tmp_path):
     for old, new, message in (
         ("effort = 0", 'covariance = "a.cov"', "[imatrix] covariance collects what [quantize] covariance reads"),
         ("covariance = true", "", "[quantize] effort needs covariance"),
+        ("covariance = true", "covariance = true\ncurvature = true", "[imatrix] curvature collects the covariances too"),
         ("covariance = true", "covariance = 1", "covariance = 1 has to be true, false or a file to write"),
     ):
         recipe.write_text(RUN.format(demo=DEMO).replace(old, new))

@@ -53,6 +53,9 @@ class DoubleWeights:
     def vector(self, weight, device):
         return self._rows(weight).reshape(weight.shape[::-1])
 
+    def release(self, most):
+        pass
+
     @contextmanager
     def visit(self):
         yield

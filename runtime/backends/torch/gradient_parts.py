@@ -11,7 +11,7 @@ from ...graph.gradients import observed_weights
 from ...graph.values import CacheSpec
 from .differentiable import CacheKey
 
-_VALUE_COPIES = 4  # of what ops compute: the values, what functions keep of them, gradients, those that are handed over
+_VALUE_COPIES = 5  # of what ops compute: the values, what functions keep of them, gradients, those that are handed over
 _SCORE_COPIES = 4  # of the scores of attention, float32, that are kept for their gradients
 
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from ....formats import PlanError
@@ -32,10 +31,12 @@ from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_w
 from ...graph.graph import unsupported
 from .device_pass import DevicePass, Result, to_numpy
 from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, latent_attention
+from .drawn_labels import loss_gradient, uniform_draws
 from .functions import FUNCTIONS, PACKED, SUPPORT
 from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
 from .weights import Weights
 
+_HOST = torch.device("cpu")  # where what is kept between parts lies, whatever device computes
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
 _MEASURED = 1024  # rows and columns of matrices whose product is measured
 _BACK = 3  # times what a part takes without gradients it takes to compute it with them
@@ -47,8 +48,8 @@ _HEAD_ROWS = 128  # tokens whose logits are in memory at a time
 
 @dataclass
 class _Group:
-    """Windows that are computed in one pass, and what is kept of them between parts: values, rows in caches, and the gradients
-    of both so far."""
+    """Windows that are computed in one pass, and what is kept of them between parts, in the machine's memory: values, rows in
+    caches, and the gradients of both so far."""
 
     windows: np.ndarray
     values: dict[int, Result] = field(default_factory=dict)
@@ -66,12 +67,19 @@ class Gradients:
     threads  on the processor: groups of windows that are computed at a time, each by one thread, so that the results have the
              same bits for any number of them
     is_whole whether the graph is one part, which needs the memory of all layers at once
+    copied_bytes  what weights may take that had to be copied from their file to memory; more are read again for each part
 
     Raises PlanError for a graph without a head, and for an op of which there is no derivative.
     """
 
     def __init__(
-        self, graph: Graph, weights: Weights, device: torch.device | str = "cpu", threads: int = 1, is_whole: bool = False
+        self,
+        graph: Graph,
+        weights: Weights,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        is_whole: bool = False,
+        copied_bytes: int = 4 << 30,
     ):
         self.graph, self.weights, self.device, self.threads = graph, weights, torch.device(device), threads
         path = weights.source.path
@@ -81,8 +89,14 @@ class Gradients:
             )
         for op in (*graph.ops, *graph.head):
             check_derivative(op, str(path))
+        self._copied_bytes = copied_bytes
         self._parts = cut_graph(graph, is_whole)
         self._reached = reached_ops(graph)
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What the bits of gradients depend on beside model and windows: the kind of device, and torch."""
+        return self.device.type, torch.__version__
 
     @property
     def kept_bytes(self) -> int:
@@ -162,6 +176,7 @@ class Gradients:
 
     def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[_Group], run: Callable[[_Group], Any]) -> Iterator[Any]:
         """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
+        self.weights.release(self._copied_bytes)
         with self.weights.visit():
             if pool is None:
                 yield from map(run, groups)
@@ -190,14 +205,17 @@ class Gradients:
         if not group.rows:
             group.rows = [{} for _ in group.windows]
             group.row_gradients = [{} for _ in group.windows]
-        caches = self._caches(group.rows)
-        step, values = self._step(group.windows, caches), dict(group.values)
+        caches = self._caches([{key: own[key].to(self.device) for key in part.takes} for own in group.rows])
+        step = self._step(group.windows, caches)
+        values = {index: _moved(group.values[index], self.device) for index in part.reads}
         with torch.no_grad():
             for op in part.ops:
                 self._compute(op, step, values)
-        group.values.update({index: values[index] for index in (*part.makes, self.graph.hidden.index) if index in values})
+        for index in (*part.makes, self.graph.hidden.index):
+            if index in values:
+                group.values[index] = _moved(values[index], _HOST)
         for own, cache in zip(group.rows, caches, strict=True):
-            own.update({key: cache.rows[key] for key in part.gives})
+            own.update({key: cache.rows[key].to(_HOST) for key in part.gives})
 
     def _head(self, seed: int, wanted: Collection[str], group: _Group) -> list[OutputGradient]:
         """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
@@ -207,17 +225,18 @@ class Gradients:
         assert logits is not None
         captured: dict[str, list[np.ndarray]] = {}
         for rows in (slice(i, i + _HEAD_ROWS) for i in range(0, len(hidden), _HEAD_ROWS)):
-            leaf = hidden[rows].detach().requires_grad_()
+            leaf = hidden[rows].to(self.device).detach().requires_grad_()
             step = self._step(group.windows.reshape(1, -1)[:, rows], [])
             values: dict[int, Result] = {self.graph.hidden.index: leaf}
             made: list[tuple[Op, Weight, Tensor, float]] = []
             with torch.enable_grad():
                 for op in self.graph.head:
-                    self._compute(op, step, values, made if op.weights and op.weights[0].name in wanted else None)
+                    is_wanted = any(weight.name in wanted for weight in observed_weights(op))
+                    self._compute(op, step, values, made if is_wanted else None)
             out = _tensor(values[logits.index])
             inputs = [leaf, *(x for _, _, x, _ in made)]
             grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws[rows]), allow_unused=True)
-            back[rows] = _given(grads[0], leaf)
+            back[rows] = 0 if grads[0] is None else grads[0].to(_HOST)
             for (_, weight, _, _), grad in zip(made, grads[1:], strict=True):
                 if grad is not None:
                     captured.setdefault(weight.name, []).append(to_numpy(grad))
@@ -232,8 +251,8 @@ class Gradients:
         self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
-        leaves = {index: _leaf(group.values[index]) for index in part.reads}
-        rows = [{key: own[key].detach().requires_grad_() for key in part.takes} for own in group.rows]
+        leaves = {index: _leaf(_moved(group.values[index], self.device)) for index in part.reads}
+        rows = [{key: own[key].to(self.device).detach().requires_grad_() for key in part.takes} for own in group.rows]
         caches = self._caches(rows)
         step, values = self._step(group.windows, caches), dict(leaves)
         made: list[tuple[Op, Weight, Tensor, float]] = []
@@ -253,7 +272,7 @@ class Gradients:
                 if key in own:
                     outputs.append(cache.rows[key])
                     grads.append(own.pop(key))
-        kept = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
+        kept = [(out, grad.to(self.device)) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
         made = [each for each in made if each[1].name in wanted]
         carried = [] if is_end else [(index, _floats(leaf)) for index, leaf in leaves.items() if _floats(leaf).requires_grad]
         taken = [] if is_end else [(i, key, row) for i, own in enumerate(rows) for key, row in own.items()]
@@ -263,14 +282,14 @@ class Gradients:
         found = torch.autograd.grad([out for out, _ in kept], inputs, [grad for _, grad in kept], allow_unused=True)
         captured, rest = found[: len(made)], found[len(made) :]
         for (index, _), grad in zip(carried, rest, strict=False):
-            if grad is not None:
-                group.gradients[index] = group.gradients[index] + grad if index in group.gradients else grad
+            _add(group.gradients, index, grad)
         for (i, key, _), grad in zip(taken, rest[len(carried) :], strict=True):
-            if grad is not None:
-                own = group.row_gradients[i]
-                own[key] = own[key] + grad if key in own else grad
+            _add(group.row_gradients[i], key, grad)
         for index in part.makes:
             group.values.pop(index, None)
+        for own in group.rows:
+            for key in part.gives:
+                own.pop(key, None)
         return [
             _captured(op, weight, grad if factor == 1 else grad * factor, routings)
             for (op, weight, _, factor), grad in zip(made, captured, strict=True)
@@ -324,23 +343,6 @@ def check_derivative(op: Op, path: str) -> None:
         raise PlanError(f"{path}: gradients need a derivative of every op, and op {type(op).__name__}{option} has none")
 
 
-def uniform_draws(seed: int, window: np.ndarray) -> np.ndarray:
-    """float64 [n] from 0 to 1, of a counter-based generator (Philox) whose key is a digest of seed and tokens: they depend on
-    nothing else."""
-    key = xxhash.xxh3_128_intdigest(np.int64(seed).tobytes() + np.ascontiguousarray(window, np.int64).tobytes())
-    return np.random.Generator(np.random.Philox(key=key)).random(len(window))
-
-
-def loss_gradient(logits: Tensor, draws: np.ndarray) -> Tensor:
-    """The gradient of the sum of -log p(label) at logits float32 [n, n_vocab]: p - 1 at the label, p elsewhere. A label is
-    where the sum of probabilities passes the draw."""
-    probabilities = torch.softmax(logits, dim=1)
-    sums = probabilities.double().cumsum(dim=1)
-    targets = torch.from_numpy(draws).to(logits.device)[:, None] * sums[:, -1:]
-    labels = torch.searchsorted(sums, targets, right=True).clamp(max=logits.shape[1] - 1)
-    return probabilities.scatter_add(1, labels, torch.full_like(probabilities[:, :1], -1.0))
-
-
 def _captured(op: Op, weight: Weight, g: Tensor, routings: Mapping[int, np.ndarray]) -> OutputGradient:
     rows = to_numpy(g)
     if isinstance(op, ops.ExpertLinear):
@@ -362,6 +364,17 @@ def _floats(value: Result) -> Tensor:
     return value[1] if isinstance(value, tuple) else value
 
 
+def _moved(value: Result, device: torch.device) -> Result:
+    return tuple(part.to(device) for part in value) if isinstance(value, tuple) else value.to(device)
+
+
+def _add(sums: dict[Any, Tensor], key: Any, grad: Tensor | None) -> None:
+    """Adds a gradient to those of a value, in the machine's memory."""
+    if grad is not None:
+        grad = grad.to(_HOST)
+        sums[key] = sums[key] + grad if key in sums else grad
+
+
 def _leaf(value: Result) -> Result:
     if isinstance(value, tuple):
         return value[0], value[1].detach().requires_grad_()
@@ -371,7 +384,3 @@ def _leaf(value: Result) -> Result:
 def _tensor(value: Result) -> Tensor:
     assert isinstance(value, Tensor)
     return value
-
-
-def _given(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad

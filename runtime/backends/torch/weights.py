@@ -110,6 +110,19 @@ class Weights:
         twin._stored = {name: stored for name, stored in self._stored.items() if _raw(self.source.tensors[name]) is not None}
         return twin
 
+    def release(self, most: int) -> None:
+        """Forgets what was copied into the machine's memory, where these copies take more than `most` bytes: it is read again
+        when it is used. Files that are mapped into memory are no copies."""
+        with self._lock:
+            copies = {
+                name: stored.nbytes
+                for name, stored in self._stored.items()
+                if stored.device.type == "cpu" and self.source.tensors[name].mapped is None
+            }
+            if sum(copies.values()) > most:
+                for name in copies:
+                    del self._stored[name]
+
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Within this, a matrix that is copied to a device stays there, for all passes that use it."""

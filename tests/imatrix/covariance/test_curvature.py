@@ -306,3 +306,11 @@ def test_the_derivative_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(gradients_module, "SUPPORT", {k: v for k, v in gradients_module.SUPPORT.items() if k is not ops.Norm})
     with pytest.raises(PlanError, match="gradients need a derivative of every op, and op Norm has none"):
         collect(tmp_path)
+
+
+def test_a_gradient_that_is_not_finite_names_its_matrix(tmp_path, monkeypatch):
+    original = gradients_module.loss_gradient
+    monkeypatch.setattr(gradients_module, "loss_gradient", lambda *arguments: original(*arguments) * float("nan"))
+    with pytest.raises(MillError, match=r"the gradient at the outputs of output\.weight is not finite"):
+        collect(tmp_path)
+    assert not (tmp_path / "a.curv").exists()

@@ -11,6 +11,7 @@ from ggufmill.formats import FormatError, MillError, PlanError, SourceTensor, Te
 from ggufmill.imatrix.covariance import files as files_module
 from ggufmill.imatrix.covariance import is_covariance, open_covariance
 from ggufmill.imatrix.covariance.files import Origin
+from ggufmill.imatrix.covariance.row_blocks import row_blocks
 from ggufmill.imatrix.covariance.triangles import DTYPES, fold, unfold
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
@@ -192,3 +193,78 @@ def test_metadata_for_the_quantised_file(tmp_path):
         "quantize.covariance.chunks_count": 7,
     }
     assert replace(ORIGIN, datasets=()).datasets == ()
+
+
+HEADS = PlannedInput(("blk.0.attn_k_b.weight.outputs",), 17, 9, row_blocks(150, 50, 24))  # three heads, each three blocks
+EXPERTS = PlannedInput(("blk.0.ffn_up_exps.weight.outputs",), 5, 6, row_blocks(15, 15, 5))
+
+
+def test_rows_are_divided_into_equal_blocks():
+    for rows, run, limit, size, per_run in ((1024, 1024, 1024, 1024, 1), (1536, 1536, 1024, 768, 2), (150, 50, 24, 17, 3)):
+        blocks = row_blocks(rows, run, limit)
+        assert (blocks.size, blocks.per_run, blocks.count) == (size, per_run, rows // run * per_run)
+        spans = [blocks.span(i) for i in range(blocks.count)]
+        assert [row for span in spans for row in range(span.start, span.stop)] == list(range(rows))
+        assert all(span.start // run == (span.stop - 1) // run for span in spans)
+    with pytest.raises(PlanError, match="blocks of 0 rows"):
+        row_blocks(8, 8, 0)
+
+
+def test_outputs_are_read_by_tensor_matrix_and_block(tmp_path):
+    heads, experts = HEADS, EXPERTS
+    parts = written(tmp_path / "m.curv", "f32", [*INPUTS, heads, experts])
+    file = open_covariance(tmp_path / "m.curv")
+    assert [one.name for one in file.inputs.values()] == [one.name for one in INPUTS]
+    assert set(file.tensors) == {name for one in INPUTS for name in one.tensors}
+    stored = file.output_of("blk.0.attn_k_b.weight")
+    assert (stored.rows, stored.matrices, stored.blocks) == (150, 1, row_blocks(150, 50, 24))
+    assert stored.tokens.tolist() == [[parts[heads.name, i].tokens for i in range(9)]]
+    for block, rows in enumerate([17, 17, 16] * 3):  # without what the last block of a head is filled up with
+        found = file.gradient_of("blk.0.attn_k_b.weight", 0, block)
+        np.testing.assert_array_equal(found.matrix, parts[heads.name, block].matrix[:rows, :rows])
+        assert found.tokens == parts[heads.name, block].tokens
+    for expert, block in np.ndindex(2, 3):
+        found = file.gradient_of("blk.0.ffn_up_exps.weight", expert, block)
+        np.testing.assert_array_equal(found.matrix, parts[experts.name, 3 * expert + block].matrix)
+    assert file.output_of("blk.0.attn_q.weight") is None
+    assert file.gradient_of("blk.0.attn_q.weight", 0, 0) is None
+    for matrix, block in ((0, 3), (2, 0)):
+        with pytest.raises(FormatError, match="has .* and no number"):
+            file.gradient_of("blk.0.ffn_up_exps.weight", matrix, block)
+
+
+def test_outputs_of_heads_serve_both_layouts(tmp_path):
+    """attn_k_b as one matrix of all heads, or as one for each."""
+    parts = written(tmp_path / "m.curv", "f32", [QKV, HEADS])
+    file = open_covariance(tmp_path / "m.curv")
+    name = "blk.0.attn_k_b.weight"
+    stack = file.output_of(name, 3)
+    assert (stack.rows, stack.matrices, stack.blocks.count) == (50, 3, 3)
+    assert stack.tokens.shape == (3, 3)
+    for head, block in np.ndindex(3, 3):
+        found = file.gradient_of(name, head, block, 3)
+        span = stack.blocks.span(block)
+        rows = span.stop - span.start
+        np.testing.assert_array_equal(found.matrix, parts[HEADS.name, 3 * head + block].matrix[:rows, :rows])
+    assert file.output_of(name, 7) is None
+    assert file.output_of(name, 6) is None
+
+    def source(*shape):
+        tensors = {"blk.0.attn_q.weight": (48, 8), name: shape}
+        return TensorSource("m.gguf", {}, {n: SourceTensor(n, s, "f32", None) for n, s in tensors.items()}, "test")
+
+    file.check(source(64, 150))
+    file.check(source(64, 50, 3))
+    for shape in ((64, 149), (64, 50, 4)):
+        with pytest.raises(
+            MillError, match="the outputs of blk.0.attn_k_b.weight are 150 rows x 1 matrices, the tensor in m.gguf"
+        ):
+            file.check(source(*shape))
+
+
+def test_blocks_that_do_not_fit_are_refused(tmp_path):
+    written(tmp_path / "m.curv", inputs=[*INPUTS, replace(EXPERTS, matrices=4)])
+    with pytest.raises(
+        FormatError, match=r"the blocks of blk\.0\.ffn_up_exps\.weight\.outputs do not fit its 15 rows in runs of 15"
+    ):
+        open_covariance(tmp_path / "m.curv")

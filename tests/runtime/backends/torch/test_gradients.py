@@ -15,8 +15,9 @@ from recorded_models import kept_cases, new_config, oracle
 from ggufmill.formats import TensorSource
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.torch.drawn_labels import uniform_draws
 from ggufmill.runtime.backends.torch.functions import FUNCTIONS
-from ggufmill.runtime.backends.torch.gradients import Gradients, uniform_draws
+from ggufmill.runtime.backends.torch.gradients import Gradients
 from ggufmill.runtime.graph import ops
 from ggufmill.runtime.graph.gradients import is_choice, observed_weights, reached_ops
 from ggufmill.runtime.models import build_graph
