@@ -45,7 +45,7 @@ class ReferenceExecutable(Executable):
         tokens: np.ndarray,
         caches: Sequence[tuple[ReferenceCache, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
         inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.

@@ -105,7 +105,7 @@ class TorchExecutable(Executable):
         tokens: np.ndarray,
         caches: Sequence[tuple[DeviceCache, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
         return self.hidden_passes([(tokens, caches, inputs)])[0]
