@@ -269,6 +269,8 @@ class Model:
             session.drop_unknown()
             if generated:
                 self._read_again(session)
+                if session.n_read == session.cache.length:
+                    session.cache.checkpoint()  # the next prompt may begin like this one
         firsts = [session.cache.length for session, _, _ in batch]
         last = [n if session.drafter is None else None for session, _, n in batch]
         following = [(session.cache, session.missing(tokens)) for session, tokens, _ in batch]

@@ -386,4 +386,6 @@ def feed_pending(model: SessionModel, generations: Sequence[Generation]) -> list
     """Feeds the pending tokens of several generations, that all read or all do not, in one pass; returns what each one's
     `advance` needs."""
     generated = not generations[0].is_reading
+    if all(each.n_logits == 1 for each in generations):
+        return [*model.feed([(each.session, each.pending_tokens) for each in generations], generated)]
     return model.feed_rows([(each.session, each.pending_tokens, each.n_logits) for each in generations], generated)
