@@ -248,9 +248,7 @@ class Model:
 
         return generate(self, prompt, n_predict, **options)
 
-    def feed(
-        self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray]], generated: bool | None = None
-    ) -> np.ndarray:
+    def feed(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray]], generated: bool | None = None) -> np.ndarray:
         """Appends tokens to several sessions (none twice) in one pass, which reads each weight once for all of them.
 
         generated: whether they are computed as generated tokens are, else as prompts (see `hidden`); None: if there is one for

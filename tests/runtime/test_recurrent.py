@@ -119,7 +119,13 @@ def test_a_prompt_that_begins_like_the_last_one_is_not_read_again(model, tokens)
     first = model.generate(prompt, session=session, **options)
     first.text()
     assert first.timings.cached_tokens == 0
-    for change, cached in ((150, 149), (145, 142), (142, 142), (141, 128), (100, 64)):  # 64: tokens of a pass; the last 8, the last
+    for change, cached in (
+        (150, 149),
+        (145, 142),
+        (142, 142),
+        (141, 128),
+        (100, 64),
+    ):  # 64: tokens of a pass; the last 8, the last
         other = [*prompt[:change], *tokens[160:190].tolist()]
         again = model.generate(other, session=session, **options)
         again.text()

@@ -46,9 +46,7 @@ def packed(source, kind):
         )
 
     whole_numbers = [name for name, tensor in source.tensors.items() if "tid2eid" in name or tensor.source_type.startswith("i")]
-    return dataclasses.replace(
-        source, tensors={n: t if n in whole_numbers else pack(t) for n, t in source.tensors.items()}
-    )
+    return dataclasses.replace(source, tensors={n: t if n in whole_numbers else pack(t) for n, t in source.tensors.items()})
 
 
 def text_of(model, case=None):

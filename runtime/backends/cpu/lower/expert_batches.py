@@ -36,7 +36,7 @@ class ExpertBatches:
         self._outputs_observed = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)
 
     def run(self) -> None:
-        step, out, experts = self._step, self._pass, self._step.experts
+        experts = self._step.experts
         max_rows = self._chosen.size + experts * self._unit
         starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, max_rows, max_rows))
         rows, factors = np.empty(self._shape, np.int64), np.empty(self._shape, np.float32)

@@ -8,9 +8,7 @@ from ggufmill.runtime.backends.cpu.kernels.experts import arrange
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 40), st.integers(1, 4), st.integers(4, 9), st.sampled_from([1, 3, 16]), st.integers(0, 99)
-)
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(4, 9), st.sampled_from([1, 3, 16]), st.integers(0, 99))
 def test_every_choice_gets_a_row(n, used, experts, unit, seed):
     random = np.random.default_rng(seed)
     chosen = np.array([random.permutation(experts)[:used] for _ in range(n)])
