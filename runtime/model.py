@@ -264,31 +264,19 @@ class Model:
         if generated is None:
             generated = all(len(tokens) == 1 for _, tokens, _ in batch)
         for session, _, _ in batch:
-            session.drop_unknown()
-            if generated:
-                self._read_again(session)
-                if session.n_read == session.cache.length:
-                    session.cache.checkpoint()  # the next prompt may begin like this one
+            session.prepare(generated)
         firsts = [session.cache.length for session, _, _ in batch]
         last = [n if session.drafter is None else None for session, _, n in batch]
         following = [(session.cache, session.missing(tokens)) for session, tokens, _ in batch]
         hidden = self.hidden(following, last, generated=generated)
         is_scored = not generated and any(n > 1 for _, _, n in batch)  # then logits do not depend on how many are wanted
         wanted = np.concatenate([rows[-n:] for rows, (_, _, n) in zip(hidden, batch, strict=True)])
-        logits = self.head(wanted, False if is_scored else None)
+        logits = self.head(wanted, not is_scored)
         for (session, tokens, _), rows, first in zip(batch, hidden, firsts, strict=True):
             session.append(tokens, generated)
             if session.drafter is not None:
                 session.drafter.observe(first, rows, session.tokens)
         return np.split(logits, np.cumsum([n for _, _, n in batch])[:-1])
-
-    def _read_again(self, session: Session) -> None:
-        """What the cache lacks of a prompt is computed as prompts are."""
-        first = session.cache.length
-        if first < session.n_read:
-            (rows,) = self.hidden([(session.cache, session.tokens[first : session.n_read])])
-            if session.drafter is not None:
-                session.drafter.observe(first, rows, session.tokens[: session.n_read])
 
     def hidden_of_windows(self, windows: np.ndarray) -> list[np.ndarray]:
         """Runs sequences of equal length from scratch, int [n, n_ctx], as `hidden` does; for each float32 [n_ctx, n_embd].
@@ -380,8 +368,10 @@ class Model:
     def head(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]. generated: as for `hidden`; None: where there are
         at most `decode_batch` rows."""
+        step = self.decode_batch if generated else max(1, len(hidden))
         with self.workers.placed(), compiling_for(self.graph.architecture):
-            return self.executable.logits(hidden, generated)
+            parts = [self.executable.logits(hidden[at : at + step], generated) for at in range(0, max(1, len(hidden)), step)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
         """The error of `first_nonfinite`, or one that says that a second run was finite."""

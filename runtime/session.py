@@ -32,6 +32,7 @@ class SessionModel(DraftingModel, Protocol):
     def new_cache(self, limit: int) -> Cache: ...
     def feed(self, batch: Sequence[tuple[Session, Tokens]], generated: bool | None = None) -> np.ndarray: ...
     def feed_rows(self, batch: Sequence[tuple[Session, Tokens, int]], generated: bool | None = None) -> list[np.ndarray]: ...
+    def hidden(self, batch: Sequence[tuple[Cache, Tokens]]) -> list[np.ndarray]: ...
     def explain_nonfinite(self, tokens: Tokens) -> MillError: ...
 
 
@@ -54,6 +55,19 @@ class Session:
     def feed(self, tokens: Tokens) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
         return self.model.feed([(self, tokens)])[0]
+
+    def prepare(self, generated: bool) -> None:
+        """Before its next tokens are computed, as generated ones or as a prompt. In front of generated ones, what the cache lacks
+        of a prompt is computed as prompts are, and recurrent states become a checkpoint: the next prompt may begin alike."""
+        self.drop_unknown()
+        first = self.cache.length
+        if not generated or first > self.n_read:
+            return
+        if first < self.n_read:
+            (rows,) = self.model.hidden([(self.cache, self.tokens[first : self.n_read])])
+            if self.drafter is not None:
+                self.drafter.observe(first, rows, self.tokens[: self.n_read])
+        self.cache.checkpoint()
 
     def append(self, tokens: Tokens, generated: bool) -> None:
         """Notes tokens that have been computed, as generated ones or as a prompt."""
