@@ -57,8 +57,9 @@ class Session:
         return self.model.feed([(self, tokens)])[0]
 
     def prepare(self, generated: bool) -> None:
-        """Before its next tokens are computed, as generated ones or as a prompt. In front of generated ones, what the cache lacks
-        of a prompt is computed as prompts are, and recurrent states become a checkpoint: the next prompt may begin alike."""
+        """Before its next tokens are computed, as generated ones or as a prompt. In front of generated ones, what the cache
+        lacks of a prompt is computed as prompts are, and recurrent states become a checkpoint: the next prompt may begin alike.
+        """
         self.drop_unknown()
         first = self.cache.length
         if not generated or first > self.n_read:
