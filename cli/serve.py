@@ -25,11 +25,12 @@ def command(model: Path, **options: Any) -> None:
     OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
     llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
     /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change.
-    What a request shares with an earlier one is not computed again. Ctrl-C ends it.
+    What a prompt shares with an earlier prompt is not computed again; an answer is read once when the conversation goes on.
+    Ctrl-C ends it.
 
-    With --parallel N requests share their steps, which takes less time than one after the other. A text does not depend on its
-    neighbours, but for the last bits of probabilities where weights are of types that only checkpoints have. Between two steps
-    at most -ub tokens of one prompt are read, and never more than 512.
+    With --parallel N requests share their steps, which takes less time than one after the other. A text and its probabilities
+    depend, to the bit, neither on other requests nor on what is cached (without -dev). Between two steps at most -ub tokens of
+    one prompt are read, and never more than 512.
 
     Functions (tools) are called where the chat template knows them and the form of its model's calls is known; thoughts become
     reasoning_content ("reasoning_format": "none" leaves them in the text).

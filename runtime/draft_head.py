@@ -52,20 +52,21 @@ class DraftHead:
         return self.executable.new_cache(limit)
 
     def hidden(self, cache: Cache, tokens: np.ndarray, states: np.ndarray, step: int | None = None) -> np.ndarray:
-        """The next rows of a sequence, `step` per pass (None: `settings.ubatch`): normalised outputs float32 [n, n_embd].
+        """The next rows of a sequence, `step` per pass (None: `settings.ubatch`, and few of them by the kernels for tokens that
+        are generated): normalised outputs float32 [n, n_embd].
 
         tokens: int [n]; states: float32 [n, n_embd], the hidden states after the tokens before them. Raises MillError when the
         cache is full; whatever is raised, it is then as it was before.
         """
         cache.check_capacity(len(tokens))
         self.executable.observer, before = self._model.observer, cache.length
-        step = step or self._model.settings.ubatch
+        generated, step = step is None, step or self._model.settings.ubatch
         pieces = []
         try:
             with self._model.workers.placed():
                 for first in range(0, len(tokens), step):
                     ids, inputs = np.asarray(tokens[first : first + step], np.int64), states[first : first + step]
-                    pieces.append(self.executable.hidden(ids, [(cache, len(ids))], inputs))
+                    pieces.append(self.executable.hidden(ids, [(cache, len(ids))], inputs, generated))
         except BaseException:  # an interruption, too
             cache.truncate(before)
             raise

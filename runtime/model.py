@@ -174,7 +174,7 @@ class Model:
 
     @property
     def decode_batch(self) -> int:
-        """Sequences whose next tokens can be computed in one pass with the same results as one by one."""
+        """Generated tokens, of one sequence or several, that a pass has at most."""
         return self.executable.decode_batch
 
     @cached_property
@@ -248,24 +248,32 @@ class Model:
 
         return generate(self, prompt, n_predict, **options)
 
-    def feed(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray]]) -> np.ndarray:
+    def feed(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray]], generated: bool | None = None) -> np.ndarray:
         """Appends tokens to several sessions (none twice) in one pass, which reads each weight once for all of them.
 
-        Returns the logits after the last token of each, float32 [sessions, n_vocab]. Raises as `hidden` does; no session has
-        then changed.
+        generated: whether they are computed as generated tokens are, else as prompts (see `hidden`); None: if there is one for
+        each session. Returns the logits after the last token of each, float32 [sessions, n_vocab]. Raises as `hidden` does; no
+        session has then changed.
         """
-        return np.concatenate(self.feed_rows([(session, tokens, 1) for session, tokens in batch]))
+        return np.concatenate(self.feed_rows([(session, tokens, 1) for session, tokens in batch], generated))
 
-    def feed_rows(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray, int]]) -> list[np.ndarray]:
+    def feed_rows(
+        self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray, int]], generated: bool | None = None
+    ) -> list[np.ndarray]:
         """As `feed`, with for each session the number of its last tokens whose logits are wanted: float32 [number, n_vocab]."""
+        if generated is None:
+            generated = all(len(tokens) == 1 for _, tokens, _ in batch)
         for session, _, _ in batch:
-            session.drop_unknown()
+            session.prepare(generated)
         firsts = [session.cache.length for session, _, _ in batch]
         last = [n if session.drafter is None else None for session, _, n in batch]
-        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens, _ in batch], last)
-        logits = self.head(np.concatenate([rows[-n:] for rows, (_, _, n) in zip(hidden, batch, strict=True)]))
+        following = [(session.cache, session.missing(tokens)) for session, tokens, _ in batch]
+        hidden = self.hidden(following, last, generated=generated)
+        is_scored = not generated and any(n > 1 for _, _, n in batch)  # then logits do not depend on how many are wanted
+        wanted = np.concatenate([rows[-n:] for rows, (_, _, n) in zip(hidden, batch, strict=True)])
+        logits = self.head(wanted, not is_scored)
         for (session, tokens, _), rows, first in zip(batch, hidden, firsts, strict=True):
-            session.tokens += [int(token) for token in tokens]
+            session.append(tokens, generated)
             if session.drafter is not None:
                 session.drafter.observe(first, rows, session.tokens)
         return np.split(logits, np.cumsum([n for _, _, n in batch])[:-1])
@@ -273,8 +281,7 @@ class Model:
     def hidden_of_windows(self, windows: np.ndarray) -> list[np.ndarray]:
         """Runs sequences of equal length from scratch, int [n, n_ctx], as `hidden` does; for each float32 [n_ctx, n_embd].
 
-        Each is computed in pieces of PIECE tokens, as many of them per pass as `settings.ubatch` permits but one at least, and
-        by the kernels for many tokens: so with the cpu backend the results have the same bits whatever `ubatch` is.
+        Each is computed in pieces of PIECE tokens, as many of them per pass as `settings.ubatch` permits but one at least.
         """
         return self.hidden([(self.new_cache(windows.shape[1]), window) for window in windows], in_pieces=True)
 
@@ -284,6 +291,7 @@ class Model:
         last: Sequence[int | None] | None = None,
         *,
         in_pieces: bool = False,
+        generated: bool = False,
     ) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
@@ -292,6 +300,11 @@ class Model:
         or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
         token, recurrent states become checkpoints. last: how many of each one's last rows are wanted, if not all (None): others
         may be missing. in_pieces: see `hidden_of_windows`.
+
+        generated: the tokens are computed by the kernels for tokens that are generated, as many per pass as these take, else by
+        those for prompts. The two add up in different orders, and -mla 3 in different ways. With the cpu backend the results of
+        a token depend on nothing else: neither on what the passes are, nor on other sequences. `logits` and `hidden_of_windows`
+        compute prompts.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
@@ -303,7 +316,7 @@ class Model:
         before = [cache.length for cache, _ in batch]
         try:
             with self.workers.placed(), compiling_for(self.graph.architecture):
-                return self._hidden(batch, arrays, last or [None] * len(batch), in_pieces)
+                return self._hidden(batch, arrays, last or [None] * len(batch), in_pieces, generated)
         except BaseException:  # an interruption, too
             for (cache, _), length in zip(batch, before, strict=True):
                 cache.truncate(length)
@@ -315,10 +328,11 @@ class Model:
         arrays: list[np.ndarray],
         last: Sequence[int | None],
         in_pieces: bool,
+        generated: bool,
     ) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
-        parts_of = list(self._passes(arrays, in_pieces))
+        parts_of = list(self._passes(arrays, in_pieces, generated))
         passes: list[PassInputs] = []
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
@@ -326,7 +340,7 @@ class Model:
         if self._takes_layers_in_turn(arrays):
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
-            results = (self.executable.hidden(*each, use_gemv=not in_pieces) for each in passes)
+            results = (self.executable.hidden(*each, generated=generated) for each in passes)
         for parts, result in zip(parts_of, results, strict=True):
             row = 0
             for i, tokens in parts:
@@ -343,17 +357,21 @@ class Model:
         most = max(map(len, arrays), default=0)
         return self.executable.takes_layers_in_turn and most <= self.settings.ubatch
 
-    def _passes(self, arrays: Sequence[np.ndarray], in_pieces: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
+    def _passes(self, arrays: Sequence[np.ndarray], in_pieces: bool, generated: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
         """The tokens of sequences divided into passes: of each the numbers of sequences and their next tokens."""
         is_whole = not self.graph.is_causal or self._takes_layers_in_turn(arrays)
         piece = None if is_whole else PIECE if in_pieces else 1
-        for parts in divide_passes([len(tokens) for tokens in arrays], self.settings.ubatch, piece):
+        most = min(self.settings.ubatch, self.decode_batch) if generated else self.settings.ubatch
+        for parts in divide_passes([len(tokens) for tokens in arrays], most, piece):
             yield [(i, arrays[i][start:stop]) for i, start, stop in parts]
 
-    def head(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
+    def head(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
+        """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]. generated: as for `hidden`; None: where there are
+        at most `decode_batch` rows."""
+        step = self.decode_batch if generated else max(1, len(hidden))
         with self.workers.placed(), compiling_for(self.graph.architecture):
-            return self.executable.logits(hidden)
+            parts = [self.executable.logits(hidden[at : at + step], generated) for at in range(0, max(1, len(hidden)), step)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
         """The error of `first_nonfinite`, or one that says that a second run was finite."""

@@ -30,23 +30,57 @@ class SessionModel(DraftingModel, Protocol):
     def is_recurrent(self) -> bool: ...
     def session(self, n_ctx: int | None = None) -> Session: ...
     def new_cache(self, limit: int) -> Cache: ...
-    def feed(self, batch: Sequence[tuple[Session, Tokens]]) -> np.ndarray: ...
-    def feed_rows(self, batch: Sequence[tuple[Session, Tokens, int]]) -> list[np.ndarray]: ...
+    def feed(self, batch: Sequence[tuple[Session, Tokens]], generated: bool | None = None) -> np.ndarray: ...
+    def feed_rows(self, batch: Sequence[tuple[Session, Tokens, int]], generated: bool | None = None) -> list[np.ndarray]: ...
+    def hidden(self, batch: Sequence[tuple[Cache, Tokens]]) -> list[np.ndarray]: ...
     def explain_nonfinite(self, tokens: Tokens) -> MillError: ...
 
 
 class Session:
-    """One growing sequence with its cache. `tokens` are those it holds; `drafter` drafts the next ones, if it is set."""
+    """One growing sequence with its cache.
+
+    tokens   those it holds
+    n_read   how many of them, from the first on, were computed as a prompt is. What is cached of the others has other last bits
+             than if they were read: no prompt can begin with them (see `shared`)
+    drafter  drafts the next ones, if it is set
+    """
 
     def __init__(self, model: SessionModel, n_ctx: int):
         self.model, self.n_ctx = model, n_ctx
         self.cache = model.new_cache(n_ctx)
         self.tokens: list[int] = []
+        self.n_read = 0
         self.drafter: Drafter | None = None
 
     def feed(self, tokens: Tokens) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
         return self.model.feed([(self, tokens)])[0]
+
+    def prepare(self, generated: bool) -> None:
+        """Before its next tokens are computed, as generated ones or as a prompt. In front of generated ones, what the cache
+        lacks of a prompt is computed as prompts are, and recurrent states become a checkpoint: the next prompt may begin alike.
+        """
+        self.drop_unknown()
+        first = self.cache.length
+        if not generated or first > self.n_read:
+            return
+        if first < self.n_read:
+            (rows,) = self.model.hidden([(self.cache, self.tokens[first : self.n_read])])
+            if self.drafter is not None:
+                self.drafter.observe(first, rows, self.tokens[: self.n_read])
+        self.cache.checkpoint()
+
+    def append(self, tokens: Tokens, generated: bool) -> None:
+        """Notes tokens that have been computed, as generated ones or as a prompt."""
+        is_read = not generated and self.n_read == len(self.tokens)
+        self.tokens += [int(token) for token in tokens]
+        if is_read:
+            self.n_read = len(self.tokens)
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens from its beginning on a prompt has in common with what was read here."""
+        longest = min(self.n_read, len(prompt))
+        return next((i for i in range(longest) if self.tokens[i] != prompt[i]), longest)
 
     @property
     def uncomputed(self) -> int:
@@ -73,6 +107,7 @@ class Session:
         self.drop_unknown()
         other = Session(self.model, self.n_ctx)
         other.tokens = self.tokens[:length]
+        other.n_read = min(self.n_read, len(other.tokens))
         if self.drafter is not None:
             length = self._computed(len(other.tokens))
             other.drafter = self.drafter.fork(len(other.tokens))
@@ -88,6 +123,7 @@ class Session:
         tokens (see `resumable`) is computed again with the next ones."""
         _check_length(length)
         del self.tokens[length:]  # first: an interruption may come in between
+        self.n_read = min(self.n_read, len(self.tokens))
         self.cache.truncate(self._computed(len(self.tokens)))
         if self.drafter is not None:
             self.drafter.truncate(len(self.tokens))

@@ -27,7 +27,8 @@ def save_session(session: Session, path: Path) -> int:
     """
     session.drop_unknown()
     length = session.cache.length
-    arrays = {"tokens": np.array(session.tokens[:length], np.int64), **_cache(session).dump()}
+    numbers = {"tokens": np.array(session.tokens[:length], np.int64), "n_read": np.array([min(session.n_read, length)])}
+    arrays = numbers | _cache(session).dump()
     metadata = {"format": _FORMAT, "model": _model_digest(session.model.source), "xxh3": _checksum(arrays)}
     data = save(arrays, metadata)
     write_bytes(path, data)
@@ -55,12 +56,13 @@ def restore_session(session: Session, path: Path) -> int:
         raise MillError(f"{path} cannot be read as a saved session: {getattr(error, 'strerror', None) or error}") from None
     if metadata.get("xxh3") != _checksum(arrays):
         raise MillError(f"{path} is damaged: its checksum is wrong")
-    tokens = arrays.pop("tokens").tolist()
+    tokens, n_read = arrays.pop("tokens").tolist(), arrays.pop("n_read", np.zeros(1, np.int64))  # older files lack it
     if len(tokens) > session.n_ctx:
         raise MillError(f"{path} has {len(tokens)} tokens, and the context holds {session.n_ctx}")
     if not cache.load(arrays, len(tokens)):
         raise MillError(f"{path} was saved with other types of the KV cache, or another -mla")
     session.tokens, session.drafter = tokens, None
+    session.n_read = min(int(n_read[0]), len(tokens))
     return size
 
 

@@ -128,8 +128,8 @@ class Settings(Placement):
     )
     mla: int = option(
         "Latent attention: 0 caches keys and values; 1 latents for keys and for values, and absorbs the matrices of both into "
-        "query and output; 2 caches latents once and expands keys and values from them; 3 caches them once and does "
-        "whichever multiplies less. The same numbers up to rounding.",
+        "query and output; 2 caches latents once and expands keys and values from them; 3 caches them once, expands for "
+        "prompts and absorbs for generated tokens. The same numbers up to rounding.",
         default=3,
         flags="-mla --mla-use",
         least=0,

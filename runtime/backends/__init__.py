@@ -50,7 +50,7 @@ class Executable(ABC):
 
     observer              what inputs and outputs of ops are reported to, from the next pass on
     workers               the threads that it computes with
-    decode_batch          tokens of one pass up to which a token's results do not depend on their number
+    decode_batch          generated tokens that a pass has at most
     takes_layers_in_turn  whether several passes are faster by `hidden_passes` than one after the other
     """
 
@@ -84,13 +84,14 @@ class Executable(ABC):
         tokens: np.ndarray,
         caches: Sequence[tuple[Any, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass: int [n] -> float32 [n, n_embd], the graph's value `hidden`; the caches then hold the tokens.
 
         caches: each sequence's cache and how many of the tokens, in order, are its next ones; inputs: float32 [n, n_embd], for
-        graphs with a `HiddenInput`; use_gemv: whether few tokens may be computed by kernels of their own, if there are any,
-        whose sums have another order.
+        graphs with a `HiddenInput`; generated: whether the kernels are those for tokens that are generated, for at most
+        `decode_batch` of them, else those for prompts. The sums of the two have different orders. With the cpu backend neither
+        depends on how many tokens a pass has, nor on how those before them were divided into passes.
         """
 
     @property
@@ -106,5 +107,5 @@ class Executable(ABC):
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
 
     @abstractmethod
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+    def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_vocab]. generated: as for `hidden`; None: for at most `decode_batch` rows."""

@@ -77,13 +77,13 @@ class Runner:
         """Runs n tokens one by one and computes the logits of each."""
         tokens = self._tokens(n)
         for i in range(n):
-            self._run(cache, tokens[i : i + 1])
+            self._run(cache, tokens[i : i + 1], True)
 
     def _tokens(self, n: int) -> np.ndarray:
         return self._random.integers(0, self._n_tokens, n)
 
-    def _run(self, cache: Cache, tokens: np.ndarray) -> None:
-        self.model.head(self.model.hidden([(cache, tokens)])[0][-1:])
+    def _run(self, cache: Cache, tokens: np.ndarray, generated: bool = False) -> None:
+        self.model.head(self.model.hidden([(cache, tokens)], generated=generated)[0][-1:])
 
     def seconds(self, case: Case) -> float:
         """Runs one repetition of a case. Returns the measured seconds."""

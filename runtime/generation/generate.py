@@ -195,8 +195,8 @@ class Generation:
         self._cancelled = False
         self._stream, self._unsent = model.tokenizer.stream(), ""
         self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
-        # The last token of the prompt is always computed again: its logits are needed.
-        shared = 0 if self.score_prompt else common_prefix(session.tokens, prompt[:-1])
+        # The last token of the prompt is computed as generated ones are, always: its logits are needed.
+        shared = 0 if self.score_prompt else session.shared(prompt[:-1])
         n_cached = session.resumable(shared)  # less only of recurrent states
         session.rewind(n_cached)
         self.timings = Timings(cached_tokens=n_cached)
@@ -225,19 +225,19 @@ class Generation:
                 yield text
 
     def _feed(self) -> np.ndarray:
-        return feed_pending(self.model, [self])[0] if self.n_logits > 1 else self.session.feed(self.pending_tokens)
+        return feed_pending(self.model, [self])[0]
 
     @property
     def n_logits(self) -> int:
         """Number of the last pending tokens whose logits `advance` needs."""
-        if self.score_prompt and len(self.session.tokens) < len(self.prompt):
+        if self.score_prompt and self.is_reading:
             return len(self.pending_tokens)
         return 1 + len(self._drafts)
 
     @property
     def is_reading(self) -> bool:
-        """Whether the next pass reads several tokens of the prompt."""
-        return len(self.pending_tokens) > 1 + len(self._drafts)
+        """Whether the next pass reads tokens of the prompt before its last one."""
+        return len(self.session.tokens) < len(self.prompt) - 1
 
     def finish_cancelled(self) -> str:
         """Ends the generation now with the reason 'cancelled'. Returns the text that was not returned yet."""
@@ -335,8 +335,10 @@ class Generation:
 
     def _next_prompt_tokens(self) -> list[int]:
         """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
-        start = len(self.session.tokens)
-        end = start + min(_SCORED_STEP if self.score_prompt else _PROMPT_STEP, self.model.settings.ubatch)
+        start, before_last = len(self.session.tokens), len(self.prompt) - 1
+        if start >= before_last:
+            return self.prompt[start:]
+        end = min(before_last, start + min(_SCORED_STEP if self.score_prompt else _PROMPT_STEP, self.model.settings.ubatch))
         last = len(self.prompt) - _LAST_TOKENS
         return self.prompt[start : last if self.model.is_recurrent and start < last < end else end]
 
@@ -381,13 +383,9 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def feed_pending(model: SessionModel, generations: Sequence[Generation]) -> list[np.ndarray]:
-    """Feeds the pending tokens of several generations in one pass; returns what each one's `advance` needs."""
+    """Feeds the pending tokens of several generations, that all read or all do not, in one pass; returns what each one's
+    `advance` needs."""
+    generated = not generations[0].is_reading
     if all(each.n_logits == 1 for each in generations):
-        return [*model.feed([(each.session, each.pending_tokens) for each in generations])]
-    return model.feed_rows([(each.session, each.pending_tokens, each.n_logits) for each in generations])
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix of two sequences."""
-    shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)
+        return [*model.feed([(each.session, each.pending_tokens) for each in generations], generated)]
+    return model.feed_rows([(each.session, each.pending_tokens, each.n_logits) for each in generations], generated)

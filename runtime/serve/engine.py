@@ -19,7 +19,7 @@ from typing import Any
 from ...formats import MillError
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..embedding import embed_tokens
-from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
+from ..generation.generate import Generation, Timings, feed_pending, generate
 from ..model import Model, Session
 from .tasks import Counts, EndEvent, Event, PromptEvent, SlotState, Task, TextEvent
 
@@ -247,7 +247,7 @@ class Engine:
         any that is free, the slot gets a copy of that. Prompts that are scored are read again. A task that names a slot gets
         it as it is."""
         prompt = [] if task.options.get("score_prompt") else task.prompt
-        cached = {slot: slot.session.resumable(common_prefix(slot.session.tokens, prompt)) for slot in self._slots}
+        cached = {slot: slot.session.resumable(slot.session.shared(prompt)) for slot in self._slots}
         in_use = [running.slot for running in self._running]
         free = [slot for slot in self._slots if slot not in in_use]
         if (wanted := self._wanted(task)) is not None:
@@ -271,7 +271,7 @@ class Engine:
         """One token for each task that has read its prompt, and a part of one prompt."""
         tasks = list(self._running)
         batch: list[_RunningTask] = []
-        size, limit = 0, self.model.decode_batch  # up to this size a batch gives each sequence the same logits as alone
+        size, limit = 0, self.model.decode_batch
         for running in [each for each in tasks if not each.generation.is_reading]:
             count = len(running.generation.pending_tokens) + running.slot.session.uncomputed
             if batch and size + count > limit:

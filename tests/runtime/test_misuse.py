@@ -97,7 +97,7 @@ def test_an_interruption_at_the_end_of_a_pass_leaves_a_session_as_it_was(tiny, m
     session.feed(range(5))
     expected = session.fork().feed([7, 8])
 
-    def interrupt(hidden):
+    def interrupt(hidden, generated):
         raise KeyboardInterrupt
 
     for use in (session.feed, lambda tokens: session.fork().feed(tokens)):

@@ -119,7 +119,9 @@ class AttentionJobs:
                         fields[:, _COLUMNS[name + suffix]] = table[layers, names[:, i], j]
             fields[:, _COLUMNS["past"]] = cache.length
             for (n, group, kv_heads, window, k_width, v_width), jobs in self._groups[sequence].items():
-                division = divide(n, group, kv_heads, cache.length, window, k_width, v_width, self._owner.threads)
+                division = divide(
+                    n, group, kv_heads, cache.length, window, k_width, v_width, self._owner.threads, self._owner.gemv
+                )
                 if division is not jobs.division:
                     _set_division(fields, jobs, division, n * group * kv_heads, v_width)
 
@@ -136,6 +138,7 @@ def _set_division(fields: np.ndarray, jobs: _JobGroup, division: Division, rows:
         ("tasks", division.tasks.ctypes.data),
         ("splits", splits),
         ("split_blocks", division.split_blocks),
+        ("first_split", division.first_split),
         ("merge_heads", division.merge_heads),
         ("maxima", maxima),
         ("sums", maxima + 4 * splits * rows),

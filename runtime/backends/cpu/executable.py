@@ -59,7 +59,7 @@ class CpuExecutable(Executable):
 
     @property
     def decode_batch(self) -> int:
-        """Tokens of one pass up to which a token's results do not depend on their number."""
+        """As many as GEMV takes."""
         return GEMV_TOKENS
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
@@ -89,16 +89,16 @@ class CpuExecutable(Executable):
         tokens: np.ndarray,
         caches: Sequence[tuple[KVCache, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
-        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; use_gemv: see `PassProgram`.
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; generated: see `PassProgram`.
 
         Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
         """
         for cache, count in caches:
             cache.check_capacity(count)
-        key = (tuple(count for _, count in caches), caches[0][0].names, use_gemv)
+        key = (tuple(count for _, count in caches), caches[0][0].names, generated)
         observer = self.observer
         current = self._take(key) if observer is None else None
         if current is None:
@@ -113,14 +113,15 @@ class CpuExecutable(Executable):
             cache.commit(count)
         return out
 
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
+    def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
+        generated = len(hidden) <= GEMV_TOKENS if generated is None else generated
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
-        key, observer = ("head", len(hidden)), self.observer
+        key, observer = ("head", len(hidden), generated), self.observer
         head = self._take(key) if observer is None else None
         if head is None:
-            head = PassProgram(self.compiled, (len(hidden),), (), True, observer)
+            head = PassProgram(self.compiled, (len(hidden),), (), generated, observer)
             head.new(self.graph.hidden)
             self._write(head, self.head_steps)
         head.view(self.graph.hidden).matrix[:] = hidden

@@ -12,7 +12,7 @@ import numpy as np
 from ....simd import team
 from ....simd.lanes import LANES
 from ....simd.workers import Workers
-from .attention import AttentionParams
+from .attention import AttentionParams, first_key
 from .kernels.attention import flash
 from .kernels.attention.shared_values import SharedValues
 from .kv_cache import CacheRows
@@ -31,6 +31,7 @@ class Division(NamedTuple):
     tasks         int64 [tasks, fields of flash.TASK_FIELDS], the longest first
     splits        results per query that `flash.merge` adds up
     split_blocks  blocks of keys of a split, a power of two; 0: one result per query, the blocks summed one after the other
+    first_split   number of the first split, counted from key 0
     merge_heads   heads of a part of `flash.merge`
     merge_parts   parts of `flash.merge`, 0 if there is one split
     """
@@ -38,6 +39,7 @@ class Division(NamedTuple):
     tasks: np.ndarray
     splits: int
     split_blocks: int
+    first_split: int
     merge_heads: int
     merge_parts: int
 
@@ -60,8 +62,10 @@ class Segment:
     shared_out: np.ndarray | None = None
 
 
-def attend(segments: Sequence[Segment], kv_heads: int, params: AttentionParams, workers: Workers) -> None:
-    """Fills in the results of all segments: softmax(scale * q k^T, causally masked) v."""
+def attend(
+    segments: Sequence[Segment], kv_heads: int, params: AttentionParams, workers: Workers, generated: bool = False
+) -> None:
+    """Fills in the results of all segments: softmax(scale * q k^T, causally masked) v. generated: see `divide`."""
     program: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
     arrays: list[np.ndarray] = []  # that the program refers to by address
@@ -72,7 +76,8 @@ def attend(segments: Sequence[Segment], kv_heads: int, params: AttentionParams, 
         v_width, total = segment.out.shape[2], segment.past + n
         shared, shared_out = segment.shared, segment.shared_out
         shape = (n, heads // kv_heads, kv_heads, segment.past, params.window, k_width)
-        division = divide(*shape, v_width + (shared.padded if shared else 0), workers.count, shared is not None)
+        v_and_shared = v_width + (shared.padded if shared else 0)
+        division = divide(*shape, v_and_shared, workers.count, generated, shared is not None)
         if shared is not None and shared_out is not None and shared_out.dtype == np.float64:
             of_tasks = np.zeros((len(division.tasks), shared.width))
             squares.append((shared_out, of_tasks, division.tasks[:, 0]))
@@ -85,7 +90,7 @@ def attend(segments: Sequence[Segment], kv_heads: int, params: AttentionParams, 
                 *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0, 0 if sinks is None else sinks.ctypes.data),
                 *(n, heads // kv_heads, kv_heads, k_width, v_width, segment.keys.type_id, segment.values.type_id),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
-                *(segment.past, params.window, *division[1:4]),
+                *(segment.past, params.window, *division[1:5]),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
                 *(0, 0),
             ),
@@ -117,59 +122,80 @@ def _shared_fields(shared: SharedValues, out: np.ndarray) -> tuple[int, ...]:
 
 
 def divide(
-    n: int, group: int, kv_heads: int, past: int, window: int, k_width: int, v_width: int, threads: int, fixed: bool = False
+    n: int,
+    group: int,
+    kv_heads: int,
+    past: int,
+    window: int,
+    k_width: int,
+    v_width: int,
+    threads: int,
+    generated: bool = False,
+    fixed: bool = False,
 ) -> Division:
     """Divides the attention of n tokens of a sequence, after `past` others, among threads.
 
-    How sums are ordered does not depend on `threads`: see kernels.attention.flash. fixed: each head's tasks are the same
-    however many heads and threads there are, and the keys are not split.
+    How sums are ordered depends on `generated` alone: see kernels.attention.flash. generated: the keys are split, and not the
+    tokens (as long as they are few). fixed: each head's tasks are the same however many heads and threads there are, and the
+    keys are not split.
     """
-    if n == 1:  # the same for tokens that come one by one
+    if generated:  # the same for tokens that come one by one
         past |= _POSITIONS - 1
-    return _divide(n, group, kv_heads, past, window, k_width, v_width, threads, fixed)
+    return _divide(n, group, kv_heads, past, window, k_width, v_width, threads, generated and not fixed, fixed)
 
 
 @lru_cache(64)  # all layers of a pass ask for the same
 def _divide(
-    n: int, group: int, kv_heads: int, past: int, window: int, k_width: int, v_width: int, threads: int, fixed: bool
+    n: int,
+    group: int,
+    kv_heads: int,
+    past: int,
+    window: int,
+    k_width: int,
+    v_width: int,
+    threads: int,
+    is_split: bool,
+    fixed: bool,
 ) -> Division:
+    """is_split: then `past` is the highest of a run of _POSITIONS."""
     max_rows = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
     per_thread = max_rows if fixed else kv_heads * n * group // (3 * threads)  # several tasks for each
     rows = max(_MIN_ROWS, min(_MAX_ROWS, max_rows, per_thread))
-    is_split = not fixed and (n == 1 or n * min(group, _MIN_ROWS) <= _MIN_ROWS)
     parts = -(-group // (_MIN_ROWS if is_split else rows))
     members = -(-group // parts)  # queries of a group that a task takes
-    tokens = n if is_split else max(1, rows // members)
-    n_keys = past + n if not window or not is_split else min(past + n, abs(window) + n - 1)
-    blocks = -(-n_keys // flash.KEYS)
+    tokens = min(n, max(1, (_MIN_ROWS if is_split else rows) // members))
+    first, blocks = 0, -(-(past + n) // flash.KEYS)
     head_step, split_blocks = 1, 0
     if is_split:
-        numbers = blocks * flash.KEYS * (k_width + v_width)
+        first = first_key(max(0, past + 1 - _POSITIONS), window) // flash.KEYS
+        numbers = (blocks - first) * flash.KEYS * (k_width + v_width)
         busy = 1 if threads == 1 else 2 * threads
         head_step = max(1, kv_heads * parts // busy, min(kv_heads, _MIN_NUMBERS // numbers))
         target = min(busy // (-(-kv_heads // head_step) * parts), numbers // _MIN_NUMBERS)
-        split_blocks = _split_blocks(blocks, target)
-    splits = -(-blocks // split_blocks) if split_blocks else 1
+        split_blocks = _split_blocks(first, blocks, target)
     split_step = split_blocks or blocks
+    first_split = first // split_step
+    splits = -(-blocks // split_step) - first_split
     tasks = [
         (
             *(head, min(head + head_step, kv_heads), member, min(member + members, group), token, min(token + tokens, n)),
-            *(split * split_step, min((split + 1) * split_step, blocks), split),
+            *(max(split * split_step, first), min((split + 1) * split_step, blocks), split - first_split),
         )
         for token in range(0, n, tokens)[::-1]
         for head in range(0, kv_heads, head_step)
         for member in range(0, group, members)
-        for split in range(splits)
+        for split in range(first_split, first_split + splits)
     ]
     heads = kv_heads * group
     merge_heads = max(1, min(heads, _MERGE_NUMBERS // (splits * v_width)))
     merge_parts = n * -(-heads // merge_heads) if splits > 1 else 0
-    return Division(np.array(tasks, np.int64), splits, split_blocks, merge_heads, merge_parts)
+    return Division(np.array(tasks, np.int64), splits, split_blocks, first_split, merge_heads, merge_parts)
 
 
-def _split_blocks(blocks: int, target: int) -> int:
-    """Blocks of a split, a power of two: the smallest with at most 2 * target splits, or with one split if the target is 1."""
+def _split_blocks(first: int, stop: int, target: int) -> int:
+    """Blocks of a split, a power of two: the smallest with at most 2 * target splits of the blocks from `first` to `stop`, or
+    with one split if the target is 1."""
     max_splits, size = 2 * target if target > 1 else 1, 1
-    while -(-blocks // size) > max_splits:
+    while -(-stop // size) - first // size > max_splits:
         size *= 2
     return size

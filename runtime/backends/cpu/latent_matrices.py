@@ -102,12 +102,12 @@ class HeadMatrices:
         assert self.v_b is not None
         return self.k_b.heads(heads).transpose(0, 2, 1), self.v_b.heads(heads)
 
-    def absorb(self, q: np.ndarray, use_gemv: bool = True) -> np.ndarray:
+    def absorb(self, q: np.ndarray, use_gemv: bool) -> np.ndarray:
         """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]. use_gemv: for few of them."""
         packed = _packed_weights(self._into_query, q.shape[1], use_gemv)
         return packed.multiply(q) if packed is not None else self._matmul(q, self.load()[0])
 
-    def finish(self, weighted: np.ndarray, use_gemv: bool = True) -> np.ndarray:
+    def finish(self, weighted: np.ndarray, use_gemv: bool) -> np.ndarray:
         """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]. use_gemv: for few of them."""
         packed = _packed_weights(self._into_output, weighted.shape[1], use_gemv)
         return packed.multiply(weighted) if packed is not None else self._matmul(weighted, self.load()[1].transpose(0, 2, 1))

@@ -23,9 +23,9 @@ from .pass_tasks import PassTasks
 class PassProgram(PassTasks):
     """The programs and functions of one pass.
 
-    use_gemv  whether products of few tokens may be made by GEMV: not of observed ones, nor where a token's results must not
-              depend on how many others there are
-    gemv      whether products are made by GEMV
+    gemv      whether it is made of the kernels for tokens that are generated: products by GEMV, keys divided among threads,
+              latents that absorb; else of those for prompts. So a token's results depend on this alone, and not on how many
+              others there are. Not where inputs are observed, nor for more than GEMV_TOKENS.
     observer  None, or one that wants something of this graph
     """
 
@@ -34,14 +34,13 @@ class PassProgram(PassTasks):
         compiled: CompiledGraph,
         counts: tuple[int, ...],
         names: tuple[str, ...],
-        use_gemv: bool,
+        generated: bool,
         observer: Observer | None,
     ):
         super().__init__(compiled, counts, names)
         self.observer = observer
         is_observed = observer is not None and any(observer.wants_input(op) for op in compiled.all_ops)
-        self.use_gemv = use_gemv and not is_observed
-        self.gemv = self.use_gemv and self.n <= GEMV_TOKENS
+        self.gemv = generated and not is_observed and self.n <= GEMV_TOKENS
         self.attention = AttentionJobs(self, compiled.attention_layers)
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
         self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
@@ -54,10 +53,11 @@ class PassProgram(PassTasks):
             self._ropes[key] = rope, np.zeros((self.n, len(rope.frequencies)), np.complex64)
         return self._ropes[key][1]
 
-    def inner(self, rows: int, gemv: bool, position: int, ops: tuple[Op, ...]) -> PassProgram:
-        """A pass over other rows, for a function of this one; position, ops: of the step that it is for."""
-        out = PassProgram(self.compiled, (rows,), (), self.use_gemv, None)
-        out.gemv, out.pool, out.position, out.ops = gemv, self.inner_pool, position, ops
+    def inner(self, rows: int, position: int, ops: tuple[Op, ...]) -> PassProgram:
+        """A pass over other rows, by the kernels for prompts, for a function of this one; position, ops: of the step that it is
+        for."""
+        out = PassProgram(self.compiled, (rows,), (), False, None)
+        out.pool, out.position, out.ops = self.inner_pool, position, ops
         return out
 
     def observe_inputs(self, value: Value) -> None:

@@ -40,7 +40,10 @@ class PassTasks(PassMemory):
 
     counts  tokens of each sequence
     names   of the rows of the caches
+    gemv    whether its kernels are those for generated tokens (see PassProgram)
     """
+
+    gemv = False
 
     def __init__(self, compiled: CompiledGraph, counts: tuple[int, ...], names: tuple[str, ...]):
         super().__init__(sum(counts), compiled.last_use)

@@ -45,7 +45,7 @@ class ReferenceExecutable(Executable):
         tokens: np.ndarray,
         caches: Sequence[tuple[ReferenceCache, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
         inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
@@ -68,7 +68,7 @@ class ReferenceExecutable(Executable):
             cache.length += count
         return out
 
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
+    def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
         if self.graph.logits is None:
             raise PlanError(f"{self.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")

@@ -105,7 +105,7 @@ class TorchExecutable(Executable):
         tokens: np.ndarray,
         caches: Sequence[tuple[DeviceCache, int]],
         inputs: np.ndarray | None = None,
-        use_gemv: bool = True,
+        generated: bool = False,
     ) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
         return self.hidden_passes([(tokens, caches, inputs)])[0]
@@ -143,7 +143,7 @@ class TorchExecutable(Executable):
         cuts = [number + 1 for number, values in enumerate(made) if any(value.index in ends for value in values)]
         return [range(*pair) for pair in pairwise(sorted({0, *cuts, len(self._body)}))]
 
-    def logits(self, hidden: np.ndarray) -> np.ndarray:
+    def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")

@@ -98,7 +98,7 @@ class HostSegment:
         caches = [(cache.hosts[number], rows.stop - rows.start) for cache, rows in step.segments]
         inputs = [to_numpy(_tensor(values[value.index])).reshape(n, -1) for value in self.inputs]
         rows = np.concatenate(inputs, axis=1) if inputs else None
-        whole = torch.from_numpy(self.executable.hidden(step.tokens, caches or [(self.new_cache(n), n)], rows))
+        whole = torch.from_numpy(self.executable.hidden(step.tokens, caches or [(self.new_cache(n), n)], rows, True))
         parts = torch.split(whole, [prod(value.shape) for value in self.outputs], dim=1)
         return {value.index: part.reshape(n, *value.shape) for value, part in zip(self.outputs, parts, strict=True)}
 

@@ -172,7 +172,7 @@ def _target_log_probs(model: Model, hidden: np.ndarray, targets: np.ndarray) -> 
     """float32 [n, n_embd] and int [n] -> log probabilities, float64 [n]."""
     step, parts = max(1, BLOCK_BYTES // (4 * model.n_vocab)), []
     for first in range(0, len(hidden), step):
-        logits = model.head(hidden[first : first + step])
+        logits = model.head(hidden[first : first + step], generated=False)
         largest = logits.max(axis=1)
         total = np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
         own = logits[np.arange(len(logits)), targets[first : first + step]]

@@ -61,7 +61,7 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         name = (await service.read_json(request)).get("filename")
         if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
             raise invalid("filename", "a name of up to 100 letters, digits and . _ -", name)
-        function, path = (save_session if action == "save" else restore_session), folder / name
+        function, path = (_save if action == "save" else restore_session), folder / name
         (n_bytes, n_tokens), ms = await use(number, lambda session: (function(session, path), len(session.tokens)))
         done, moved = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
         return json_response(
@@ -94,6 +94,13 @@ def _shown(number: int, state: SlotState, service: Service) -> JsonObject:
         "params": shown_settings(state.options),
         "next_token": [{"has_next_token": state.is_processing, "n_remain": state.remaining, "n_decoded": generated}],
     }
+
+
+def _save(session: Session, path: Path) -> int:
+    """As `save_session`; without what was generated where the recurrent state of the prompt's end is needed to go on."""
+    if session.model.is_recurrent:
+        session.rewind(session.n_read)
+    return save_session(session, path)
 
 
 def _erase(session: Session) -> int:

@@ -15,7 +15,7 @@ class Counting:
         self.model, self.passes = model, []
         self.n_embeddings, self.n_vocab, self.new_cache = model.n_embeddings, model.n_vocab, model.new_cache
 
-    def hidden(self, batch):
+    def hidden(self, batch, generated=False):
         ((cache, tokens),) = batch
         assert np.asarray(tokens).max() < self.n_vocab
         self.passes.append([len(tokens), cache.length, 0])

@@ -255,8 +255,8 @@ def test_cancelling_between_tokens_and_within_a_prompt(model, monkeypatch):
     assert session.tokens == [0, 5, *generation.tokens[:-1]]
     monkeypatch.setitem(generate.__globals__, "_PROMPT_STEP", 4)
     generation = generate(model, list(range(2, 30)), session=session)
-    feed = session.feed
-    monkeypatch.setattr(session, "feed", lambda tokens: (generation.cancel(), feed(tokens))[1])
+    feed = model.feed
+    monkeypatch.setattr(model, "feed", lambda *batch: (generation.cancel(), feed(*batch))[1])
     assert generation.text() == ""
     assert generation.reason == "cancelled"
     assert session.tokens == [2, 3, 4, 5]

@@ -13,9 +13,8 @@ from .task_kernel import ARRAY, CONSTANT, INT, REAL, cell, reads, task_kernel, u
 
 
 @kernel
-def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places, matrices, rows, factors):
-    """Gives every choice of an expert a row: first those of experts with more than `gemv_tokens` tokens, expert by expert, each
-    from a multiple of `unit`; then, without gaps, those of the others. Returns the numbers of rows of the two groups.
+def arrange(chosen, weights, experts, unit, starts, counts, places, matrices, rows, factors):
+    """Gives every choice of an expert a row, expert by expert, each from a multiple of `unit` on. Returns the number of rows.
 
     chosen int64 [n, used], -1 for none; weights float32 [n, used]. Results: starts and counts int64 [experts] of each expert's
     rows; of each row (as many as there may be: n * used + experts * unit) its token, -1 for a gap, and its expert, 0 for a gap:
@@ -29,14 +28,8 @@ def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places,
                 counts[chosen[t, k]] += 1
     total = 0
     for e in range(experts):
-        if counts[e] > gemv_tokens:
-            starts[e] = total
-            total += (counts[e] + unit - 1) // unit * unit
-    gemm_rows = total
-    for e in range(experts):
-        if counts[e] <= gemv_tokens:
-            starts[e] = total
-            total += counts[e]
+        starts[e] = total
+        total += (counts[e] + unit - 1) // unit * unit
     for r in range(total):
         places[r], matrices[r] = -1, 0
     for t in range(n):
@@ -61,7 +54,7 @@ def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places,
             filled[e] += 1
             places[row], matrices[row] = t, e
             rows[t, i], factors[t, i] = row, weights[t, order[i]]
-    return gemm_rows, total - gemm_rows
+    return total
 
 
 @task_kernel(
@@ -183,7 +176,7 @@ def arrange_choices(task, number):
     factors = view(task.factors, (n, used), np.float32)
     fill(places, -1)  # of rows without a choice
     fill(matrices, 0)
-    arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
+    arrange(chosen, weights, experts, 1, starts, counts, places, matrices, rows, factors)
     jobs = view(task.jobs, (2, choices, 4), np.int64)
     for job in range(choices):
         jobs[0, job, TOKENS] = jobs[1, job, TOKENS] = 0

@@ -20,7 +20,9 @@ from ..weights import WeightMatrix
 from .products import gemv_inputs, gemv_task
 from .step import Step, lowers
 
-QUERY_BLOCK = 32  # whose entries, all that one of them selects, are read together
+# Queries that are computed together, counted from position 0: so the keys of a query lie in the same columns of a product, and
+# its sums have the same order, whatever tokens a pass has.
+QUERY_BLOCK = 32
 
 
 @lowers(WindowAttention)
@@ -36,7 +38,7 @@ class WindowAttentionStep(Step):
             out.write_cache(op.layer, "entries", with_heads(out.view(op.entries), 1, width))
         selection = None if op.selection is None else out.dense(op.selection).matrix
         result = with_heads(out.new(op.out), heads, width).array
-        block = 1 if out.gemv else QUERY_BLOCK
+        block = QUERY_BLOCK if op.selection is None and not out.gemv else 1  # each query selects other entries
         step = -(-heads // out.threads) if out.gemv else heads
 
         def attend() -> None:
@@ -50,7 +52,7 @@ class WindowAttentionStep(Step):
                 def attend_block(place: tuple[int, int]) -> None:
                     self._attend(*own, place, block, step, past, first, keys, entries)  # noqa: B023
 
-                places = product(range(0, n, block), range(0, heads, step))
+                places = product(range(past // block * block, past + n, block), range(0, heads, step))
                 out.workers.map(attend_block, places, n * heads * width * (op.window + len(entries)))
 
         out.call(attend)
@@ -68,13 +70,16 @@ class WindowAttentionStep(Step):
         keys: np.ndarray,
         entries: np.ndarray,
     ) -> None:
-        """The results of `block` queries and `step` heads from `place` on. keys: of positions from `first` on."""
-        op, (start, head) = self.op, place
-        stop, heads = min(start + block, len(q)), slice(head, head + step)
+        """The results of `step` heads and the queries of a block, from the head and the position on that `place` names; q and
+        out: of positions from `past` on. keys: of positions from `first` on."""
+        op, (position, head) = self.op, place
+        start, stop, heads = max(position - past, 0), min(position + block - past, len(q)), slice(head, head + step)
         positions = np.arange(past + start, past + stop)[:, None]
-        low = max(first, past + start - op.window + 1)
-        near = np.arange(low, past + stop)
+        near = np.arange(max(0, position - op.window + 1), position + block)
         hidden = (near > positions) | (near <= positions - op.window)
+        near_keys = np.zeros((len(near), keys.shape[1]), np.float32)
+        known = (near >= first) & (near < past + stop)
+        near_keys[known] = keys[near[known] - first]
         chosen = np.zeros(0, np.int64)
         if op.entries is not None:
             counts = (positions + 1) // op.every
@@ -87,7 +92,7 @@ class WindowAttentionStep(Step):
                 seen = np.flatnonzero(~unseen.all(axis=0))
                 chosen, unseen = chosen[seen], unseen[:, seen]
             hidden = np.concatenate([hidden, unseen], axis=1)
-        seen_keys = np.concatenate([keys[low - first : past + stop - first], entries[chosen]])[None]
+        seen_keys = np.concatenate([near_keys, entries[chosen]])[None]
         part = q[start:stop, heads]
         n, count, width = part.shape
         scores = gemm.matmul((part * np.float32(op.scale)).reshape(1, -1, width), seen_keys.transpose(0, 2, 1))

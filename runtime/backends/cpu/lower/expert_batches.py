@@ -14,7 +14,6 @@ from ..pass_program import PassProgram
 from .expert_steps import Arranged, ExpertLinearStep, ScaleByRoutingStep, combine
 from .mixture import Mixture
 
-MAX_GEMV_TOKENS = 4  # an expert that no more tokens chose is multiplied by GEMV
 CHUNK_BYTES = 64 << 20  # of intermediate results: experts are computed in chunks that take no more
 
 
@@ -37,19 +36,15 @@ class ExpertBatches:
         self._outputs_observed = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)
 
     def run(self) -> None:
-        step, out, experts = self._step, self._pass, self._step.experts
-        use_gemv = step.has_gemv and out.use_gemv and not self._outputs_observed
-        gemv_tokens = MAX_GEMV_TOKENS if use_gemv else 0
+        experts = self._step.experts
         max_rows = self._chosen.size + experts * self._unit
         starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, max_rows, max_rows))
         rows, factors = np.empty(self._shape, np.int64), np.empty(self._shape, np.float32)
-        choices = self._chosen, self._weights, experts, self._unit, gemv_tokens
-        gemm_rows, gemv_rows = arrange(*choices, starts, counts, places, matrices, rows, factors)
+        choices = self._chosen, self._weights, experts, self._unit
+        arrange(*choices, starts, counts, places, matrices, rows, factors)
         self._starts, self._counts, self._places, self._matrices = starts, counts, places, matrices
         self._rows, self._factors, self._zero = view_of(rows), view_of(factors), self._fresh
-        if gemv_rows:
-            self._run_gemv(np.flatnonzero((counts > 0) & (counts <= gemv_tokens)), gemm_rows, gemm_rows + gemv_rows)
-        for chunk in self._chunks(np.flatnonzero(counts > gemv_tokens)):
+        for chunk in self._chunks(np.flatnonzero(counts)):
             self._run_gemm(chunk)
         if self._zero:
             self._result.matrix[:] = 0
@@ -70,9 +65,9 @@ class ExpertBatches:
         jobs[:, FIRST] = jobs[:, TARGET] = self._starts[experts] - low
         return jobs
 
-    def _begin(self, rows: int, gemv: bool) -> PassProgram:
+    def _begin(self, rows: int) -> PassProgram:
         """A pass over rows that are sorted by expert."""
-        out = self._pass.inner(rows, gemv, *self._place)
+        out = self._pass.inner(rows, *self._place)
         for value, view in self._inputs.values():
             out.borrow(value, view.reshaped(1, view.size))
         return out
@@ -88,18 +83,11 @@ class ExpertBatches:
             out.drop(index)
         out.release_temporary()
 
-    def _run_gemv(self, experts: np.ndarray, low: int, high: int) -> None:
-        out = self._begin(high - low, True)
-        jobs = np.stack([self._jobs(experts, low)] * 2)
-        arranged = self._arranged(low, high, jobs)
-        self._step.emit_inner(out, arranged)
-        self._end(out, low, high)
-
     def _run_gemm(self, experts: np.ndarray) -> None:
         low = int(self._starts[experts[0]])
         rows = int(self._starts[experts[-1]] + self._counts[experts[-1]]) - low
         high = low + -(-rows // self._unit) * self._unit
-        out, jobs = self._begin(high - low, False), self._jobs(experts, low)
+        out, jobs = self._begin(high - low), self._jobs(experts, low)
         arranged = self._arranged(low, high, jobs)
         starts, counts = self._starts[experts], self._counts[experts]
         for inner in self._step.inner:

@@ -7,7 +7,6 @@ import numpy as np
 from ....graph.ops import ExpertLinear
 from ..kernels import experts as kernels
 from ..kernels.gemv.gemv import TOKENS
-from ..kernels.gemv_plan import GEMV_TOKENS
 from ..memory import Partition, View
 from ..pass_program import PassProgram
 from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition, scale_and_add_bias
@@ -138,7 +137,7 @@ class ExpertLinearStep(Step):
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job
             rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
-            target[to : to + count] = self.matrix.multiply(x[rows], matrix, out.use_gemv and count <= GEMV_TOKENS)
+            target[to : to + count] = self.matrix.multiply(x[rows], matrix, use_gemv=False)
 
         out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
 

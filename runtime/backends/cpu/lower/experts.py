@@ -1,8 +1,8 @@
 """A mixture of experts: from the router's logits to the sum of the experts' results.
 
 The ops from Route to CombineExperts, and an Add of one other value to the result, are lowered as one step. Rows of their values
-are sorted by expert. For up to GEMV_TOKENS tokens the step is tasks of the pass: one sorts the choices and fills in the jobs of
-the products, as many as there may be. For more tokens a Python function reads which experts were chosen, and writes and runs
+are sorted by expert. For generated tokens the step is tasks of the pass: one sorts the choices and fills in the jobs of
+the products, as many as there may be. For prompts a Python function reads which experts were chosen, and writes and runs
 programs of its own, for a number of experts at a time so that intermediate results take bounded memory; see expert_batches.
 """
 

@@ -2,9 +2,10 @@
 
 Head h's key is (K_h c, k_pe) and its value V_h c, with the cached latent c. There are two ways to compute with the latents,
 equal but for rounding: absorb K_h into the query (q_h K_h) and V_h into the output, so that attention runs on the latents
-themselves, or expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Where every
-sequence absorbs, whatever its length is, as tokens that are generated do, all of it is tasks of the program; for the rest see
-latent_batch.
+themselves, or expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 expands for prompts and absorbs for tokens
+that are generated, which mostly multiplies less. (Where a few tokens follow many, absorbing would: but the results of a token
+would then depend on how many are computed with it.) The absorption of tokens that are generated is tasks of the program; for
+the rest see latent_batch.
 """
 
 from __future__ import annotations
@@ -69,10 +70,9 @@ class LatentAttentionStep(Step):
             out.call(batch.run)
 
     def _is_static(self, out: PassProgram, is_observed: bool) -> bool:
-        """Whether all sequences absorb, whatever their lengths are, with GEMV products."""
-        absorbs = self.mode == 1 or (self.mode == 3 and max(out.counts) == 1)
+        """Whether it absorbs with GEMV products."""
         plans = self.matrices.query_plan is not None and self.matrices.output_plan is not None
-        return absorbs and plans and out.gemv and out.settings.flash and not is_observed
+        return self.mode != 2 and plans and out.gemv and out.settings.flash and not is_observed
 
     def _row(self, out: PassProgram) -> View:
         """Latents followed by their rotated keys: as they are in memory, or copied to be so."""

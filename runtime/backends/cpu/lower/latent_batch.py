@@ -1,4 +1,4 @@
-"""Latent attention of batches in which each sequence absorbs or expands according to its length, and of observed passes."""
+"""Latent attention of prompts, of observed passes, and wherever a Python function has to multiply."""
 
 from __future__ import annotations
 
@@ -33,23 +33,19 @@ class LatentBatch:
     def run(self) -> None:
         """Attention over cached latents."""
         s, batch, n = self._shape, self._pass.run_inputs.batch, len(self._q)
-        absorbing, expanding = [], []
-        for cache, at in batch:
-            (absorbing if self._absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
         observer = self._observer
-        takes_squares = observer is not None and observer.wants_squares
+        absorbs = self._mode == 1 or (self._mode == 3 and self._pass.gemv)
+        takes_squares = observer is not None and observer.wants_squares and not absorbs
         squares: dict[int, np.ndarray] = {}  # by the first row of a sequence
-        keeps_weighted = absorbing or (observer is not None and not takes_squares)
+        keeps_weighted = absorbs or (observer is not None and not takes_squares)
         weighted = np.empty((n, s.heads, s.rank), np.float32) if keeps_weighted else None
-        if absorbing:
+        if absorbs:
             assert weighted is not None
-            self._attend_latents(weighted, "v" if self._mode == 1 else "kv", absorbing)
-            rows = _rows_of(absorbing, n)
-            finished = self._matrices.finish(weighted[rows].transpose(1, 0, 2), self._pass.use_gemv)
-            self._result[rows] = finished.transpose(1, 0, 2)
-        if expanding:
+            self._attend_latents(weighted, "v" if self._mode == 1 else "kv", batch)
+            self._result[...] = self._matrices.finish(weighted.transpose(1, 0, 2), self._pass.gemv).transpose(1, 0, 2)
+        else:
             keys, values = self._matrices.load()
-            for cache, at in expanding:
+            for cache, at in batch:
                 observed = None
                 if takes_squares:
                     observed = squares[at.start] = np.empty((s.heads, s.rank))
@@ -86,37 +82,22 @@ class LatentBatch:
                 assert weighted is not None
                 observer.on_head_inputs(op, v_b, weighted[at])
 
-    def _absorbs(self, new: int, past: int) -> bool:
-        """Whether a sequence absorbs: with -mla 3 where that takes fewer multiplications per head.
-
-        Expanding costs products of all tokens with K and V, absorbing costs wider attention. A single token always absorbs, as
-        expanding takes decoded matrices.
-        """
-        if self._mode != 3 or new == 1:
-            return self._mode in (1, 3)
-        s, total = self._shape, past + new
-        expand = total * s.rank * (s.nope + s.v) + new * total * (s.nope + s.rope + s.v)
-        absorb = new * s.rank * (s.nope + s.v) + new * total * (2 * s.rank + s.rope)
-        return absorb < expand
-
     def _attend_latents(self, out: np.ndarray, values_name: str, batch: Batch) -> None:
         """Fills in the rows of the batch's sequences in out [n, heads, rank]: each head's attention-weighted latents.
 
         values_name: under which the latents are cached as values; as keys they are "kv".
         """
         s, q, layer, workers = self._shape, self._q, self._op.layer, self._pass.workers
-        rows = _rows_of(batch, len(q))
         wide = np.empty((len(q), s.heads, s.rank + s.rope), np.float32)
         wide[..., s.rank :] = q[..., s.nope :]
-        absorbed = self._matrices.absorb(q[rows, :, : s.nope].transpose(1, 0, 2), self._pass.use_gemv)
-        wide[rows, :, : s.rank] = absorbed.transpose(1, 0, 2)
+        wide[..., : s.rank] = self._matrices.absorb(q[..., : s.nope].transpose(1, 0, 2), self._pass.gemv).transpose(1, 0, 2)
         if self._flash:
             segments = []
             for cache, at in batch:
                 new = at.stop - at.start
                 keys, values = cache.rows(layer, "kv", new), cache.rows(layer, values_name, new)
                 segments.append(Segment(wide[at], keys, values, cache.length, out[at]))
-            attend(segments, 1, self._params, workers)
+            attend(segments, 1, self._params, workers, self._pass.gemv)
             return
         for cache, at in batch:
             new = at.stop - at.start
@@ -202,7 +183,7 @@ class LatentBatch:
         """
         if self._flash:
             segment = Segment(q, CacheRows.of(k), CacheRows.of(v), k.shape[1] - len(q), out, shared, shared_out)
-            attend([segment], len(k), self._params, workers)
+            attend([segment], len(k), self._params, workers, self._pass.gemv)
             return
         keys = k[..., : q.shape[2]]
         stored_scores_attention(q, keys, v[..., : out.shape[2]], out, self._params, self._scores_bytes, workers)
@@ -213,10 +194,3 @@ class LatentBatch:
             stored_scores_attention(q, keys, values, weighted, self._params, self._scores_bytes, workers)
             if squares:
                 np.einsum("nhr,nhr->hr", weighted, weighted, dtype=np.float64, out=shared_out)
-
-
-def _rows_of(batch: list[tuple[KVCache, slice]], n: int) -> slice | np.ndarray:
-    """The rows of a batch's sequences in a pass of n rows."""
-    if sum(at.stop - at.start for _, at in batch) == n:
-        return slice(0, n)
-    return np.concatenate([np.arange(at.start, at.stop) for _, at in batch])

@@ -1,4 +1,4 @@
-"""Products with weight matrices as tasks: GEMV for up to GEMV_TOKENS tokens, else GEMM."""
+"""Products with weight matrices as tasks: GEMV for generated tokens, else GEMM."""
 
 from __future__ import annotations
 

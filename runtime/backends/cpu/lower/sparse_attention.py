@@ -129,13 +129,13 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
 
     def over_latents(rows: np.ndarray, latents: np.ndarray) -> None:
         wide = np.empty((len(rows), s.heads, s.rank + s.rope), np.float32)
-        wide[..., s.rank :] = queries[rows, :, s.nope :]
-        wide[..., : s.rank] = latent.matrices.absorb(queries[rows, :, : s.nope].transpose(1, 0, 2)).transpose(1, 0, 2)
+        wide[..., s.rank :], nope = queries[rows, :, s.nope :], queries[rows, :, : s.nope].transpose(1, 0, 2)
+        wide[..., : s.rank] = latent.matrices.absorb(nope, out.gemv).transpose(1, 0, 2)
         weighted = np.empty((len(rows), s.heads, s.rank), np.float32)
         for number, row in enumerate(rows):
             selected = latents[chosen[row].astype(np.int64)]
             weighted[number] = weigh(wide[number] @ selected.T) @ selected[:, : s.rank]
-        results[rows] = latent.matrices.finish(weighted.transpose(1, 0, 2)).transpose(1, 0, 2)
+        results[rows] = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)
 
     def attend() -> None:
         for cache, at in state.batch:

@@ -62,11 +62,11 @@ def cached(k, v, past, k_type="f32", v_type="f32"):
     return cache
 
 
-def result(q, cache, past, params, workers=ALONE):
+def result(q, cache, past, params, workers=ALONE, generated=False):
     new, width = len(q), cache.layers[0].rows["v"].width
     out = np.full((new, q.shape[1], width), np.nan, np.float32)
     part = Segment(np.ascontiguousarray(q), cache.rows(0, "k", new), cache.rows(0, "v", new), past, out)
-    attend([part], cache.layers[0].rows["k"].heads, params, workers)
+    attend([part], cache.layers[0].rows["k"].heads, params, workers, generated)
     return out
 
 
@@ -88,7 +88,7 @@ def test_attention_is_that_of_a_plain_softmax(data):
     params = AttentionParams(
         k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200, -1, -7, -130])), draw(st.sampled_from([0.0, 3.0])), sinks
     )
-    got = result(q, cached(k, v, past), past, params, draw(st.sampled_from([ALONE, TWO, MANY])))
+    got = result(q, cached(k, v, past), past, params, draw(st.sampled_from([ALONE, TWO, MANY])), draw(st.booleans()))
     assert np.abs(got - plain(q, k, v, past, params)).max() < ROUNDING
 
 
@@ -110,8 +110,8 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
         params = AttentionParams(k_width**-0.5, **options)
         queries = (q * np.float32(params.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
         expected = scored_attention(queries, k, v, 1 << 20, ALONE, params).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
-        for workers in (ALONE, MANY):
-            assert np.abs(result(q, cache, past, params, workers) - expected).max() < ROUNDING
+        for workers, generated in itertools.product((ALONE, MANY), (True, False)):
+            assert np.abs(result(q, cache, past, params, workers, generated) - expected).max() < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ given = np.load({str(tmp_path / "given.npz")!r})
 found = {{"vectors": np.array(VECTORS)}}
 for n in (1, 13):
     q, k, v = (given[f"{{name}}{{n}}"] for name in "qkv")
-    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, AttentionParams({params.scale}, window={params.window}))
+    params = AttentionParams({params.scale}, window={params.window})
+    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, params, generated=n == 1)
 np.savez({str(tmp_path / "found.npz")!r}, **found)
 """
     lesser = os.environ | {"GGUFMILL_CPU": "avx2"}
@@ -169,7 +170,7 @@ np.savez({str(tmp_path / "found.npz")!r}, **found)
 
 
 def test_keys_are_split_among_threads_where_heads_are_few():
-    tasks, splits, split_blocks, *_ = flash.divide(1, 4, 1, 10_000, 0, 128, 128, 4)
+    tasks, splits, split_blocks, *_ = flash.divide(1, 4, 1, 10_000, 0, 128, 128, 4, generated=True)
     assert splits > 1
     assert len(tasks) == splits
     ranges = sorted((int(task[6]), int(task[7])) for task in tasks)
@@ -180,29 +181,42 @@ def test_keys_are_split_among_threads_where_heads_are_few():
 
 @pytest.mark.parametrize("window", [0, 100, 1000])
 @pytest.mark.parametrize(
-    ("n", "heads", "kv_heads", "past"), [(1, 4, 1, 5000), (1, 6, 3, 1400), (1, 130, 1, 900), (5, 4, 2, 2222), (300, 4, 1, 777)]
+    ("n", "heads", "kv_heads", "past", "generated"),
+    [
+        *((1, 4, 1, 5000, True), (1, 6, 3, 1400, True), (1, 130, 1, 900, True), (5, 4, 2, 2222, True)),
+        *((1, 6, 3, 1400, False), (5, 4, 2, 2222, False), (300, 4, 1, 777, False)),
+    ],
 )
-def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past, window):
+def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past, generated, window):
     q, k, v = random(np.random.default_rng(8), n, heads, kv_heads, 64, 48, past)
     params = AttentionParams(0.2, window, sinks=np.linspace(-3, 3, heads, dtype=np.float32))
     cache = cached(k, v, past)
-    divisions = [flash.divide(n, heads // kv_heads, kv_heads, past, window, 64, 48, threads) for threads in (1, 2, 3, 7)]
-    assert window == 100 or len({division.tasks.tobytes() for division in divisions}) > 1  # the tasks do depend on it
-    expected = result(q, cache, past, params)
+    shape = n, heads // kv_heads, kv_heads, past, window, 64, 48
+    divisions = [flash.divide(*shape, threads, generated) for threads in (1, 2, 3, 7)]
+    if window != 100 and n * heads > 20:
+        assert len({division.tasks.tobytes() for division in divisions}) > 1  # the tasks do depend on it
+    expected = result(q, cache, past, params, ALONE, generated)
     assert np.abs(expected - plain(q, k, v, past, params)).max() < ROUNDING
     for workers in (TWO, Workers(3), MANY):
-        assert np.array_equal(result(q, cache, past, params, workers), expected)
+        assert np.array_equal(result(q, cache, past, params, workers, generated), expected)
 
 
-@pytest.mark.parametrize("window", [150, -150])
-def test_a_query_with_a_window_has_the_same_bits_in_any_prompt(window):
-    past, n, params = 500, 200, AttentionParams(0.2, window=window)
-    q, k, v = random(np.random.default_rng(9), n, 4, 2, 32, 32, past)
-    expected = result(q, cached(k, v, past), past, params)
-    for start, stop in ((0, 77), (77, 200), (31, 90)):
+@pytest.mark.parametrize("window", [0, 150, -150, 700])
+@pytest.mark.parametrize(("past", "group"), [(500, 2), (1300, 9)])
+@pytest.mark.parametrize("generated", [False, True])
+def test_a_query_has_the_same_bits_whatever_queries_are_beside_it(generated, past, group, window):
+    n, params = 200, AttentionParams(0.2, window=window)
+    q, k, v = random(np.random.default_rng(9), n, 2 * group, 2, 32, 32, past)
+
+    def results(start, stop, workers):
         end = past + stop
-        out = result(q[start:stop], cached(k[:, :end], v[:, :end], past + start), past + start, params, TWO)
-        assert np.array_equal(out, expected[start:stop])
+        made = cached(k[:, :end], v[:, :end], past + start)
+        return result(q[start:stop], made, past + start, params, workers, generated)
+
+    expected = results(0, n, ALONE)
+    assert np.abs(expected - plain(q, k, v, past, params)).max() < ROUNDING
+    for start, stop in ((0, 77), (77, 200), (31, 90), (12, 13), (13, 14), (140, 148), (199, 200)):
+        assert np.array_equal(results(start, stop, TWO), expected[start:stop])
 
 
 def test_large_scores_do_not_overflow_and_nan_is_not_lost():

@@ -191,9 +191,7 @@ def test_threads_and_company_change_no_bits(case):
     opened = source(case)
     alone, shared = load_model(opened, threads=1), load_model(opened, threads=2)
     batches = [BEGINNING, *SINGLE, [5, 6, 7], BEGINNING[:20]]
-    # Within a window the keys that are taken together depend on how queries are divided among threads.
-    has_window = "attention.sliding_window" in CASES[case][0]
-    expected = feed_all((shared if has_window else alone).session(), batches)
+    expected = feed_all(alone.session(), batches)
     for _ in range(2):
         found = feed_all(shared.session(), batches)
         assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -261,15 +259,6 @@ def test_memory_for_experts_changes_nothing(case, monkeypatch):
     expected = model.logits(BEGINNING)
     monkeypatch.setattr(expert_batches, "CHUNK_BYTES", 1)  # an expert at a time
     assert np.array_equal(model.logits(BEGINNING), expected)
-
-
-@pytest.mark.parametrize("most", [0, 30, 1000])
-def test_experts_of_few_tokens_among_many(most, monkeypatch):
-    model = load_model(source("gpt-oss", layers=1), threads=2)
-    usual = model.logits(BEGINNING)
-    monkeypatch.setattr(expert_batches, "MAX_GEMV_TOKENS", most)
-    difference = model.logits(BEGINNING) - usual  # GEMV and GEMM round activations by other scales
-    assert np.sqrt(np.mean(difference**2)) < 0.02 * np.sqrt(np.mean(usual**2))
 
 
 def test_several_threads_may_use_one_model():

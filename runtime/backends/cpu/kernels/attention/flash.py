@@ -2,12 +2,14 @@
 
 A task takes some queries of one or more key heads through the keys, in blocks of KEYS: scores, maximum and sum of each query,
 weighted values. Keys and values of a block are decoded once for all queries of the task, whatever type
-they have in memory. Sums take one of two orders, neither of which depends on the tasks:
+they have in memory. Sums take one of two orders, neither of which depends on the tasks or on other queries:
 
-- of many queries: block after block, the sums scaled whenever a maximum grows;
-- of a few (a token that is generated): each block for itself, and the results of blocks added as a binary tree over the blocks'
+- of prompts: block after block, the sums scaled whenever a maximum grows;
+- of tokens that are generated: each block for itself, and the results of blocks added as a binary tree over the blocks'
   numbers. So the keys can be divided among threads: a task takes an aligned run of a power of two of blocks, a node of that
   tree (a *split* of the keys), and `merge` adds the splits.
+
+Blocks are counted from key 0, whatever the window is.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ JOB_FIELDS = (
     "past",  # tokens before the first query's
     "window",  # 0: none; -n: chunks of n tokens
     "splits",
-    "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of many queries, and one split
+    "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
+    "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
     "merge_heads",  # heads of a part of `merge`
     "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
@@ -60,7 +63,8 @@ JOB_FIELDS = (
 )
 (
     _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_TYPE,
-    _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _WINDOW, _SPLITS, _SPLIT_BLOCKS, _MERGE_HEADS,
+    _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _WINDOW, _SPLITS, _SPLIT_BLOCKS, _FIRST_SPLIT,
+    _MERGE_HEADS,
     _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE, _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
@@ -291,21 +295,18 @@ def attend(argument, number):
     for i in range(_MAX_LEVELS):
         nodes[i] = i
     weighing = np.empty(len(FIELDS), np.int64)
-    # Blocks are counted from the beginning of the first query's window, or from key 0 where queries are many.
-    origin = _first_key(job[_PAST], window) if split_blocks else 0
-    last_end = min(origin + task[_BLOCK_END] * KEYS, position + tokens)
+    last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
     for head in range(task[_HEAD], task[_HEAD_END]):
         _copy_queries(job, task, head, scale, queries, k_width)
-        key = origin + task[_BLOCK] * KEYS
-        if (
-            window and not split_blocks
-        ):  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
-            key = max(key, _first_key(position, window) // LANES * LANES)
+        key = task[_BLOCK] * KEYS
+        if window:  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
+            unit = KEYS if split_blocks else LANES
+            key = max(key, _first_key(position, window) // unit * unit)
         depth = np.int64(0)
         _clear(maxima_at, sums_at, rows, values_at, value_size)
         while key < last_end:
-            block = (key - origin) // KEYS
-            count = min(origin + (block + 1) * KEYS, last_end) - key
+            block = key // KEYS
+            count = min((block + 1) * KEYS, last_end) - key
             skipped = max(0, key - position) * members  # rows of the queries before these keys
             block_maxima, block_sums, block_values = maxima_at, sums_at, values_at
             if split_blocks:
@@ -368,7 +369,8 @@ def merge(argument, number):
     nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), np.int64(0)
     for split in range(splits):
         nodes[depth] = split
-        depth = _push_node(split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
+        number_of_all = job[_FIRST_SPLIT] + split
+        depth = _push_node(number_of_all, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
     _add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
     total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * v_width, rows * v_width, np.float32)
     row_maxima, row_sums = view(maxima, rows, np.float32), view(sums, rows, np.float32)

@@ -1,0 +1,159 @@
+"""A token has the same results, to the bit, whatever is cached, whatever else a pass computes, and however a prompt is divided
+into passes: with every architecture, kind of attention and type of weights. A generated token has other bits than one of a
+prompt, and always the same."""
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from recorded_models import kept_cases, record_of
+
+from ggufmill import quantize_model
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode, encode
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+
+DEMO = FOLDER / "demo"  # fp8, latent attention, experts
+LENGTH = 150  # more than a block of keys, and than all windows
+READ, PROMPTS = 110, [[7], [60], [109], [3, 4, 40, 41, 90], [108, 109]]
+# One of each kind of attention, of recurrent layers and of experts; the others take longer.
+KINDS = ["llama", "v3", "deepseek4", "gpt-oss", "llama4", "minimax-m3-odd", "mamba", "kimi-linear", "lfm2", "mpt-clip"]
+LATENT = ("v3", "v3-legacy", "v2-lite", "deepseek32", "longcat-flash", "kimi-linear")
+RUNS = [(case, mla) for case in kept_cases() for mla in ((0, 1, 2, 3) if case in LATENT else (None,))]
+# Others than the kept cases have: matrices that are read in blocks, by codebooks and trellises, interleaved, decoded for GEMM,
+# without GEMV, of floats, and of a checkpoint; two of mixtures.
+TYPES_OF_DEMO = ["f16", "bf16", "q8_0", "q4_K", "iq4_k", "iq3_xxs", "iq4_kt", "mxfp4", "q4_k_r4", "bf16_r16", "iq1_bn", "fp8"]
+
+
+def packed(source, kind):
+    """The source with its matrices in another type, as far as that can hold them."""
+
+    def pack(tensor):
+        columns, rows = tensor.shape[0], tensor.shape[1] if len(tensor.shape) > 1 else 1
+        fits = len(tensor.shape) > 1 and "norm" not in tensor.name and not columns % TYPES[kind].block and rows > 1
+        name = kind if fits else "f32"
+        runs = [tensor.read(at, at + rows) for at in range(0, tensor.n_rows, rows)]
+        data = encode(np.concatenate(runs), name)
+        return dataclasses.replace(
+            tensor,
+            source_type=name,
+            read=lambda start, stop: decode(data[start:stop], name, columns),
+            raw=lambda start, stop: data[start:stop],
+            stored=TYPES[name],
+            mapped=data,
+        )
+
+    whole_numbers = [name for name, tensor in source.tensors.items() if "tid2eid" in name or tensor.source_type.startswith("i")]
+    return dataclasses.replace(source, tensors={n: t if n in whole_numbers else pack(t) for n, t in source.tensors.items()})
+
+
+def text_of(model, case=None):
+    """Tokens, LENGTH of them or as many as there are positions."""
+    if case is None:
+        return np.random.default_rng(1).integers(3, model.n_vocab, LENGTH)
+    return np.resize(record_of(case).tokens, min(LENGTH, model.graph.n_positions or LENGTH))
+
+
+def check_prompts(models, tokens):
+    """Whole, cut, and beside other sequences."""
+    (whole,) = models[0].hidden([(models[0].new_cache(LENGTH), tokens)])
+    assert np.isfinite(whole).all()
+    for model in models:
+        for cuts in PROMPTS:
+            cache = model.new_cache(LENGTH)
+            ends = pairwise([0, *(cut for cut in cuts if cut < len(tokens)), len(tokens)])
+            found = [model.hidden([(cache, tokens[start:end])])[0] for start, end in ends]
+            assert np.array_equal(np.concatenate(found), whole), cuts
+        caches = [model.new_cache(LENGTH) for _ in range(3)]
+        model.hidden([(cache, tokens[start:60]) for cache, start in zip(caches[:2], (0, 20), strict=True)])
+        following = [tokens[:5], tokens[60:], tokens[:9]]
+        found = model.hidden(list(zip([caches[1], caches[0], caches[2]], following, strict=True)))
+        assert np.array_equal(found[1], whole[60:])
+        if model.has_head:
+            logits = model.head(whole[:20], False)
+            assert np.array_equal(np.concatenate([model.head(whole[:3], False), model.head(whole[3:20], False)]), logits)
+
+
+def check_generated(models, tokens):
+    """One by one, several at a time as drafts are, and beside other sequences."""
+
+    def start(model, ids):
+        cache = model.new_cache(LENGTH)
+        model.hidden([(cache, ids)])
+        return cache
+
+    n_read = min(READ, len(tokens) - 30)
+    rest, expected = tokens[n_read:], None
+    for model in models:
+        for step in (1, 2, 8):
+            cache = start(model, tokens[:n_read])
+            runs = [rest[at : at + step] for at in range(0, len(rest), step)]
+            found = np.concatenate([model.hidden([(cache, run)], generated=True)[0] for run in runs])
+            expected = found if expected is None else expected
+            assert np.array_equal(found, expected), step
+        cache, others = start(model, tokens[:n_read]), [start(model, tokens[i : 5 * i + 2]) for i in range(4)]
+        for i in range(0, 24, 2):
+            beside = [(other, tokens[i : i + 1]) for other in others]
+            found = model.hidden([*beside[:2], (cache, rest[i : i + 2]), *beside[2:]], generated=True)[2]
+            assert np.array_equal(found, expected[i : i + 2])
+        if model.has_head:
+            logits = model.head(expected[:8])
+            assert np.array_equal(np.concatenate([model.head(expected[i : i + 1]) for i in range(8)]), logits)
+
+
+@pytest.mark.slow(keep=[f"{case}-*" for case in KINDS])
+@pytest.mark.parametrize(("case", "mla"), RUNS)
+def test_architectures(build, case, mla):
+    source = packed(build(case), "q8_0")
+    mode = {} if mla is None else {"mla": mla}
+    models = [load_model(source, threads=1, **mode), load_model(source, threads=2, ubatch=24, **mode)]
+    check_prompts(models, text_of(models[0], case))
+    check_generated(models, text_of(models[0], case))
+
+
+@pytest.mark.slow(keep=["v3-*"])
+@pytest.mark.parametrize("settings", [{"flash": False}, {"exact": True}])
+@pytest.mark.parametrize("case", ["llama", "gpt-oss", "v3", "qwen4exp-odd"])
+def test_settings(build, case, settings):
+    source = packed(build(case), "q8_0")
+    models = [load_model(source, threads=1, **settings), load_model(source, threads=2, ubatch=24, **settings)]
+    check_prompts(models, text_of(models[0], case))
+    check_generated(models, text_of(models[0], case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"cache_k": "q8_0"}, {"cache_v": "q8_0", "mla": 1}, {"cache_k": "bf16", "mla": 0}])
+def test_types_of_the_cache(settings):
+    models = [load_model(DEMO, threads=1, **settings), load_model(DEMO, threads=2, ubatch=24, **settings)]
+    check_prompts(models, text_of(models[0]))
+    check_generated(models, text_of(models[0]))
+
+
+@pytest.mark.slow(keep=["q8_0", "q4_K", "fp8"])
+@pytest.mark.parametrize("kind", TYPES_OF_DEMO)
+def test_types(tmp_path, kind):
+    path = DEMO if kind == "fp8" else tmp_path / "demo.gguf"
+    if kind != "fp8":
+        quantize_model(DEMO, path, kind, pure=True)
+    models = [load_model(path, threads=1), load_model(path, threads=2, ubatch=24, repack=kind == "q4_K")]
+    check_prompts(models[:1] if kind == "q4_K" else models, text_of(models[0]))
+    check_generated(models[:1] if kind == "q4_K" else models, text_of(models[0]))
+    if kind == "q4_K":  # interleaved, its sums have another order
+        check_prompts(models[1:], text_of(models[1]))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_compressed_attention_to_more_than_a_tile_of_keys(build, window):
+    """Where sums of products go over several runs of columns, which are the same for a query in every pass."""
+    source = packed(build("deepseek4"), "f32")
+    if window is not None:
+        source.metadata["deepseek4.attention.sliding_window"] = window
+    model = load_model(source, threads=2)
+    tokens = np.random.default_rng(2).integers(3, model.n_vocab, 1200)
+    (whole,) = model.hidden([(model.new_cache(1200), tokens)])
+    for cuts in ([700], [1001, 1100], [1199]):
+        cache = model.new_cache(1200)
+        found = [model.hidden([(cache, tokens[start:end])])[0] for start, end in pairwise([0, *cuts, 1200])]
+        assert np.array_equal(np.concatenate(found), whole)
