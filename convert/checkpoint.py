@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "tekken.json",
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",

@@ -1,6 +1,6 @@
 """The files of a tokenizer -> the tokenizer.* metadata of a GGUF.
 
-tokenizer.json comes first (see `tokenizer_json`). Without one, or if its kind is not supported, tiktoken's file,
+tokenizer.json comes first (see `tokenizer_json`). Without one, or if its kind is not supported, tekken.json, tiktoken's file,
 SentencePiece's, GPT-2's vocab.json with merges.txt, or a vocab.txt is read, in this order.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import FormatError
 from ..config import Config, read_json
-from . import byte_level_bpe, sentencepiece, tiktoken, tokenizer_json, wordpiece
+from . import byte_level_bpe, sentencepiece, tekken, tiktoken, tokenizer_json, wordpiece
 from .chat_templates import chat_templates
 from .token_list import CONTROL, NORMAL, USER_DEFINED, AddedTokens, read_added_tokens, token_list
 
@@ -72,6 +72,10 @@ def _from_other_files(
 ) -> dict[str, Any] | None:
     """Keys without tokenizer.ggml. from the first supported file other than tokenizer.json; None without one."""
     added = read_added_tokens(settings)
+    if (folder / tekken.FILE).is_file():
+        keys = tekken.model_keys(folder / tekken.FILE, vocab_size, notes)
+        settings = tekken.SPECIAL_TOKENS | {"add_bos_token": True, "add_eos_token": False} | settings
+        return _with_special_tokens(keys, (None, None), settings, config, notes)
     for name in tiktoken.FILES:
         if (folder / name).is_file() and tiktoken.is_ranks_file(folder / name):
             keys = _from_tiktoken(folder / name, config, added, vocab_size, notes)
