@@ -1,7 +1,7 @@
 """tekken.json, Mistral's file for a tiktoken vocabulary -> tokenizer.ggml.* keys of a GGUF.
 
-It lists tokens as base64 by rank, special tokens, and the regular expression that cuts words. Special tokens have the first ids;
-the id of any other token is its rank plus their number (mistral-common, tokens/tokenizers/tekken.py).
+It lists tokens as base64 by rank, special tokens, and the regular expression that cuts words. Special tokens have the first
+ids; the id of any other token is its rank plus their number (mistral-common, tokens/tokenizers/tekken.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNLISTED += "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYST
 
 
 def model_keys(path: Path, vocab_size: int, notes: list[str]) -> dict[str, Any]:
-    """Keys without tokenizer.ggml. for vocab_size tokens, special tokens not included. Raises FormatError for a malformed file."""
+    """Keys without tokenizer.ggml. for vocab_size tokens, special tokens not included. Raises FormatError if malformed."""
     data = read_json(path)
     try:
         config = data["config"]
