@@ -48,6 +48,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tiktoken.model",
     "qwen.tiktoken",
+    "hy.tiktoken",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",

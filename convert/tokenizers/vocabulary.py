@@ -79,7 +79,7 @@ def _from_other_files(
     for name in tiktoken.FILES:
         if (folder / name).is_file() and tiktoken.is_ranks_file(folder / name):
             keys = _from_tiktoken(folder / name, config, added, vocab_size, notes)
-            return _with_special_tokens(keys, (None, None), settings, config, notes)
+            return _with_special_tokens(keys, (None, None), tiktoken.SPECIAL_TOKENS.get(name, {}) | settings, config, notes)
     for name in sentencepiece.FILES:
         if (folder / name).is_file():
             return _from_sentencepiece(folder / name, settings, config, added, vocab_size, notes)
@@ -96,6 +96,10 @@ def _from_other_files(
 def _from_tiktoken(path: Path, config: Config, added: AddedTokens, vocab_size: int, notes: list[str]) -> dict[str, Any]:
     spell = byte_level_bpe.to_characters
     ranks = tiktoken.read_ranks(path)
+    own = enumerate(tiktoken.ADDED_TOKENS.get(path.name, ()), len(ranks))
+    added = {id: (text, True) for id, text in own if id < vocab_size} | added
+    if path.name in tiktoken.NORMALISED:
+        notes += tokenizer_json.unsupported_steps("normalizer", [{"type": "NFC"}])
     texts, types = token_list({rank: (spell(token), NORMAL) for token, rank in ranks.items()}, added, vocab_size, notes)
     model_type = str(config.get("model_type", ""))
     pre = next((pre for prefix, pre in tiktoken.PRE_TOKENIZERS.items() if model_type.startswith(prefix)), None)
