@@ -34,7 +34,7 @@ def command(model: Path, timings: bool, **options: Any) -> None:
 
     Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its
     own tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that
-    cannot be answered then ends it.
+    cannot be answered then ends it. Where the file recommends how to sample, that takes the place of the defaults of options.
 
     \b
     Examples:

@@ -24,7 +24,8 @@ def command(model: Path, **options: Any) -> None:
 
     OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
     llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
-    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change.
+    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change;
+    where neither says anything, the file's recommendation counts.
     What a request shares with an earlier one is not computed again. Ctrl-C ends it.
 
     With --parallel N requests share their steps, which takes less time than one after the other. A text does not depend on its
