@@ -42,11 +42,12 @@ def command(model: Path, timings: bool, **options: Any) -> None:
       ggufmill chat model.gguf --system "Answer in French." --temp 0
       echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
     """
+    from ..formats.metadata_values import text_of
     from ..pipeline.chat import start_chat
 
     conversation = start_chat(model, **options)
     if sys.stdin.isatty():
-        name = conversation.model.metadata.get("general.name") or model.name
+        name = text_of(conversation.model.metadata, "general.name") or model.name
         click.echo(f"{name}. /help shows the commands.", err=True)
     with _exit_on_termination():
         for text in _messages():

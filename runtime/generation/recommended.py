@@ -1,4 +1,4 @@
-"""The sampling that a model's file recommends: general.sampling.*, from generation_config.json in llama.cpp's converter and ours.
+"""The sampling that a model's file recommends: general.sampling.*, which `convert` takes from generation_config.json.
 
 As in llama.cpp it stands for what was not asked for.
 """
