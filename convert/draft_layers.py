@@ -80,7 +80,9 @@ def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | Non
 def unknown_prefixes(model: ModelSpec, names: Iterable[str]) -> set[str]:
     """Prefixes of the draft layers among a checkpoint's tensors that the architecture does not know."""
     known = (*model.skipped_prefixes, *(model.draft.prefixes if model.draft else ()))
-    n_layers = int(model.metadata[f"{model.architecture}.block_count"])
+    n_layers = model.metadata.get(f"{model.architecture}.block_count")
+    if n_layers is None:  # a tower of a projector file, which is no language model
+        return set()
     found = set()
     for name in names:
         match, layer = _MTP.match(name), _LATER_LAYER.match(name)
