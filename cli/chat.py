@@ -34,7 +34,7 @@ def command(model: Path, timings: bool, **options: Any) -> None:
 
     Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its
     own tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that
-    cannot be answered then ends it.
+    cannot be answered then ends it. Where the file recommends how to sample, that takes the place of the defaults of options.
 
     \b
     Examples:
@@ -42,11 +42,12 @@ def command(model: Path, timings: bool, **options: Any) -> None:
       ggufmill chat model.gguf --system "Answer in French." --temp 0
       echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
     """
+    from ..formats.metadata_values import text_of
     from ..pipeline.chat import start_chat
 
     conversation = start_chat(model, **options)
     if sys.stdin.isatty():
-        name = conversation.model.metadata.get("general.name") or model.name
+        name = text_of(conversation.model.metadata, "general.name") or model.name
         click.echo(f"{name}. /help shows the commands.", err=True)
     with _exit_on_termination():
         for text in _messages():

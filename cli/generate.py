@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def command(model: Any, prompt: str, as_json: bool, **options: Any) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
+    Where the file recommends how to sample (general.sampling.*), that takes the place of the defaults of options.
+
     \b
     Examples:
       ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1

@@ -24,9 +24,9 @@ def command(model: Path, **options: Any) -> None:
 
     OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
     llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
-    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change.
-    What a prompt shares with an earlier prompt is not computed again; an answer is read once when the conversation goes on.
-    Ctrl-C ends it.
+    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change;
+    where neither says anything, the file's recommendation counts. What a prompt shares with an earlier prompt is not computed
+    again; an answer is read once when the conversation goes on. Ctrl-C ends it.
 
     With --parallel N requests share their steps, which takes less time than one after the other. A text and its probabilities
     depend, to the bit, neither on other requests nor on what is cached (without -dev). Between two steps at most -ub tokens of

@@ -42,11 +42,13 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "tekken.json",
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
     "tiktoken.model",
     "qwen.tiktoken",
+    "hy.tiktoken",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
@@ -251,9 +253,10 @@ def _unused(
 
 
 def _is_zero_bias(name: str, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether this is a bias of zeros: some GPTQ tools write one for every layer, whether the model has biases or not."""
+    """Whether this is a bias of zeros: some tools write one for every layer, whether the model has biases or not."""
     stem = name.removesuffix("bias")
-    return name.endswith(".bias") and f"{stem}qweight" in stored and not stored[name].data.any()
+    has_weight = f"{stem}weight" in stored or f"{stem}qweight" in stored
+    return name.endswith(".bias") and has_weight and not stored[name].data.any()
 
 
 def _count(names: list[str], problem: str) -> str:

@@ -7,6 +7,7 @@ and its own tensors are blk.N.nextn.*, as llama.cpp and ik_llama.cpp name them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -22,6 +23,9 @@ DEEPSEEK_NAMES |= {"embed_tokens": "embed_tokens", "shared_head_head": "shared_h
 QWEN_NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 LAYER_NORM_NAMES = {part: name for part, name in DEEPSEEK_NAMES.items() if part != "shared_head_norm"}  # it is the layer's
 OWN_PARTS = ("embed_tokens", "shared_head_head")  # which a layer may lack: it then uses the model's
+# Names of draft layers in published checkpoints: mtp., model.mtp_layers., ..., or a layer after the model's with such parts.
+_MTP = re.compile(r"(?:model\.)?mtp[^.]*\.")
+_LATER_LAYER = re.compile(r"(model\.layers\.(\d+)\.)(?:eh_proj|enorm|hnorm)\.")
 UNNAMED = "multi-token prediction, which has no names in a GGUF of this architecture"  # why tensors are left out
 
 
@@ -44,10 +48,12 @@ def nextn_tensors(
 
 
 def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | None = None) -> ModelSpec:
-    """The model with its draft layers, as many as the checkpoint has, if they are to be kept; else their tensors are skipped.
+    """The model with its draft layers, as many as the checkpoint has, if they are to be kept; else their tensors are skipped,
+    as are those of draft layers that the architecture does not know.
 
     names: of the checkpoint's tensors, as the `ModelSpec` has them; keep: None: as `DraftLayers.default` says.
     """
+    model = replace(model, skipped_prefixes=model.skipped_prefixes | dict.fromkeys(unknown_prefixes(model, names), UNNAMED))
     draft = model.draft
     if draft is None:
         return model
@@ -69,6 +75,22 @@ def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | Non
     if draft.refused_by:
         notes.append(f"{draft.refused_by} does not load {architecture} with its draft layers; --no-mtp leaves them out")
     return replace(model, metadata=metadata, tensors=[*model.tensors[:at], *added, *model.tensors[at:]], notes=notes)
+
+
+def unknown_prefixes(model: ModelSpec, names: Iterable[str]) -> set[str]:
+    """Prefixes of the draft layers among a checkpoint's tensors that the architecture does not know."""
+    known = (*model.skipped_prefixes, *(model.draft.prefixes if model.draft else ()))
+    n_layers = model.metadata.get(f"{model.architecture}.block_count")
+    if n_layers is None:  # a tower of a projector file, which is no language model
+        return set()
+    found = set()
+    for name in names:
+        match, layer = _MTP.match(name), _LATER_LAYER.match(name)
+        if match is not None:
+            found.add(match[0])
+        elif layer is not None and int(layer[2]) >= n_layers:
+            found.add(layer[1])
+    return {prefix for prefix in found if not prefix.startswith(known)}
 
 
 def _stored(tensors: Iterable[TensorSpec], names: Collection[str]) -> Iterator[TensorSpec]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from threading import Lock
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ..formats import TYPES, SourceTensor, TensorScale
 from .quantization.stored_weights import Rows, StoredWeight
 
 Transform = Callable[[str, list[StoredWeight]], SourceTensor]
+_ROWS_AT_ONCE = 1024  # of a matrix that is read as a whole
 RowOrder = Callable[[int, int], Rows]  # (start, stop): rows of the result -> the weight's rows that they are
 
 
@@ -178,6 +180,28 @@ def scaled(factors: float | np.ndarray) -> Transform:
 
         shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
         return SourceTensor(name, shape, weight.source_type, read)
+
+    return transform
+
+
+def unit_columns(epsilon: float) -> Transform:
+    """A matrix whose columns are divided by their lengths plus epsilon. The first read reads the whole matrix for these."""
+
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
+        weight, lock = weights[0], Lock()
+        lengths: list[np.ndarray] = []
+
+        def read(start: int, stop: int) -> np.ndarray:
+            with lock:
+                if not lengths:
+                    squares = np.zeros(weight.columns)
+                    for first in range(0, weight.rows, _ROWS_AT_ONCE):
+                        rows = weight.read(slice(first, min(first + _ROWS_AT_ONCE, weight.rows)))
+                        squares += np.square(rows, dtype=np.float64).sum(0)
+                    lengths.append((np.sqrt(squares) + epsilon).astype(np.float32))
+            return weight.read(slice(start, stop)) / lengths[0]
+
+        return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
 
     return transform
 

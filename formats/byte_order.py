@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -141,6 +142,10 @@ class _Swapper:
                 raise FormatError(f"{self.path}: tensor {name} reaches beyond the end of the file: truncated")
         self.out += bytes(start - len(self.out))
         places = np.array(offsets, np.uint64).astype(np.int64) + start
+        order = np.argsort(places, kind="stable").tolist()
+        for one, other in pairwise(order):
+            if places[one] + kinds[one][1] > places[other]:
+                raise FormatError(f"{self.path}: tensors {names[one]} and {names[other]} overlap")
         return SwappedHeader(bytes(self.out), names, kinds, places)
 
     def entry(self) -> tuple[str, TensorType, tuple[int, ...], int]:

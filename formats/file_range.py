@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from .deleted_shards import deleted_error, record_path
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
 _READ_BYTES = 1 << 20  # read at a time: more is allocated even for a small file
 PIPED_TEXTS = ("standard input", "pipe")  # names of the files that texts from standard input, and from a pipe, are copied into
+PIPE_SECONDS = 10.0  # that a pipe has until something opens it for writing
 MAX_FILE = 1 << 30  # bytes of a file that is read as a whole
 
 
@@ -64,18 +67,41 @@ def check_regular(path: Path, limit: int | None = None) -> None:
 def read_file(path: Path, *, pipes: bool = False) -> bytes:
     """All bytes of a file that is read as a whole, such as a vocabulary, a recipe or a text.
 
-    pipes: one is read to its end, too. Raises FormatError for what is no regular file or has more than MAX_FILE bytes, OSError
-    for what cannot be read.
+    pipes: one is read to its end, too. Raises FormatError for what is no regular file or has more than MAX_FILE bytes, and for
+    a pipe into which nothing writes, OSError for what cannot be read.
     """
-    if not (pipes and path.is_fifo()):
-        check_regular(path, MAX_FILE)
     data = bytearray()
-    with path.open("rb") as file:
-        while len(data) <= MAX_FILE and (block := file.read(_READ_BYTES)):
-            data += block
-    if len(data) > MAX_FILE:
-        raise FormatError(f"{path}: more than {MAX_FILE} bytes are too many for such a file")
+    for block in pipe_blocks(path) if pipes and path.is_fifo() else _file_blocks(path):
+        data += block
+        if len(data) > MAX_FILE:
+            raise FormatError(f"{path}: more than {MAX_FILE} bytes are too many for such a file")
     return bytes(data)
+
+
+def pipe_blocks(path: Path) -> Iterator[bytes]:
+    """The bytes that are written into a pipe, up to its end. Raises FormatError if nothing has opened it for writing after
+    PIPE_SECONDS: a pipe that is opened as a file is would be waited for for ever."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        end = time.monotonic() + PIPE_SECONDS
+        with suppress(BlockingIOError):  # there is a writer, which has not written yet
+            while not (block := os.read(fd, _READ_BYTES)):
+                if time.monotonic() > end:
+                    raise FormatError(f"{path}: nothing writes into this pipe")
+                time.sleep(0.01)
+            yield block
+        os.set_blocking(fd, True)
+        while block := os.read(fd, _READ_BYTES):
+            yield block
+    finally:
+        os.close(fd)
+
+
+def _file_blocks(path: Path) -> Iterator[bytes]:
+    check_regular(path, MAX_FILE)
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            yield block
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", *, pipes: bool = False) -> str:

@@ -109,4 +109,11 @@ def _facts(
     keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
     names = {architecture, ANY}
     concerned = (fact for fact in facts if loader.facts_of in fact.programs and names & set(fact.architectures.split()))
-    return [fact.says for fact in concerned if fact.holds(keys, tensors)]
+    return [fact.says for fact in concerned if _holds(fact, keys, tensors)]
+
+
+def _holds(fact: Fact, keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    try:
+        return fact.holds(keys, tensors)
+    except (TypeError, ValueError, OverflowError):  # a key holds something else than a number: no program gets that far
+        return False

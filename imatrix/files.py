@@ -15,6 +15,7 @@ import numpy as np
 from ..formats import TYPES, FormatError, TensorType, open_gguf
 from ..formats.file_range import check_regular
 from ..formats.gguf_header import header_bytes
+from ..formats.metadata_values import text_of
 
 Entry = tuple[np.ndarray, np.ndarray]
 
@@ -97,9 +98,9 @@ def dat_bytes(means: Mapping[str, np.ndarray], datasets: Sequence[str], chunk_co
 
 def _read_gguf(path: Path) -> ImatrixFile:
     file = open_gguf(path)
-    general_type = file.metadata.get("general.type")
-    if not isinstance(general_type, str) or general_type != "imatrix":
-        raise FormatError(f"{path}: a GGUF file, but not an imatrix (its general.type is {general_type!r:.60})")
+    if text_of(file.metadata, "general.type") != "imatrix":
+        kind = file.metadata.get("general.type")
+        raise FormatError(f"{path}: a GGUF file, but not an imatrix (its general.type is {kind!r:.60})")
     entries: dict[str, Entry] = {}
     for key, tensor in file.tensors.items():
         suffix = next((s for s in (_SUMS, _OLD_SUMS) if key.endswith(s)), None)
@@ -122,10 +123,14 @@ def _read_gguf(path: Path) -> ImatrixFile:
         chunk_size = int(file.metadata.get("imatrix.chunk_size", LEGACY_CHUNK))
     except (TypeError, ValueError, OverflowError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
-    for name, value in (("chunk_count", chunk_count), ("chunk_size", chunk_size)):
+    _check_numbers(path, chunk_count=chunk_count, chunk_size=chunk_size)
+    return ImatrixFile(entries, datasets, chunk_count, chunk_size)
+
+
+def _check_numbers(path: Path, **numbers: int) -> None:
+    for name, value in numbers.items():
         if not 0 <= value < 1 << 31:
             raise FormatError(f"{path}: imatrix.{name} is {value}; a file can hold 0 to {(1 << 31) - 1}")
-    return ImatrixFile(entries, datasets, chunk_count, chunk_size)
 
 
 class _Reader:
@@ -167,4 +172,5 @@ def _read_dat(path: Path, data: bytes) -> ImatrixFile:
     if reader.position < len(data):
         chunk_count = reader.int32()
         datasets = [reader.take(reader.int32()).decode("utf-8", "replace")]
+    _check_numbers(path, chunk_count=chunk_count)
     return ImatrixFile(entries, datasets, chunk_count)

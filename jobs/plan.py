@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PlanError
-from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, GGUFFile
+from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, SPLIT_NAME, GGUFFile
 from ..formats.gguf_header import header_bytes
 from .outputs import Locations, Output, OutputKind, Outputs
 from .streamed_json import StreamedJson
@@ -145,7 +145,8 @@ def make_plan(
                         not in it goes where the one before it went
     warnings, replaced  of the `Plan`
 
-    Raises PlanError when a single tensor exceeds split_max_size, and for contradictory split options.
+    Raises PlanError when a single tensor exceeds split_max_size, for contradictory split options, and for the name of a part,
+    of a journal, or of one of several shards, in the place of a whole model's.
     """
     path, outputs = Path(path), Outputs.of(outputs)
     alignment = _alignment(metadata)
@@ -178,6 +179,8 @@ def make_plan(
             keys = {**metadata, **split} if number == 0 else alignment_key | split
             stem = path.name.removesuffix(".gguf")
             file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(firsts):05d}.gguf")
+        else:
+            _check_name(path)
         make_header = partial(_header, dict(keys), outputs, start, stop, alignment)
         header, locations.offsets[start:stop], size = make_header()
         files.append(PlannedFile(file_path, size, lambda make_header=make_header: make_header()[0]))
@@ -186,6 +189,15 @@ def make_plan(
     for name, kind in outputs.entries():
         digest.update(f"{name}\0{kind.source_type}\0{kind.rule}\0{kind.note}\n".encode())
     return Plan(outputs, locations, files, metadata, digest.hexdigest()[:32], warnings or [], replaced)
+
+
+def _check_name(path: Path) -> None:
+    """Raises PlanError for a name under which nothing would take a file for a whole model."""
+    if path.name.endswith((".part", ".journal")):
+        raise PlanError(f"{path} has the name of a file of an unfinished job; choose another output")
+    split = SPLIT_NAME.match(path.name)
+    if split is not None and int(split["count"]) != 1:
+        raise PlanError(f"{path} has the name of one of {int(split['count'])} files of a split model; choose another output")
 
 
 def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> tuple[bytes, array[int], int]:

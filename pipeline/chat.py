@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ..request_fields import values_of
-from ..runtime import Sampling
 from ..runtime.text.chat import Conversation, find_template
 from .common.arguments import read_template
 from .common.models import open_generating_model
-from .requests.generate import ChatRequest
+from .requests.generate import ChatRequest, sampling_of
 from .requests.running import settings_of
 from .requests.verb import verb
 
@@ -31,5 +29,5 @@ def start_chat(request: ChatRequest) -> Conversation:
     opened = open_generating_model(request.model, settings_of(request))
     template = find_template(opened.metadata, read_template(request.template))
     return Conversation(
-        opened, template, request.system, request.n_predict, draft_max=request.draft_max, **values_of(request, Sampling)
+        opened, template, request.system, request.n_predict, draft_max=request.draft_max, **sampling_of(request, opened)
     )

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..request_fields import values_of
-from ..runtime import Model, Sampling, Timings
+from ..runtime import Model, Timings
 from ..runtime.generation.generate import generate, warm_up
 from ..runtime.generation.grammar import Grammar, compile_grammar, compile_schema
 from .common.models import open_generating_model
 from .common.progress import Stage, reporting
-from .requests.generate import GenerateRequest
+from .requests.generate import GenerateRequest, sampling_of
 from .requests.running import settings_of
 from .requests.verb import verb
 
@@ -75,7 +74,7 @@ def generate_text(request: GenerateRequest) -> GeneratedText:
         ignore_eos=request.ignore_eos,
         draft_max=request.draft_max,
         grammar=rules,
-        **values_of(request, Sampling),
+        **sampling_of(request, opened),
     )
     with reporting(request.progress) as report:
         stage = Stage(report, "generate", request.n_predict if request.n_predict >= 0 else None, "token")

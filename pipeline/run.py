@@ -17,6 +17,7 @@ from .common.arguments import refuse_unused
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import json_text, note, warn
 from .common.progress import reporting
+from .common.vocabulary_check import vocabulary_differences
 from .reports.html_page import page_text
 from .reports.markdown import report_text
 from .reports.model_card import card_text, multi_card
@@ -111,7 +112,7 @@ def run_recipe(request: RunRequest) -> RunResult:
     with nullcontext() if request.dry_run else folder.locked(), reporting(request.progress) as report:
         run = Run(loaded, path, folder, request, report)
         warn_on_dropped_config(run.source)
-        for text in run.source.notes:
+        for text in [*run.source.notes, *vocabulary_differences(run.source)]:
             note(f"note: {text}", detail=True)
         plans = run.check()
         return _forecast(run, plans) if request.dry_run else _carry_out(run, plans)

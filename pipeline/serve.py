@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import UsageError
-from ..request_fields import values_of
-from ..runtime import Sampling
 from .common.arguments import read_template
 from .common.models import open_generating_model
-from .requests.generate import ServeRequest
+from .requests.generate import ServeRequest, sampling_of
 from .requests.running import settings_of
 from .requests.verb import verb
 
@@ -62,5 +60,5 @@ def serve_model(request: ServeRequest) -> None:
         max_body=request.max_body * MIB,
         metrics=request.metrics,
         slot_save_path=None if request.slot_save_path is None else Path(request.slot_save_path),
-        options=limits | values_of(request, Sampling),
+        options=limits | sampling_of(request, opened),
     )

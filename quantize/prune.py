@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import PlanError, SourceTensor, TensorSource
+from ..formats.metadata_values import MAX_LAYERS, whole_number
 from ..jobs.shards import parse_ranges
 
 _LAYER_PREFIX = re.compile(r"^blk\.(\d+)\.")
@@ -30,7 +31,7 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     does not have, and if no layer would remain.
     """
     count_key = f"{source.architecture}.block_count"
-    count = int(source.metadata.get(count_key, 0))
+    count = whole_number(source.metadata, count_key, maximum=MAX_LAYERS, path=source.path)
     missing = sorted(set(layers) - set(range(count)))
     if missing or len(set(layers)) >= count:
         problem = f"layer {missing[0]} is not there" if missing else "no layer would be left"
@@ -55,19 +56,22 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     metadata[count_key] = np.uint32(len(remaining))
     dense_key = f"{source.architecture}.{_DENSE_LAYERS_KEY}"
     if dense_key in metadata:
-        metadata[dense_key] = np.uint32(sum(layer < int(metadata[dense_key]) for layer in remaining))
+        dense = whole_number(metadata, dense_key, path=source.path)
+        metadata[dense_key] = np.uint32(sum(layer < dense for layer in remaining))
     draft_key = f"{source.architecture}.{_DRAFT_LAYERS_KEY}"
     if draft_key in metadata:
-        metadata[draft_key] = np.uint32(sum(layer >= count - int(metadata[draft_key]) for layer in remaining))
+        draft = whole_number(metadata, draft_key, path=source.path)
+        metadata[draft_key] = np.uint32(sum(layer >= count - draft for layer in remaining))
     identity = hashlib.sha256(f"{source.identity} without {sorted(layers)}".encode()).hexdigest()
     note = f"{len(set(layers))} of {count} layers are left out; those after them move up"
     return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), old_names
 
 
 def draft_layers(source: TensorSource) -> range:
-    """The numbers of the layers at a model's end that predict further tokens (multi-token prediction)."""
+    """The numbers of the layers at a model's end that predict further tokens (multi-token prediction). Raises FormatError if
+    the metadata has no numbers of layers."""
     keys = (f"{source.architecture}.{key}" for key in ("block_count", _DRAFT_LAYERS_KEY))
-    count, draft = (int(source.metadata.get(key, 0)) for key in keys)
+    count, draft = (whole_number(source.metadata, key, maximum=MAX_LAYERS, path=source.path) for key in keys)
     return range(count - draft, count) if 0 < draft < count else range(0)
 
 

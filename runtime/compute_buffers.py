@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats import PlanError
+from ..formats.metadata_values import MAX_LAYERS, whole_number
 from ..operating_system.processors import allowed_cpus
 from .hparams import HParams
 from .models.bert import ENCODERS
@@ -64,13 +65,15 @@ def sequence_length(hparams: HParams, n_ctx: int) -> int:
 
 
 def of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
-    """A number that is the same for all layers, or one of a list with one for each. Raises PlanError if it is missing."""
+    """A number that is the same for all layers, or one of a list with one for each. Raises PlanError if it is missing,
+    FormatError if it is no number."""
     value = hparams.metadata.get(f"{hparams.architecture}.{key}", default)
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
-        value = value[min(layer, len(value) - 1)]
+        value = value[min(layer, len(value) - 1)] if len(value) else None
     if value is None:
         raise PlanError(f"{hparams.path}: metadata has no {hparams.architecture}.{key}")
-    return int(value)
+    name = f"{hparams.architecture}.{key}"
+    return whole_number({name: value}, name, path=hparams.path)
 
 
 def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
@@ -101,7 +104,8 @@ def _passing(hparams: HParams, ub: int) -> int:
     n_embd = hparams.int("embedding_length")
     has_head = not _is_encoder(hparams) and "pooling_type" not in hparams
     n_vocab = hparams.int("vocab_size", 0) if has_head else 0
-    inner = max(of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in range(hparams.int("block_count")))
+    layers = range(hparams.size("block_count", maximum=MAX_LAYERS))
+    inner = max(of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in layers)
     return ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
 
 
@@ -155,7 +159,7 @@ def processor_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     passing = _passing(hparams, ub) + rows + _TABLES
     scores = 0 if use.flash else threads * min(bound, SCORES_BYTES)
     if not hparams.is_latent:
-        layers = range(hparams.int("block_count"))
+        layers = range(hparams.size("block_count", maximum=MAX_LAYERS))
         decoded = 0 if use.flash else max(_kv_numbers(hparams, layer) for layer in layers) * n_ctx * 4
         return passing + scores + decoded
     heads = LatentHeads.of(hparams)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..formats import FormatError
+from ..formats.metadata_values import MAX_LAYERS
 
 _REQUIRED: Any = object()
-MAX_LAYERS = 10_000
 
 
 class HParams:

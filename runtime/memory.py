@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
+from ..formats.metadata_values import MAX_LAYERS
 from ..jobs.patterns import NamePattern, compile_pattern
 from ..jobs.streamed_json import StreamedJson
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
@@ -181,7 +182,7 @@ def _heads(hparams: HParams, layer: int) -> Heads:
 
 def _is_local(hparams: HParams, layer: int) -> bool:
     """Whether a layer has a window, and so heads of another width (Gemma 4); without a pattern all have one."""
-    flags = hparams.flags("attention.sliding_window_pattern", hparams.int("block_count"))
+    flags = hparams.flags("attention.sliding_window_pattern", hparams.size("block_count", maximum=MAX_LAYERS))
     return flags[layer] if flags else "attention.sliding_window" in hparams
 
 
@@ -198,7 +199,7 @@ def place(
     for rule in overrides:
         if rule.device not in devices:
             raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
-    n_layer = HParams(dict(metadata), "the model").int("block_count")
+    n_layer = HParams(dict(metadata), "the model").size("block_count", maximum=MAX_LAYERS)
     layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
     placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
     matched, pairs = dict.fromkeys(map(str, overrides), ""), dict[tuple[str, str], tuple[str, str]]()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ...request_fields import Field, fields_of
+from ...runtime.generation.sampling_options import Sampling
 from ...runtime.settings import Placement, Settings
 from . import running
 from .flags import Decorator, as_json, together
@@ -63,22 +65,27 @@ def options_of(request: type, *, json: bool = True, **kinds: Any) -> Decorator:
     """The arguments and options of a request's fields, in their order, as a decorator of a command.
 
     json: --json at the end. kinds: field -> what its kind is for this command, as a value of KINDS. Settings of `load_model`
-    come to the command where they are given only: a model that is loaded already takes none.
+    and fields of `Sampling` come to the command where they are given only: a model that is loaded already takes no settings,
+    and a model's file may recommend how to sample.
     """
     fields = [field for field in fields_of(request) if field.option.in_cli]
     settings = {field.name for field in fields_of(Settings)} if issubclass(request, Placement) else set[str]()
+    sampling = {field.name for field in fields_of(Sampling)} if settings and issubclass(request, Sampling) else set[str]()
     made = []
     for field in fields:
         made.append(_parameter(field, kinds.get(field.name), may_be_unset=field.name in settings))
         made += [running.FURTHER[field.name]] if field.name in running.FURTHER else []
     options = together(*made, *([as_json] if json else []))
-    return (lambda command: options(_without_unset(command, settings))) if settings else options
+    return (lambda command: options(_without_unset(command, settings, sampling))) if settings else options
 
 
-def _without_unset(command: Callable, names: set[str]) -> Callable:
+def _without_unset(command: Callable, settings: set[str], sampling: set[str]) -> Callable:
     @functools.wraps(command)
-    def called(**given: Any) -> Any:
-        return command(**{name: value for name, value in given.items() if name not in names or value not in (None, ())})
+    def called(**values: Any) -> Any:
+        context = click.get_current_context()
+        unset = {name for name in settings & values.keys() if values[name] in (None, ())}
+        unset |= {name for name in sampling & values.keys() if context.get_parameter_source(name) is ParameterSource.DEFAULT}
+        return command(**{name: value for name, value in values.items() if name not in unset})
 
     return called
 

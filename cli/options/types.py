@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import click
 
 from ...errors import MillError, PlanError
 from ...formats import TensorType
-from ...formats.file_range import PIPED_TEXTS
+from ...formats.file_range import PIPED_TEXTS, pipe_blocks
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 
@@ -53,8 +52,11 @@ def _copy_of_pipe(path: str, ctx: click.Context) -> str:
     if path not in copies:
         folder = ctx.with_resource(tempfile.TemporaryDirectory(prefix="ggufmill-"))
         copies[path] = os.path.join(folder, PIPED_TEXTS[path not in ("-", "/dev/stdin")])
-        with open(copies[path], "wb") as copy, nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as pipe:
-            shutil.copyfileobj(pipe, copy)
+        with open(copies[path], "wb") as copy:
+            if path == "-":
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            else:
+                copy.writelines(pipe_blocks(Path(path)))
     return copies[path]
 
 

@@ -133,6 +133,8 @@ def phi2(config: Config, mla_layout: str) -> ModelSpec:
 
 def command_r(config: Config, mla_layout: str) -> ModelSpec:
     """Command-R and R+: attention and feed-forward block in parallel after one norm, scaled logits; R+ normalises heads."""
+    if config.get("model_max_length") is not None:  # the trained length: max_position_embeddings limits a cache of theirs
+        config = config.with_values({"max_position_embeddings": config.integer("model_max_length")})
     spec = _cohere("command-r", config)
     head_norms = []
     if config.flag("use_qk_norm", False):

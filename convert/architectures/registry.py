@@ -157,6 +157,7 @@ ARCHITECTURES = {
     "Qwen2_5OmniModel": "multimodal.text_model",
     "Qwen2_5OmniForConditionalGeneration": "multimodal.text_model",
     "Qwen3VLForConditionalGeneration": "multimodal.text_model",
+    "Exaone4_5_ForConditionalGeneration": "multimodal.text_model",
     "Qwen3VLMoeForConditionalGeneration": "multimodal.text_model",
 }
 # model_type of text_config in multimodal models -> architecture of the text model
@@ -182,6 +183,7 @@ TEXT_MODELS = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "granite": "GraniteForCausalLM",
+    **dict.fromkeys(("exaone4", "exaone4_5_text"), "Exaone4ForCausalLM"),
     "step3p5": "Step3p5ForCausalLM",
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "llama4_text": "Llama4ForCausalLM",

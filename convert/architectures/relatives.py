@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...formats import FormatError
 from ..config import Config
+from ..draft_layers import unknown_prefixes
 from ..model_spec import ModelSpec, TensorSpec
 
 SHOWN = 3  # relatives, and kinds of tensors that one does not know
@@ -62,7 +63,7 @@ def relatives(
 
 def _relative(name: str, model: ModelSpec, stored: Collection[str], unread: int) -> Relative:
     named = {_renamed(tensor, model.renamed_prefixes) for tensor in stored}
-    skipped = tuple(model.skipped_prefixes) + (model.draft.prefixes if model.draft else ())
+    skipped = (*model.skipped_prefixes, *(model.draft.prefixes if model.draft else ()), *unknown_prefixes(model, named))
     kinds = {_kind(tensor) for tensor in named if not (skipped and tensor.startswith(skipped))}
     known, needed = set(), set()
     for spec in model.tensors:

@@ -36,7 +36,6 @@ _SMALL_FILES = (
     "README.md",
     "*.safetensors.index.json",
     *TOKENIZER_FILES,
-    "tekken.json",
     "*.tiktoken",
     "tiktoken.model",
     "chat_template.json",

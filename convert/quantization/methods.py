@@ -68,7 +68,7 @@ class WeightFinder:
         settings = _quantization_config(config)
         if settings is None:
             return
-        name = settings.get("quant_method", _implied_method(settings))
+        name = settings.get("quant_method") or _implied_method(settings)
         if not isinstance(name, str) or name not in METHODS:
             raise config.error(f"quantization_config has quant_method {name!r}; known are {', '.join(METHODS)}")
         method = METHODS[name]

@@ -1,4 +1,4 @@
-"""tiktoken's files: per line the bytes of a token in base64 and its rank, which is its id (Kimi, Qwen 1, Llama 3).
+"""tiktoken's files: per line the bytes of a token in base64 and its rank, which is its id (Kimi, Hunyuan, Qwen 1, Llama 3, 4).
 
 Such a file has neither merges nor the pre-tokenizer. A token's merge is the pair that is left when its bytes are merged by
 ranks below its own; the pre-tokenizer follows from config.json's model_type.
@@ -13,9 +13,14 @@ from pathlib import Path
 from ...formats import FormatError
 from ...formats.file_range import check_regular, read_file
 
-FILES = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
-# prefix of model_type -> name for tokenizer.ggml.pre
-PRE_TOKENIZERS = {"kimi": "kimi-k2", "qwen": "qwen2", "llama": "llama-bpe"}
+FILES = ("tiktoken.model", "qwen.tiktoken", "hy.tiktoken", "tokenizer.model")
+# prefix of model_type -> name for tokenizer.ggml.pre; of several the first
+PRE_TOKENIZERS = {"kimi": "kimi-k2", "qwen": "qwen2", "hunyuan": "hunyuan", "llama4": "llama4", "llama": "llama-bpe"}
+# file -> special tokens that the code beside the models adds after the last rank, and which of them are which
+_HUNYUAN = ("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>", *(f"<|extra_{i}|>" for i in range(205)))
+ADDED_TOKENS = {"hy.tiktoken": _HUNYUAN}
+SPECIAL_TOKENS = {"hy.tiktoken": {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}}
+NORMALISED = ("qwen.tiktoken", "hy.tiktoken")  # whose texts are brought to NFC
 
 
 def is_ranks_file(path: Path) -> bool:

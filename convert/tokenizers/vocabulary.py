@@ -1,6 +1,6 @@
 """The files of a tokenizer -> the tokenizer.* metadata of a GGUF.
 
-tokenizer.json comes first (see `tokenizer_json`). Without one, or if its kind is not supported, tiktoken's file,
+tokenizer.json comes first (see `tokenizer_json`). Without one, or if its kind is not supported, tekken.json, tiktoken's file,
 SentencePiece's, GPT-2's vocab.json with merges.txt, or a vocab.txt is read, in this order.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import FormatError
 from ..config import Config, read_json
-from . import byte_level_bpe, sentencepiece, tiktoken, tokenizer_json, wordpiece
+from . import byte_level_bpe, sentencepiece, tekken, tiktoken, tokenizer_json, wordpiece
 from .chat_templates import chat_templates
 from .token_list import CONTROL, NORMAL, USER_DEFINED, AddedTokens, read_added_tokens, token_list
 
@@ -72,10 +72,14 @@ def _from_other_files(
 ) -> dict[str, Any] | None:
     """Keys without tokenizer.ggml. from the first supported file other than tokenizer.json; None without one."""
     added = read_added_tokens(settings)
+    if (folder / tekken.FILE).is_file():
+        keys = tekken.model_keys(folder / tekken.FILE, vocab_size, notes)
+        settings = tekken.SPECIAL_TOKENS | {"add_bos_token": True, "add_eos_token": False} | settings
+        return _with_special_tokens(keys, (None, None), settings, config, notes)
     for name in tiktoken.FILES:
         if (folder / name).is_file() and tiktoken.is_ranks_file(folder / name):
             keys = _from_tiktoken(folder / name, config, added, vocab_size, notes)
-            return _with_special_tokens(keys, (None, None), settings, config, notes)
+            return _with_special_tokens(keys, (None, None), tiktoken.SPECIAL_TOKENS.get(name, {}) | settings, config, notes)
     for name in sentencepiece.FILES:
         if (folder / name).is_file():
             return _from_sentencepiece(folder / name, settings, config, added, vocab_size, notes)
@@ -92,6 +96,10 @@ def _from_other_files(
 def _from_tiktoken(path: Path, config: Config, added: AddedTokens, vocab_size: int, notes: list[str]) -> dict[str, Any]:
     spell = byte_level_bpe.to_characters
     ranks = tiktoken.read_ranks(path)
+    own = enumerate(tiktoken.ADDED_TOKENS.get(path.name, ()), len(ranks))
+    added = {id: (text, True) for id, text in own if id < vocab_size} | added
+    if path.name in tiktoken.NORMALISED:
+        notes += tokenizer_json.unsupported_steps("normalizer", [{"type": "NFC"}])
     texts, types = token_list({rank: (spell(token), NORMAL) for token, rank in ranks.items()}, added, vocab_size, notes)
     model_type = str(config.get("model_type", ""))
     pre = next((pre for prefix, pre in tiktoken.PRE_TOKENIZERS.items() if model_type.startswith(prefix)), None)

@@ -15,6 +15,7 @@ import xxhash
 from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular
+from ...formats.metadata_values import text_of
 from ...quantize.covariance.covariance_matrix import Covariance
 from ...quantize.covariance.row_blocks import RowBlocks
 from .triangles import DTYPES, triangle_size, unfold
@@ -275,7 +276,7 @@ def is_covariance(path: str | Path) -> bool:
     check_regular(Path(path))
     try:
         with open(path, "rb") as file:
-            return file.read(4) == b"GGUF" and open_gguf(path).metadata.get("general.type") == FILE_TYPE
+            return file.read(4) == b"GGUF" and text_of(open_gguf(path).metadata, "general.type") == FILE_TYPE
     except (OSError, FormatError):
         return False
 
@@ -288,7 +289,7 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
     """
     path = Path(path)
     file = open_gguf(path)
-    if file.metadata.get("general.type") != FILE_TYPE:
+    if text_of(file.metadata, "general.type") != FILE_TYPE:
         kind = file.metadata.get("general.type")
         raise FormatError(f"{path}: a GGUF file, but no covariance (its general.type is {kind!r:.60})")
     try:

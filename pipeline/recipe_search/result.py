@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...formats import TensorSource, TensorType
+from ...formats.metadata_values import text_of
 from ...jobs.plan import Plan
 from ...quantize.search.type_search import TypeAssignment
 from ...version import __version__
@@ -83,7 +84,7 @@ def header_lines(
     command: str = "",
 ) -> list[str]:
     """The comments at the head of a recipe: the model, the target, the figures, how it was searched for, and the command."""
-    name = source.metadata.get("general.name") or Path(source.path).name
+    name = text_of(source.metadata, "general.name") or Path(source.path).name
     elements = sum(source.tensors[n].n_elements for n in assignment.types)
     lines = [f"{name}: found by ggufmill {__version__} for {target.text}"]
     lines.append(

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...formats.loader_facts import LoaderTensor
 from ...formats.loaders import PROGRAMS, loader_problems
+from ...formats.metadata_values import text_of
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
@@ -71,7 +72,7 @@ def report_json(
         "machine": f"{system_text()}, Python {'.'.join(map(str, sys.version_info[:3]))}",
         "source": run.source_line,
         "source_name": Path(run.source.path).resolve().name,
-        "name": " ".join(str(plan.metadata.get("general.name") or Path(run.source.path).resolve().name).split()),
+        "name": " ".join((text_of(plan.metadata, "general.name") or Path(run.source.path).resolve().name).split()),
         "architecture": plan.metadata.get("general.architecture", ""),
         "files": [str(f.path.resolve()) for f in plan.files],
         "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None and quant.with_imatrix else None,

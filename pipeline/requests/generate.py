@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...request_fields import argument, option, request
+from ...request_fields import argument, fields_of, option, request, values_of
+from ...runtime.generation.recommended import recommended_sampling
 from ...runtime.generation.sampling_options import Sampling
+from ..common.messages import note
 from ..common.progress import OnProgress
 from .running import RunningModel
 
 if TYPE_CHECKING:
+    from ...runtime import Model
     from ...runtime.serve.app import RefusedRequest
     from ...runtime.serve.tasks import EndEvent
     from ..common.models import ModelLike
@@ -30,6 +33,19 @@ class Generating(Sampling, RunningModel):
         default=0,
         least=0,
     )
+
+
+def sampling_of(request: Generating, model: Model) -> dict[str, Any]:
+    """The fields of `Sampling`: those that the request was given, else what the model's file recommends, else the defaults. A
+    note says what is recommended and used."""
+    values = values_of(request, Sampling)
+    changed = (field.name for field in fields_of(Sampling) if values[field.name] != field.default)
+    given = getattr(request, "given", tuple(changed))
+    recommended = {name: value for name, value in recommended_sampling(model.stored.metadata).items() if name not in given}
+    if recommended:
+        listed = ", ".join(f"{name} {value if name != 'samplers' else ';'.join(value)}" for name, value in recommended.items())
+        note(f"sampling as the model's file recommends: {listed}", detail=True)
+    return values | recommended
 
 
 @request

@@ -21,6 +21,7 @@ from ..common.arguments import refuse_inputs
 from ..common.dropped_config import warn_on_dropped_config
 from ..common.messages import note, warn
 from ..common.progress import OnProgress
+from ..common.vocabulary_check import vocabulary_differences
 from .carry_out import carry_out
 from .checks import problem_line, verify_written, write_manifest
 from .forecast import Forecast, forecast
@@ -144,7 +145,7 @@ def write_model(
             record_path(path).unlink(missing_ok=True)
         return _checked(WriteResult("finished before", paths, plan), plan, source, options, report)
     warn_on_dropped_config(source)
-    for text in source.notes:
+    for text in [*source.notes, *vocabulary_differences(source)]:
         note(f"note: {text}", detail=True)
     if options.dry_run:
         warn(plan.warnings, detail=True)

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from ...formats import TYPES, PlanError, TensorType
+from ...formats.metadata_values import whole_number
 from ...jobs.patterns import form_of
 from .mix_tables import (
     ALIASES,
@@ -87,14 +88,15 @@ class ModelTraits:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], names: Iterable[str], n_vocab: int, imatrix: bool) -> ModelTraits:
-        """From GGUF metadata, the names of all tensors, and the number of rows of token_embd.weight."""
+        """From GGUF metadata, the names of all tensors, and the number of rows of token_embd.weight. Raises FormatError for
+        metadata with something else in the place of a number."""
         architecture, names = str(metadata.get("general.architecture", "")), set(names)
 
         def number(key: str, default: int = 0) -> int:
             value = metadata.get(f"{architecture}.{key}", default)
             if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
                 value = value[0] if len(value) else default  # one value per layer: llama.cpp takes the first
-            return int(value)
+            return whole_number({key: value}, key)
 
         heads, layers = number("attention.head_count"), number("block_count")
         kv_heads = number("attention.head_count_kv", heads)

@@ -14,6 +14,7 @@ from ..session import Session, SessionModel
 from ..stored_sizes import tensor_sizes
 from .drafter import Drafter
 from .grammar import Grammar
+from .recommended import recommended_sampling
 from .sampling import SampledToken, Sampler, token_biases
 from .sampling_options import Sampling
 
@@ -103,7 +104,8 @@ def generate(
                      the same. 0: none
     score_prompt     record the same of each token of the prompt but the first in `prompt_scores`; needs n_probs
     grammar          the text follows it, up to where it ends or another limit ends the text
-    sampling         fields of `Sampling` by name; logit_bias also for texts, whose tokens all get that bias
+    sampling         fields of `Sampling` by name, in place of what the model's file recommends (general.sampling.*) and of the
+                     defaults; logit_bias also for texts, whose tokens all get that bias
 
     Raises PlanError for an empty prompt, invalid sampling settings or draft_max without draft layers, MillError when the prompt
     does not fit.
@@ -111,7 +113,7 @@ def generate(
     if "logit_bias" in sampling:
         sampling["logit_bias"] = token_biases(model.tokenizer, sampling["logit_bias"])
     try:
-        settings = Sampling(**sampling)
+        settings = Sampling(**(recommended_sampling(model.stored.metadata) | sampling))
     except TypeError as error:
         raise PlanError(f"unknown sampling setting: {str(error).rsplit(' ', 1)[-1]}") from None
     ids = model.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else [int(i) for i in prompt]

@@ -44,7 +44,8 @@ def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
 @request
 class Sampling:
     """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, DRY, top_n_sigma, top_k,
-    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count with it."""
+    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count with it. Where a model's file
+    recommends a value (general.sampling.*), it takes the place of the default."""
 
     reference: ClassVar[str] = "Fields of `Sampling`"
 

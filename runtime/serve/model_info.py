@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import TYPES, FormatError, PlanError
+from ...formats.metadata_values import text_of
 from ..model import Model
 
 _MAX_TEXT = 4000  # characters of a metadata text
@@ -31,8 +32,8 @@ _METADATA_FIELDS = {
 
 def model_name(model: Model) -> str:
     """general.name, or the file's name without its suffix."""
-    name = model.metadata.get("general.name")
-    return name if isinstance(name, str) and name.strip() else Path(model.source.path).stem or "model"
+    name = text_of(model.metadata, "general.name")
+    return name if name.strip() else Path(model.source.path).stem or "model"
 
 
 def describe(model: Model) -> dict[str, Any]:

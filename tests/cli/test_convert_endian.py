@@ -1,6 +1,7 @@
 """`convert-endian`: the bytes of the gguf package's converter, and back."""
 
 import importlib
+import struct
 import sys
 
 import gguf
@@ -83,6 +84,19 @@ def test_damaged_headers_end_in_one_line(tmp_path):
     for cut in range(0, len(data) - 1, 7):
         with pytest.raises(FormatError):
             swap_header(tmp_path / "m.gguf", memoryview(data[:cut]), "little")
+
+
+@pytest.mark.parametrize("offsets", [(0, 63), (0, 0), (512 * 3 * 4 - 1, 0)])
+def test_overlapping_tensors_are_refused(mill, tmp_path, offsets):
+    source = write(tmp_path / "m.gguf", ["f32", "f16"])
+    data = bytearray(source.read_bytes())
+    for name, offset in zip((b"t.f32", b"t.f16"), offsets, strict=True):
+        at = data.index(name) + len(name) + 4 + 16 + 4  # after the number of dimensions, two of them, and the type
+        data[at : at + 8] = struct.pack("<Q", offset)
+    source.write_bytes(data)
+    code, _, err = mill("convert-endian", source, tmp_path / "be.gguf")
+    assert (code, "tensors t.f" in err, "overlap" in err) == (1, True, True)
+    assert not (tmp_path / "be.gguf").exists()
 
 
 def test_shards_and_other_files_are_refused(mill, tmp_path):

@@ -194,3 +194,18 @@ def test_quiet_jobs_have_no_bar_to_correct(mill, tiny_llama, write_checkpoint, t
     code, _, err = mill("convert", folder, tmp_path / "m.gguf", "--quiet")
     assert (code, err) == (0, "")
     assert mill("hash", tmp_path / "m.gguf", "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["convert", "quantize", "repack", "merge"])
+@pytest.mark.parametrize("name", ["o-00001-of-00002.gguf", "x.gguf.part", "x.gguf.journal"])
+def test_names_of_other_files_are_no_outputs(mill, model, tmp_path, verb, name):
+    """Under them nothing would take the file for a whole model."""
+    assert mill("quantize", model, tmp_path / "q.gguf", "q8_0")[0] == 0
+    assert mill("split", model, tmp_path / "s", "--split-max-tensors", 12)[0] == 0
+    source = {"convert": "model", "quantize": "m.gguf", "repack": "q.gguf", "merge": "s-00001-of-00002.gguf"}[verb]
+    before = sorted(tmp_path.iterdir())
+    for more in ((), ("--dry-run",)):
+        words = (tmp_path / source, tmp_path / name, *(("q8_0",) if verb == "quantize" else ()), *more)
+        code, _, err = mill(verb, *words)
+        assert (code, "choose another output" in err) == (1, True), err
+    assert sorted(tmp_path.iterdir()) == before

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from ggufmill.errors import MillError
+from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.imatrix import Imatrix, load
 from ggufmill.jobs.lock import output_lock
 from ggufmill.recipes import FOLDER
@@ -263,6 +265,19 @@ def test_bad_files_are_refused_before_any_work(mill, tmp_path, case):
         assert message in err
         assert len(err.strip().splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["bad.imatrix"]
+
+
+def test_headers_with_impossible_values_end_in_one_line(mill, tmp_path):
+    old, new, odd = tmp_path / "old.dat", tmp_path / "new.gguf", tmp_path / "odd.gguf"
+    Imatrix(of("blk.0.ffn_up.weight"), ["t"], 3).save(old)
+    data = old.read_bytes()
+    old.write_bytes(data.replace(struct.pack("<ii", 3, 1) + b"t", struct.pack("<ii", -7, 1) + b"t"))
+    code, _, err = mill("imatrix", "convert", old, new)
+    assert (code, "chunk_count is -7; a file can hold 0 to" in err, new.exists()) == (1, True, False)
+    for value in (np.arange(2, dtype=np.int32), ["imatrix", "covariance"], np.float32("nan")):
+        odd.write_bytes(header_bytes({"general.type": value}, [], 32)[0])
+        code, _, err = mill("imatrix", "show", odd)
+        assert (code, "internal error" in err, "its general.type is" in err) == (1, False, True)
 
 
 REFUSED = [

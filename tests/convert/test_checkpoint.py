@@ -40,6 +40,15 @@ def test_unknown_tensors_are_named(tiny):
         open_source(tiny(tensor_changes={"lm_head.weight_scale": np.zeros(1, np.float32)}))
 
 
+def test_biases_of_zeros_are_left_out(tiny):
+    """Some published files have one for every layer of a model without biases (Command R7B)."""
+    names = ("model.layers.0.input_layernorm", "model.layers.1.mlp.up_proj")
+    zeros = {f"{name}.bias": np.zeros(64, np.float32) for name in names}
+    assert list(open_source(tiny(tensor_changes=zeros)).tensors) == list(open_source(tiny()).tensors)
+    with pytest.raises(FormatError, match=r"1 tensors are unknown to this architecture: model.layers.1.mlp.up_proj.bias"):
+        open_source(tiny(tensor_changes=zeros | {f"{names[1]}.bias": np.full(64, 1e-9, np.float32)}))
+
+
 def test_shapes_are_checked(tiny):
     with pytest.raises(FormatError, match=r"model.embed_tokens.weight is \[41, 32\], not \[40, 32\]"):
         open_source(tiny(tensor_changes={"model.embed_tokens.weight": np.zeros((41, 32), np.float32)}))

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from ggufmill.errors import FormatError
+from ggufmill.formats import file_range
 from ggufmill.formats.file_range import MAX_FILE, read_file, read_text
 from ggufmill.imatrix.texts import _Reader
 from ggufmill.pipeline.common.arguments import read_template
@@ -94,6 +96,33 @@ def test_a_text_may_come_through_a_pipe(tmp_path):
     writer = threading.Thread(target=(tmp_path / "text").write_bytes, args=(b"one\r\ntwo",))
     writer.start()
     assert read_text(tmp_path / "text", pipes=True) == "one\ntwo"
+    writer.join()
+
+
+def test_a_pipe_into_which_nothing_writes_is_not_waited_for(tmp_path, mill, monkeypatch):
+    monkeypatch.setattr(file_range, "PIPE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="nothing writes into this pipe"):
+        read_text(tmp_path / "pipe", pipes=True)
+    for words in ((*_GENERATE, "--grammar-file"), ("perplexity", "no-such-model.gguf", "-f")):
+        code, _, err = mill(*words, tmp_path / "pipe")
+        assert code in (1, 2)
+        assert "nothing writes into this pipe" in err
+
+
+def test_a_writer_that_takes_its_time_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_range, "PIPE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+
+    def write():
+        with (tmp_path / "pipe").open("wb", buffering=0) as pipe:
+            for part in (b"one ", b"two"):
+                time.sleep(0.3)
+                pipe.write(part)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_text(tmp_path / "pipe", pipes=True) == "one two"
     writer.join()
 
 

@@ -121,6 +121,10 @@ def test_bailing_is_an_ernie_in_another_order(tmp_path, write_checkpoint):
     config |= {"num_shared_experts": 2, "moe_intermediate_size": 40, "norm_topk_prob": True, "rope_theta": 10000.0}
     model = load_model(open_source(write_checkpoint(tmp_path / "bailing", config, found)), **EXACT)
     assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+    head = found["lm_head.weight"].copy()  # with norm_head (Ling lite and plus) its columns are divided by their lengths
+    found["lm_head.weight"] = head * np.linspace(0.5, 2.0, head.shape[1], dtype=np.float32)
+    divided = open_source(write_checkpoint(tmp_path / "divided", config | {"norm_head": True}, found)).tensors["output.weight"]
+    assert np.abs(divided.read(3, 40) - (head / np.linalg.norm(head, axis=0))[3:40]).max() < 1e-6
 
 
 def test_ling_2_is_a_glm_under_other_names(tmp_path, write_checkpoint):

@@ -30,6 +30,11 @@ LLAMA4_TEXT = COMMON | {"head_dim": 24, "intermediate_size_mlp": 80, "num_local_
 LLAMA4_VISION = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
 LLAMA4_VISION |= {"patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 
+EXAONE_TEXT = COMMON | {"model_type": "exaone4", "sliding_window": 6, "sliding_window_pattern": "LLG"}
+EXAONE_TEXT |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+EXAONE_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "num_key_value_heads": 1}
+EXAONE_VISION |= {"out_hidden_size": 64, "patch_size": 8, "fullatt_block_indexes": [0]}
+
 QWEN4_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
 QWEN4_VISION |= {"num_position_embeddings": 16, "patch_size": 8}
 
@@ -40,6 +45,7 @@ MODELS = {
     "Qwen3VLMoe": (QWEN_TEXT, QWEN_VISION),
     "Kimi_K25": (KIMI_TEXT, KIMI_VISION),
     "Llama4": (LLAMA4_TEXT, LLAMA4_VISION),
+    "Exaone4_5_": (EXAONE_TEXT, EXAONE_VISION),
     "Qwen2VL": (QWEN2_TEXT, QWEN2_VISION),
     "Qwen2_5_VL": (QWEN2_TEXT, QWEN_VISION | {"fullatt_block_indexes": [0]}),
 }
@@ -51,6 +57,7 @@ ARCHITECTURES = {
     "Qwen3VLMoe": "qwen3vlmoe",
     "Kimi_K25": "deepseek2",
     "Llama4": "llama4",
+    "Exaone4_5_": "exaone4",
 }
 
 

@@ -82,6 +82,9 @@ def nomic(config: Config, mla_layout: str) -> ModelSpec:
         config.require(key, value, what)
     config = config.with_defaults({key: config.get(old) for key, old in NOMIC_KEYS.items() if config.get(old) is not None})
     config = config.with_defaults({"layer_norm_eps": 1e-12, "rope_theta": 1000.0})
+    if config.get("max_trained_positions") is not None:  # beyond them its rotary embedding needs a scaling
+        length = min(config.integer("max_position_embeddings"), config.integer("max_trained_positions"))
+        config = config.with_values({"max_position_embeddings": length})
     if is_moe:
         return _nomic_moe(config)
     spec = _spec("nomic-bert", config)

@@ -56,9 +56,11 @@ def read_modules(folder: Path) -> SentenceModules:
 
 
 def pooling_keys(architecture: str, config: Config, default: str, notes: list[str]) -> dict[str, np.uint32]:
-    """ARCHITECTURE.pooling_type, from the modules or else the default, which a note then names."""
+    """ARCHITECTURE.pooling_type, from the modules or else the default, which a note then names; of a model that ranks the
+    architecture sets it."""
     modules = read_modules(config.path.parent)
-    if modules.pooling is None:
+    ranks = str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
+    if modules.pooling is None and not ranks:
         notes.append(f"there is no {FILE} that says how outputs are pooled; taken as {default}")
     notes += modules.notes
     return {f"{architecture}.pooling_type": np.uint32(POOLINGS[modules.pooling or default])}

@@ -10,11 +10,12 @@ import numpy as np
 from ...config import Config
 from ...draft_layers import UNNAMED
 from ...model_spec import ModelSpec
-from ...tensor_transforms import Transform, interleave_halves, select_rows, unchanged
+from ...tensor_transforms import Transform, interleave_halves, select_rows, unchanged, unit_columns
 from ..decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
 from ..llama import MIXTRAL_EXPERTS
 
 GLM4_ROPE_FRACTION = {"partial_rotary_factor": 0.5}  # the default of the model's own code
+HEAD_EPSILON = 1e-7  # that Ling adds to the lengths of its output's columns
 BAILING_NAMES = CheckpointNames(embedding="model.word_embeddings.weight")
 
 
@@ -111,7 +112,6 @@ def bailing(config: Config, mla_layout: str) -> ModelSpec:
         ("use_bias", False, "a model with biases"),
         ("use_qkv_bias", False, "a model with biases"),
         ("norm_softmax", False, "logits with normalised rows of the output"),
-        ("norm_head", False, "logits with normalised rows of the output"),
         ("multi_gate", False, "several routers"),
         ("first_k_dense_replace", 0, "dense layers"),
         ("score_function", "softmax", "this choice of experts"),
@@ -132,7 +132,8 @@ def bailing(config: Config, mla_layout: str) -> ModelSpec:
         *spec.experts(n, rows),
         *_shared_experts(spec, rows * shared),
     ]
-    return spec.build(layer, BAILING_NAMES)
+    divide = config.flag("norm_head", False)
+    return spec.build(layer, BAILING_NAMES, head_transform=unit_columns(HEAD_EPSILON) if divide else unchanged)
 
 
 def _bailing_attention(spec: DecoderSpec) -> list[LayerTensor]:

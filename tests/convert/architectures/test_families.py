@@ -166,6 +166,13 @@ def test_older_keys_of_partial_rotation():
     assert spec_of(layer_norm.nemotron, SIZES | RELU2).metadata["nemotron.rope.dimension_count"] == 4
 
 
+def test_command_r_has_the_context_that_it_was_trained_for():
+    """max_position_embeddings of the published config.json is 8192, where model_max_length is 131072."""
+    long = spec_of(layer_norm.command_r, SIZES, max_position_embeddings=8192, model_max_length=131072)
+    assert long.metadata["command-r.context_length"] == 131072
+    assert spec_of(layer_norm.command_r, SIZES, max_position_embeddings=8192).metadata["command-r.context_length"] == 8192
+
+
 def test_local_layers_between_global_ones():
     default = spec_of(layer_norm.cohere2, SIZES, sliding_window=8, layer_norm_eps=1e-5).metadata
     assert default["cohere2.attention.sliding_window"] == 8
@@ -206,7 +213,7 @@ def test_local_layers_between_global_ones():
         (minicpm3.minicpm3, MLA | {"attention_bias": True}, "biases in the attention"),
         (minicpm3.minicpm3, MLA | {"num_key_value_heads": 2}, "latent attention has one per head"),
         (mixtures.dots1, DOTS | {"first_k_dense_replace": 9}, "first_k_dense_replace is 9, of 7 layers"),
-        (mixtures.bailing, EXPERTS | {"norm_head": True}, "normalised rows of the output"),
+        (mixtures.bailing, EXPERTS | {"norm_softmax": True}, "normalised rows of the output"),
         (mixtures.bailing, EXPERTS | {"first_k_dense_replace": 1}, "dense layers cannot be converted"),
         (layer_norm.command_r, {"logit_scale": -1}, "logit_scale is -1"),
         (gemma.gemma2, {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),

@@ -118,6 +118,7 @@ def test_block_of_the_scales(tmp_path):
     assert block_of(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}) is None
     for producer in ("modelopt", {"name": "modelopt", "version": "0.31.0"}):  # early exporters: without a quant_method
         assert block_of(tmp_path, {"quant_algo": "FP8", "producer": producer}) is None
+        assert block_of(tmp_path, {"quant_method": None, "quant_algo": "FP8", "producer": producer}) is None
     group = {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 16]}}
     settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
     assert block_of(tmp_path, settings) == (32, 16)
