@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Regex, models, normalizers, pre_tokenizers
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from ...formats import FormatError, MillError, PlanError
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .charsmap import check_charsmap
 from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`, whose threads a fork would not have
@@ -25,6 +26,7 @@ _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -44,7 +46,8 @@ class Tokenizer:
             self._backend = _BACKENDS[model](self.vocabulary, pre)
         except MillError:
             raise
-        except Exception as error:  # `tokenizers` has no exceptions of its own
+        except BaseException as error:  # `tokenizers` has no exceptions of its own
+            _raise_unless_of_library(error)
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
         self._thousands = pre.thousands
         self._prefix = "▁" if model == "llama" and self.vocabulary.space_prefix else ""
@@ -105,7 +108,9 @@ class Tokenizer:
         used = {ord(c) >> 7 for c in text}
         first = next(block for block in range(0xF0000 >> 7, 0xFFF00 >> 7) if block not in used) << 7
         placeholders = {0xDC80 + i: first + i for i in range(0x80)}
-        normalised = self._backend.normalizer.normalize_str(text.translate(placeholders))  # type: ignore[union-attr]
+        normalised = self._checked(
+            lambda: self._backend.normalizer.normalize_str(text.translate(placeholders))  # type: ignore[union-attr]
+        )
         return normalised.translate({placeholder: surrogate for surrogate, placeholder in placeholders.items()})
 
     def _encode_valid(self, text: str) -> list[int]:
@@ -133,10 +138,11 @@ class Tokenizer:
     def _encode_normalised(self, text: str) -> list[int]:
         return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []
 
-    def _checked(self, encode: Callable[[], list[int]]) -> list[int]:
+    def _checked(self, encode: Callable[[], T]) -> T:
         try:
             return encode()
-        except Exception as error:  # for example a character without a token, and no unknown token
+        except BaseException as error:  # for example a character without a token, and no unknown token
+            _raise_unless_of_library(error)
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot write this text: {error}") from None
 
     @cached_property
@@ -180,6 +186,12 @@ class Tokenizer:
     def stream(self, skip_special: bool = True, begins_text: bool = False) -> TextStream:
         """A decoder for tokens that come one by one; begins_text: remove the space that `encode` puts in front of a text."""
         return TextStream(self, skip_special, begins_text)
+
+
+def _raise_unless_of_library(error: BaseException) -> None:
+    """Raises an exception again that is neither an Exception nor the library's panic, which is a BaseException."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 class TextStream:
@@ -271,6 +283,7 @@ def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
     if charsmap is not None and not (isinstance(charsmap, np.ndarray) and charsmap.ndim == 1 and charsmap.dtype.itemsize == 1):
         raise FormatError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     if charsmap is not None and len(charsmap):
+        check_charsmap(charsmap)
         steps.append(normalizers.Precompiled(charsmap.tobytes()))
     if vocabulary.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
