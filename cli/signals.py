@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-# Those whose own action ends a process and that others send to have it end: a terminal or a connection that is lost, the limit of
-# a batch system or of processor time. A name that a system does not know is left out.
+# Those whose own action ends a process and that others send to have it end: a terminal or a connection that is lost, the limit
+# of a batch system or of processor time. A name that a system does not know is left out.
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
 _PATIENCE = 1.0  # seconds in which a signal that follows another one is taken for the same wish
 

@@ -76,8 +76,8 @@ class OpenFiles:
             raise
 
     def check_untouched(self) -> None:
-        """Raises MillError for a .part file that another program has cut, removed or replaced meanwhile: later writes would give
-        a file that was cut its size again, and end with zeros where it lost bytes."""
+        """Raises MillError for a .part file that another program has cut, removed or replaced meanwhile: later writes would
+        give a file that was cut its size again, and end with zeros where it lost bytes."""
         for index, fd in self.fds.items():
             file, opened = self.plan.files[index], os.fstat(fd)
             try:
@@ -87,9 +87,8 @@ class OpenFiles:
             if named is None or not os.path.samestat(opened, named):
                 raise MillError(f"{file.part} was removed or replaced by another program while it was written")
             if opened.st_size < file.nbytes:
-                raise MillError(
-                    f"{file.part} was cut by another program while it was written: it has {opened.st_size} of {file.nbytes} bytes"
-                )
+                left = f"{opened.st_size} of {file.nbytes} bytes are left"
+                raise MillError(f"{file.part} was cut by another program while it was written: {left}")
 
     def sink(self, output: Output, location: Location) -> Sink:
         """Where the bytes of a tensor go."""

@@ -210,8 +210,8 @@ def open_cluster(address: str, *, wait: float = WAIT_SECONDS) -> Iterator[Cluste
 
 @contextmanager
 def _local_cluster(count: int) -> Iterator[Any]:
-    """Workers of this machine. Whoever reaches one, or the scheduler, may have it run code, and a port of the loopback address is
-    reached by every user of a machine: certificates that only these processes have keep others out, and dask's pages, which ask
+    """Workers of this machine. Whoever reaches one, or the scheduler, may have it run code, and every user of a machine reaches
+    the ports of its loopback address: certificates that only these processes have keep others out, and dask's pages, which ask
     for none, are left out."""
     import dask.config
     from distributed import LocalCluster

@@ -46,8 +46,8 @@ class Origin(NamedTuple):
 
 
 def read_host(scheme: str, header: str) -> Origin | None:
-    """The origin of what a Host header names: '[::1]:8080' -> '::1' and 8080, 'example.org' -> 'example.org' and the scheme's port.
-    None for what is no host and port (RFC 3986, without the characters that no name has)."""
+    """The origin of what a Host header names: '[::1]:8080' -> '::1' and 8080, 'example.org' -> that and the scheme's port. None
+    for what is no host and port (RFC 3986, without the characters that no name has)."""
     match = _HOST.fullmatch(header)
     if match is None or (match["port"] and int(match["port"]) > 65535):
         return None
@@ -84,9 +84,9 @@ class SecurityMiddleware:
     """ASGI middleware that refuses requests of other sites and requests without the API key.
 
     A page of another site must not use this server through a visitor's browser. Its requests have an Origin other than that of
-    this host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins are
-    refused without an API key, foreign hosts always. A proxy that ends TLS on this machine says so by X-Forwarded-Proto, which
-    uvicorn makes the scheme.
+    this host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins
+    are refused without an API key, foreign hosts always. A proxy that ends TLS on this machine says so by X-Forwarded-Proto,
+    which uvicorn makes the scheme.
     """
 
     def __init__(

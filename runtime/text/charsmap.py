@@ -1,9 +1,9 @@
 """Checks SentencePiece's character maps (`precompiled_charsmap`), which the `tokenizers` library follows without looking.
 
-A map is a 4-byte size, a double array of that many bytes (darts-clone: https://github.com/s-yata/darts-clone) and the texts that
-it leads to, each ended by a NUL. A unit of the array has the label of the byte that leads to it (bits 0 to 7, and 31: it is a
-value), the distance to the block of its children (bits 10 to 30, shifted by 8 if bit 9 is set) and whether a value is there
-(bit 8).
+A map is a 4-byte size, a double array of that many bytes (darts-clone: https://github.com/s-yata/darts-clone) and the texts
+that it leads to, each ended by a NUL. A unit of the array has the label of the byte that leads to it (bits 0 to 7, and 31: it
+is a value), the distance to the block of its children (bits 10 to 30, shifted by 8 if bit 9 is set) and whether a value is
+there (bit 8).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _IS_VALUE = np.uint32(1 << 31)
 
 
 def check_charsmap(data: np.ndarray) -> None:
-    """Raises FormatError for a map, uint8 [n], with which some text would lead out of the array or of the texts: the library ends
-    then as a program does that has a fault of its own."""
+    """Raises FormatError for a map, uint8 [n], with which some text would lead out of the array or of the texts: the library
+    ends then as a program does that has a fault of its own."""
     raw = data.tobytes()
     size = int.from_bytes(raw[:4], "little")
     if len(raw) > _MAX_BYTES or len(raw) < 4 + size or size % 4 or not size:

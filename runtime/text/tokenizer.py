@@ -26,6 +26,9 @@ _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
+_DROPPED = (
+    4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
+)
 T = TypeVar("T")
 
 
@@ -120,20 +123,28 @@ class Tokenizer:
             lambda: [i for each in self._backend.encode_batch_fast(parts, add_special_tokens=False) for i in each.ids]
         )
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of a text, in less time than it takes to encode it: no token stands for more
-        bytes than the longest one. 0 for vocabularies that drop or merge what they have no token for."""
-        return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
+    def least_tokens(self, n_bytes: int) -> int:
+        """A lower bound of the number of tokens of a text with so many bytes of UTF-8: no token stands for more than the
+        longest one. 0 for vocabularies that drop or merge what they have no token for."""
+        return -(-n_bytes // self._longest) if self._writes_all_bytes else 0
+
+    def most_bytes(self, n_tokens: int) -> int:
+        """Bytes of UTF-8 of the longest text of so many tokens; for vocabularies that drop or merge what they have no token
+        for, which makes texts of any length few tokens, several times what tokens stand for."""
+        return n_tokens * self._longest * (1 if self._writes_all_bytes else _DROPPED)
+
+    @cached_property
+    def _writes_all_bytes(self) -> bool:
+        """Whether every byte has a token of its own."""
+        vocabulary = self.vocabulary
+        if vocabulary.model == "gpt2":
+            return all(c in vocabulary.ids for c in byte_characters().values())
+        return vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token; 0 if not every byte has a token of its own."""
-        vocabulary = self.vocabulary
-        if vocabulary.model == "gpt2":
-            complete = all(c in vocabulary.ids for c in byte_characters().values())
-        else:
-            complete = vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
-        return max(len(vocabulary.piece(i)) for i in range(self.n_vocab)) if complete else 0
+        """Bytes of the longest token."""
+        return max(len(self.vocabulary.piece(i)) for i in range(self.n_vocab))
 
     def _encode_normalised(self, text: str) -> list[int]:
         return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []

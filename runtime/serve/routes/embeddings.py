@@ -14,8 +14,9 @@ from starlette.routing import Route
 from ....formats import MillError, PlanError
 from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
 from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
+from ..field_limits import EMBEDDINGS, RERANK
 from ..responses import as_request_error, json_response, result_while_connected
-from ..service import MAX_PROMPT_TOKENS, Service
+from ..service import Service
 
 _MAX_TEXTS = 2048  # of a request
 
@@ -37,8 +38,8 @@ def embedding_routes(service: Service) -> list[Route]:
                 message = f"{param}[{i}] has {len(tokens)} tokens; there have to be 1 to {most}"
                 raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
         total = sum(map(len, sequences))
-        if total > max(MAX_PROMPT_TOKENS, most):
-            message = f"{param} has {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, most)}"
+        if total > service.most_tokens:
+            message = f"{param} has {total} tokens, and a request may have {service.most_tokens}"
             raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
 
     async def vectors_of(
@@ -57,20 +58,24 @@ def embedding_routes(service: Service) -> list[Route]:
         values = [value] if single else value
         if not isinstance(values, list) or not 0 < len(values) <= _MAX_TEXTS:
             raise invalid(param, f"a text, token ids, or a list of 1 to {_MAX_TEXTS} of them", value)
-        sequences = []
         for i, each in enumerate(values):
             if isinstance(each, str):
                 service.check_length(each, param)
-                sequences.append(await service.in_thread(model.tokenizer.encode, each))
-            elif isinstance(each, list):
-                sequences.append(service.check_token_ids(param, each))
-            else:
+            elif not isinstance(each, list):
                 raise invalid(f"{param}[{i}]", "a text or token ids", each)
+
+        def encode() -> list[list[int]]:
+            return [
+                model.tokenizer.encode(each) if isinstance(each, str) else service.check_token_ids(param, each)
+                for each in values
+            ]
+
+        sequences = await service.in_thread(encode, size=sum(map(len, values)))
         check_lengths(param, sequences)
         return sequences
 
     async def embeddings(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, EMBEDDINGS, dict)
         form = body.get("encoding_format") or "float"
         if form not in ("float", "base64"):
             raise invalid("encoding_format", "float or base64", form)
@@ -87,14 +92,14 @@ def embedding_routes(service: Service) -> list[Route]:
         return json_response({"object": "list", "model": service.name, "data": data, "usage": usage})
 
     async def embedding(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, EMBEDDINGS, dict)
         pooling = pooling_of(body)
         normalize = number(-1, 2, integer=True)("embd_normalize", body.get("embd_normalize", 2)) == 2 and pooling != "none"
         vectors = await vectors_of(request, await sequences_of(body), pooling, normalize)
         return json_response([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
 
     async def rerank(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, RERANK, dict)
         if model_pooling(model) != "rank":
             raise RequestError(
                 "the model does not rank: it has no classifier", param="model", code="unsupported_parameter", status=501
@@ -104,14 +109,21 @@ def embedding_routes(service: Service) -> list[Route]:
             raise invalid("documents", f"a list of 1 to {_MAX_TEXTS} texts", documents)
         with_texts = flag("return_documents", body.get("return_documents") or False)
         top = number(1, 1 << 30, integer=True)("top_n", body.get("top_n") or len(documents))
-        sequences = []
-        for i, each in enumerate(documents):
-            each = each.get("text") if isinstance(each, dict) else each
-            service.check_length(query + text(f"documents[{i}]", each), "documents")
-            try:
-                sequences.append(await service.in_thread(pair_tokens, model, query, each))
-            except PlanError as error:
-                raise RequestError(str(error), param="model", code="unsupported_parameter") from None
+        service.check_length(query, "query")
+        texts = [
+            text(f"documents[{i}]", each.get("text") if isinstance(each, dict) else each) for i, each in enumerate(documents)
+        ]
+        for each in texts:
+            service.check_length(each, "documents")
+
+        def encode() -> list[list[int]]:
+            first = model.tokenizer.encode(query)  # once for all documents
+            return [pair_tokens(model, first, each) for each in texts]
+
+        try:
+            sequences = await service.in_thread(encode, size=len(query) + sum(map(len, texts)))
+        except PlanError as error:
+            raise RequestError(str(error), param="model", code="unsupported_parameter") from None
         check_lengths("documents", sequences)
         scores = [float(vector[0]) for vector in await vectors_of(request, sequences, "rank")]
         results = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]

@@ -19,6 +19,7 @@ from ...session import Session
 from ...session_file import is_saved_session, restore_session, save_session
 from ..checks import JsonObject, RequestError, invalid
 from ..engine import Busy
+from ..field_limits import SLOT
 from ..replies.generation_settings import shown_settings
 from ..responses import as_request_error, json_response
 from ..service import Service
@@ -69,7 +70,7 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         if folder is None:
             message = "prompts are not kept in files: the server was started without --slot-save-path"
             raise RequestError(message, param="action", status=501)
-        name = (await service.read_json(request)).get("filename")
+        name = await service.read(request, SLOT, lambda body: body.get("filename"))
         if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
             raise invalid("filename", "a name of up to 100 letters, digits and . _ -", name)
         function, path = (save if action == "save" else restore_session), folder / name

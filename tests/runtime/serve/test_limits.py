@@ -207,7 +207,9 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(model, monkeyp
 def test_the_least_number_of_tokens(model):
     tokenizer = model.tokenizer
     for text in ("", "a", "Hello there, how are you?", "Größe 中文 " * 50, "\udc80\ud800"):
-        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+        n_bytes, n_tokens = len(text.encode("utf-8", "replace")), len(tokenizer.encode(text, add_special=False))
+        assert tokenizer.least_tokens(n_bytes) <= n_tokens
+        assert n_bytes <= tokenizer.most_bytes(n_tokens)
 
 
 def test_other_requests_are_answered_while_texts_are_encoded(model, monkeypatch):

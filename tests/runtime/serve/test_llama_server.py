@@ -4,12 +4,10 @@ import json
 import math
 
 import pytest
+from safetensors.numpy import save as safetensors
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-from safetensors.numpy import save as safetensors
-
-from ggufmill.runtime.serve.routes import slots
 
 ANSWER = "Hi <b>you!"
 # What clients of llama-server read there (its README, "GET /slots" and "POST /completion").
@@ -244,8 +242,13 @@ def test_prompts_are_kept_across_restarts(served, reciting, tmp_path):
 
 
 def test_only_saved_prompts_are_replaced_and_only_so_many_are_kept(served, reciting, tmp_path, monkeypatch):
-    monkeypatch.setattr(slots, "MAX_SAVED", 2)
-    others = {"notes.txt": b"mine", "model.gguf": b"GGUF\3\0\0\0" + bytes(32), "empty": b"", "x.safetensors": safetensors({}, {"format": "x"})}
+    monkeypatch.setattr("ggufmill.runtime.serve.routes.slots.MAX_SAVED", 2)
+    others = {
+        "notes.txt": b"mine",
+        "model.gguf": b"GGUF\3\0\0\0" + bytes(32),
+        "empty": b"",
+        "x.safetensors": safetensors({}, {"format": "x"}),
+    }
     for name, data in others.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "folder").mkdir()
