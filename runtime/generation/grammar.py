@@ -172,7 +172,7 @@ _MEANINGS = {
 
 
 def _in_words(message: str) -> str:
-    """What llguidance says, without the text of the grammar and the state of the parser; in other words where these say more."""
+    """What llguidance says, without the text of the grammar and the state of the parser, in other words where they say more."""
     line = message.split("<state>")[0].strip().split("\n")[0]
     for said, meaning in _MEANINGS.items():
         match = re.search(said, line)

@@ -119,7 +119,7 @@ class Service:
         if grammar is not None:
             parsed.options["grammar"] = grammar
         if parsed.options.get("dry_multiplier") and (texts := parsed.options.get("dry_sequence_breakers", DEFAULT_BREAKERS)):
-            await self.in_thread(find_breakers, self.tokenizer, texts, kind="vocabulary")  # found again by the sampler
+            parsed.options["breakers"] = await self.in_thread(find_breakers, self.tokenizer, texts, kind="vocabulary")
         if parsed.options.get("logit_bias"):
             try:
                 biases = await self.in_thread(token_biases, self.tokenizer, parsed.options["logit_bias"])

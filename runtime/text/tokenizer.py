@@ -166,21 +166,32 @@ class Tokenizer:
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
     def _split_special(self, text: str, parse_special: bool) -> list[str | int]:
-        """The text split at its special tokens, which are replaced by their ids; longer tokens are searched first."""
-        fragments: list[str | int] = [text]
+        """The text split at its special tokens, which are replaced by their ids; longer tokens are searched first. In time that
+        grows with the text and the number of tokens, not with the product of what is found."""
+        taken = bytearray(len(text))  # 1: a token has this character
+        found: list[tuple[int, int, int]] = []
         for special, token, always in self.vocabulary.special_tokens:
-            if not (always or parse_special) or special not in text:
+            if not (always or parse_special):
                 continue
-            split: list[str | int] = []
-            for fragment in fragments:
-                if isinstance(fragment, int):
-                    split.append(fragment)
+            start, strip = text.find(special), token in self.vocabulary.strips_after
+            while start >= 0:
+                stop = start + len(special)
+                blocked = taken.find(1, start, stop)
+                if blocked >= 0:
+                    free = taken.find(0, blocked)
+                    start = text.find(special, free) if free >= 0 else -1
                     continue
-                first, *others = fragment.split(special)
-                strip = token in self.vocabulary.strips_after
-                split += [first, *(item for part in others for item in (token, part.lstrip(_SPACES) if strip else part))]
-            fragments = split
-        return fragments
+                while strip and stop < len(text) and not taken[stop] and text[stop] in _SPACES:
+                    stop += 1
+                taken[start:stop] = b"\1" * (stop - start)
+                found.append((start, stop, token))
+                start = text.find(special, stop)
+        fragments: list[str | int] = []
+        end = 0
+        for start, stop, token in sorted(found):
+            fragments += [text[end:start], token]
+            end = stop
+        return [*fragments, text[end:]]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token, which may be part of a character."""

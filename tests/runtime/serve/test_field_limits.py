@@ -2,7 +2,6 @@
 
 import ast
 import json
-import threading
 import time
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-import httpx
 from starlette.testclient import TestClient
 
 import ggufmill.runtime.serve as serve_package
@@ -47,7 +45,9 @@ def limits_of_routes(model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Service, "read", recording)
         with TestClient(app, base_url=HERE) as client:
-            return {path: (client.post(url_of(path), json={}), read.get(url_of(path).partition("?")[0], {}))[1] for path in paths}
+            return {
+                path: (client.post(url_of(path), json={}), read.get(url_of(path).partition("?")[0], {}))[1] for path in paths
+            }
 
 
 def url_of(path):
@@ -165,7 +165,15 @@ def test_the_whole_of_a_request_has_limits(model):
 
 
 def test_values_are_counted_as_they_are():
-    texts = ["[1,[2,{}]]", '{"a":[1,2],"b":{"c":null}}', '"[{,:"', '["\\"[","\\\\",{"\\\\\\"":1}]', "1", "[]", '{"a":"\\u0022["}']
+    texts = [
+        "[1,[2,{}]]",
+        '{"a":[1,2],"b":{"c":null}}',
+        '"[{,:"',
+        '["\\"[","\\\\",{"\\\\\\"":1}]',
+        "1",
+        "[]",
+        '{"a":"\\u0022["}',
+    ]
 
     def values_of(value):
         if isinstance(value, dict):
