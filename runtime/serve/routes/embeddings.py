@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ....formats import MillError, PlanError
@@ -19,6 +20,7 @@ from ..responses import as_request_error, json_response, result_while_connected
 from ..service import Service
 
 _MAX_TEXTS = 2048  # of a request
+_MAX_WEIGHTS = 1 << 24  # numbers of the vectors of a request, where those of a full context are not more
 
 
 def embedding_routes(service: Service) -> list[Route]:
@@ -41,6 +43,12 @@ def embedding_routes(service: Service) -> list[Route]:
         if total > service.most_tokens:
             message = f"{param} has {total} tokens, and a request may have {service.most_tokens}"
             raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
+
+    def check_vectors(n_vectors: int) -> None:
+        most = max(_MAX_WEIGHTS // model.graph.n_embd, model.n_ctx)
+        if n_vectors > most:
+            message = f"{n_vectors} tokens have a vector each, and a request may have {most}: fewer texts, or another pooling"
+            raise RequestError(message, param="pooling", code="invalid_value")
 
     async def vectors_of(
         request: Request, sequences: Sequence[list[int]], pooling: str, normalize: bool = True
@@ -87,16 +95,21 @@ def embedding_routes(service: Service) -> list[Route]:
         if body.get("dimensions") is not None:
             n = number(1, len(vectors[0]), integer=True)("dimensions", body["dimensions"])
             vectors = [vector[:n] / max(float(np.linalg.norm(vector[:n])), 1e-12) for vector in vectors]
-        data = [{"object": "embedding", "index": i, "embedding": _written(v, form)} for i, v in enumerate(vectors)]
         usage = {"prompt_tokens": sum(map(len, sequences)), "total_tokens": sum(map(len, sequences))}
-        return json_response({"object": "list", "model": service.name, "data": data, "usage": usage})
+        data = ({"object": "embedding", "index": i, "embedding": _written(v, form)} for i, v in enumerate(vectors))
+        head = json.dumps({"object": "list", "model": service.name, "usage": usage})[:-1]
+        return _streamed(f'{head}, "data": [', data, "]}")
 
     async def embedding(request: Request) -> Response:
         body = await service.read(request, EMBEDDINGS, dict)
         pooling = pooling_of(body)
         normalize = number(-1, 2, integer=True)("embd_normalize", body.get("embd_normalize", 2)) == 2 and pooling != "none"
-        vectors = await vectors_of(request, await sequences_of(body), pooling, normalize)
-        return json_response([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
+        sequences = await sequences_of(body)
+        if pooling == "none":
+            check_vectors(sum(map(len, sequences)))
+        vectors = await vectors_of(request, sequences, pooling, normalize)
+        data = ({"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors))
+        return _streamed("[", data, "]")
 
     async def rerank(request: Request) -> Response:
         body = await service.read(request, RERANK, dict)
@@ -140,6 +153,19 @@ def embedding_routes(service: Service) -> list[Route]:
         Route("/embedding", embedding, methods=post),
         *(Route(path, rerank, methods=post) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")),
     ]
+
+
+def _streamed(head: str, elements: Iterator[JsonObject], tail: str) -> Response:
+    """A list as JSON that is made element by element, beside the event loop, while it is sent: all of it takes many times the
+    memory of the vectors."""
+
+    def parts() -> Iterator[bytes]:
+        yield head.encode()
+        for i, element in enumerate(elements):
+            yield f"{', ' if i else ''}{json.dumps(element)}".encode()
+        yield tail.encode()
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
 def _written(vector: np.ndarray, form: str) -> Any:
