@@ -2,6 +2,7 @@
 
 import ast
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+import httpx
 from starlette.testclient import TestClient
 
 import ggufmill.runtime.serve as serve_package
@@ -18,6 +20,7 @@ from ggufmill.runtime.serve.replies import anthropic_messages, openai_responses
 from ggufmill.runtime.serve.routes import llama_server
 from ggufmill.runtime.serve.service import MAX_PROMPT_TOKENS, Service
 
+QUOTED, OBJECT = '"x"', '{"text":"x"}'
 HERE = "http://127.0.0.1:8080"
 BODY = 8 << 20  # bytes of a request, the default of --max-body
 SECONDS = 1.0  # of the processor, for one refused request; most take some milliseconds, and 8 MiB of JSON about 0.3 s
@@ -102,15 +105,22 @@ def test_a_field_without_a_limit_is_not_read():
 
 
 def excesses(limit):
-    """Values of ten times the limit: (which limit, JSON text)."""
-    characters = 10 * limit.characters if limit.characters is not None else 10 * BODY
+    """Values of ten times the limit, or as much as a body may have and a little more: (which limit, JSON text)."""
+    characters = 10 * limit.characters if limit.characters is not None else BODY
     values = 10 * (limit.values + (MAX_PROMPT_TOKENS if limit.has_tokens else 0))
-    yield "characters", '"' + "x" * characters + '"'
-    yield "characters in names", "{" + ",".join(f'"{i:0>99}":1' for i in range(characters // 100 + 1)) + "}"
-    yield "values", "[" + ",".join(["1"] * values) + "]"
-    yield "texts", "[" + ",".join(['"x"'] * values) + "]"
-    yield "objects", "[" + ",".join(['{"text":"x"}'] * (values // 2)) + "]"
-    yield "fields", "{" + ",".join(f'"{i}":1' for i in range(values)) + "}"
+
+    def repeated(element, count):
+        return ",".join([element] * min(count, BODY // (len(element) + 1) + 1))
+
+    def fields(length, count):
+        return ",".join(f'"{i:0>{length}}":1' for i in range(min(count, BODY // (length + 5) + 1)))
+
+    yield "characters", f'"{"x" * characters}"'
+    yield "characters in names", f"{{{fields(99, characters // 99 + 1)}}}"
+    yield "values", f"[{repeated('1', values)}]"
+    yield "texts", f"[{repeated(QUOTED, values)}]"
+    yield "objects", f"[{repeated(OBJECT, values // 2)}]"
+    yield "fields", f"{{{fields(7, values)}}}"
     yield "depth", "[" * (10 * limit.depth) + "]" * (10 * limit.depth)
     yield "depth of objects", '{"a":' * (10 * limit.depth) + "1" + "}" * (10 * limit.depth)
 
@@ -121,13 +131,17 @@ def kinds_of_routes(limits_of_routes):
 
 
 def test_ten_times_as_much_of_any_field_is_refused(model, limits_of_routes, tmp_path):
-    """With the value alone, and in the place of the field of a request that is sound."""
-    tried, made = 0, {}
+    """What is larger than 1 MB is tried once for each limit: it takes long to send."""
+    tried, made, large = 0, {}, set()
     with TestClient(make_app(model, slot_save_path=tmp_path), base_url=HERE) as client:
         for path, limits in kinds_of_routes(limits_of_routes):
             for name, limit in limits.items():
                 for what, value in made.get(limit) or made.setdefault(limit, list(excesses(limit))):
                     data = f'{{"{name}":{value}}}'
+                    if len(data) > 1 << 20:
+                        if (limit, what) in large:
+                            continue
+                        large.add((limit, what))
                     if len(data) > BODY + 1000:
                         data = data[: BODY + 1000]  # more is not read either
                     before = time.process_time()
@@ -141,7 +155,7 @@ def test_ten_times_as_much_of_any_field_is_refused(model, limits_of_routes, tmp_
                     assert spent < SECONDS, (path, name, what, spent)
                     assert len(response.content) < 1000
                     tried += 1
-    assert tried > 8 * sum(len(limits) for _, limits in kinds_of_routes(limits_of_routes)) - 1
+    assert tried > 4 * sum(len(limits) for _, limits in kinds_of_routes(limits_of_routes))
 
 
 def test_the_whole_of_a_request_has_limits(model):
@@ -195,3 +209,66 @@ def test_values_are_counted_as_they_are():
         assert (counts.nodes, counts.depth) == (nodes_of(value), depth_of(value)), text
     long = json.dumps(["\\" * 7 + '"[', {"a": 'x"'}] * 300_000)  # more than is counted at a time
     assert count_values(long.encode())[1:] == (600_001, 2)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+# Requests that took seconds of the event loop, of the engine or of the threads for texts, and the largest that are accepted.
+LARGE = {
+    "samplers": ("/v1/completions", {"prompt": ":", "samplers": ["top_k"] * 100_000}),
+    "letters of samplers": ("/v1/completions", {"prompt": ":", "samplers": "k" * 7_900_000}),
+    "as many samplers as there may be": ("/v1/completions", {"prompt": ":", "max_tokens": 20, "samplers": ["top_k"] * 16}),
+    "a text of logit_bias": ("/v1/completions", {"prompt": ":", "logit_bias": [["x" * 7_900_000, -1]]}),
+    "texts of logit_bias": ("/v1/completions", {"prompt": ":", "logit_bias": [["hello there 1 " * 130, -1]] * 4096}),
+    "as many biases as there may be": ("/v1/completions", {"prompt": ":", "logit_bias": [["hello there 1", -1]] * 4096}),
+    "a prompt": ("/v1/completions", {"prompt": "word " * 1_500_000}),
+    "token ids": ("/v1/completions", {"prompt": [5] * 2_500_000}),
+    "as many token ids as there may be": ("/v1/completions", {"prompt": [5] * MAX_PROMPT_TOKENS}),
+    "tools": ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [{"type": "function"}] * 100_000}),
+    "fields": ("/v1/completions", {"prompt": ":", **{f"k{i}": 1 for i in range(400_000)}}),
+    "variables": ("/v1/chat/completions", {"messages": [MESSAGE], "chat_template_kwargs": {"a": [[]] * 100_000}}),
+    "as many messages as there may be": ("/v1/chat/completions", {"messages": [MESSAGE] * 20_000}),
+    "items": ("/v1/responses", {"input": [MESSAGE] * 20_000}),
+    "blocks": (
+        "/v1/messages",
+        {"max_tokens": 1, "messages": [{**MESSAGE, "content": [{"type": "text", "text": "x"}] * 15_000}]},
+    ),
+    "as many texts as there may be": ("/v1/embeddings", {"input": ["Hi you!"] * 2048}),
+    "texts in pieces": ("/tokenize", {"content": "a b " * 500, "with_pieces": True}),
+    "tokens of a text": ("/detokenize", {"tokens": [65] * MAX_PROMPT_TOKENS}),
+    "prompts with one suffix": ("/v1/completions", {"prompt": [":"] * 128, "suffix": "x" * 400}),
+}
+
+
+@pytest.mark.slow
+def test_others_are_answered_beside_large_requests(served, reciting):
+    """/health and a short answer; the time is that of the wall, so that it has room for other programs."""
+    url = served(reciting("Hi you!", parallel=2), warm_up=False)
+    done, longest, sound = threading.Event(), {"/health": 0.0, "/v1/completions": 0.0}, {"prompt": ":", "max_tokens": 2}
+
+    def ask(path):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not done.is_set():
+                before = time.monotonic()
+                reply = client.get(path) if path == "/health" else client.post(path, json=sound)
+                assert reply.status_code == 200
+                longest[path] = max(longest[path], time.monotonic() - before)
+                time.sleep(0.005)
+
+    assert httpx.post(f"{url}/v1/completions", json=sound, timeout=300).status_code == 200  # compiles kernels
+    threads = [threading.Thread(target=ask, args=(path,)) for path in longest]
+    for thread in threads:
+        thread.start()
+    try:
+        for what, (path, body) in LARGE.items():
+            data = json.dumps(body)
+            before = time.process_time()
+            reply = httpx.post(url + path, content=data, headers={"Content-Type": "application/json"}, timeout=60)
+            assert reply.status_code in (200, 400), (what, reply.text[:300])
+            assert time.process_time() - before < 5, what
+            if not what.startswith(("as many", "texts in", "tokens")):
+                assert reply.status_code == 400, what
+            assert max(longest.values()) < 5, (what, longest)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
