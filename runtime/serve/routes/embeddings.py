@@ -63,7 +63,7 @@ def embedding_routes(service: Service) -> list[Route]:
         param = "input" if "input" in body or "content" not in body else "content"
         value = body.get(param)
         single = isinstance(value, str) or (isinstance(value, list) and value and all(type(i) is int for i in value))
-        values = [value] if single else value
+        values: list[Any] | Any = [value] if single else value
         if not isinstance(values, list) or not 0 < len(values) <= _MAX_TEXTS:
             raise invalid(param, f"a text, token ids, or a list of 1 to {_MAX_TEXTS} of them", value)
         for i, each in enumerate(values):

@@ -22,7 +22,7 @@ from ..replies.generation_settings import request_settings, shown_settings
 from ..replies.llama_replies import LlamaReplies
 from ..replies.openai_replies import Prompt
 from ..requests import is_token_list, parse_chat, parse_completion
-from ..responses import json_response
+from ..responses import dump_in_pieces, json_response
 from ..service import Service
 
 _INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
@@ -89,9 +89,11 @@ def llama_server_routes(service: Service) -> list[Route]:
 
         def reply() -> Response:
             if with_pieces:
-                return json_response({"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]})
-            lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
-            return json_response({"tokens": tokens, **lengths})
+                shown = {"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]}
+            else:
+                lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
+                shown = {"tokens": tokens, **lengths}
+            return Response(dump_in_pieces(shown), media_type="application/json")
 
         return await service.in_thread(reply, size=len(tokens))
 

@@ -24,6 +24,7 @@ from ggufmill.runtime.generation.generate import _overlap
 from ggufmill.runtime.generation.repetition import find_breakers
 from ggufmill.runtime.line_limit import LineLimit
 from ggufmill.runtime.serve import connections, make_app, memory_middleware
+from ggufmill.runtime.serve.responses import dump_in_pieces
 from ggufmill.runtime.serve.security_middleware import known_hosts
 
 HERE = "http://127.0.0.1:8080"
@@ -329,6 +330,20 @@ def test_memory_is_given_back_after_large_requests():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_middleware, "_DELAY", 0.0)
         asyncio.run(run())
+
+
+def test_large_answers_are_written_in_pieces(monkeypatch):
+    tokens = [{"token": "x\u2028é\udc80", "logprob": -0.5, "top": [[i, 1e-300] for i in range(5)]} for _ in range(700)]
+    value = {
+        "choices": [{"index": 0, "logprobs": {"content": tokens}, "é": None}, {}],
+        "n": 1.5,
+        "empty": [],
+        "long": list(range(600)),
+    }
+    sizes, dumps = [], json.dumps
+    monkeypatch.setattr(json, "dumps", lambda each: sizes.append(len(dumps(each))) or dumps(each))
+    assert dump_in_pieces(value) == dumps(value)
+    assert max(sizes) < len(dumps(value)) / 2
 
 
 def test_the_least_number_of_tokens(model):
