@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -22,7 +21,7 @@ from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
 from .checks import CONTEXT_EXCEEDED, JsonObject, RequestError
-from .engine import Engine
+from .engine import Busy, Engine
 from .field_limits import Limits
 from .json_body import parse_body
 from .model_info import describe
@@ -30,13 +29,15 @@ from .prompt_renderer import PromptRenderer
 from .replies.blocks import BlockResponse, BlockWriter
 from .replies.openai_replies import Prompt, ReplyBuilder
 from .requests import CompletionRequest
-from .responses import Replies, TaskResponse
+from .responses import Replies, TaskResponse, as_request_error
 from .stream_parser import StreamParser
 from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 
 _SHORT = 1 << 16  # characters, bytes or tokens of what is short work
 # Threads of each kind of work, so that long texts and what goes through a whole vocabulary do not hold up short texts.
-_THREADS = {"short": 2, "long": 1, "json": 1, "vocabulary": 1}
+# Templates are rendered by one process.
+_THREADS = {"short": 2, "long": 1, "json": 1, "vocabulary": 1, "template": 1}
+_MAX_WAITING = 64  # requests that wait for one of these threads
 MAX_PROMPT_TOKENS = 1 << 18  # of all prompts of a request, where the context is not longer
 _MAX_LOGPROBS = 1 << 20  # of all choices of a request, where a full context does not have more
 T = TypeVar("T")
@@ -92,9 +93,11 @@ class Service:
         and short work does not wait for long work.
 
         size: characters, bytes or tokens; kind: a name of _THREADS, or '' for what follows from the size. Raises RequestError
-        for a text that the vocabulary cannot write.
+        for a text that the vocabulary cannot write, and when too many wait already.
         """
         limiter = self._threads[kind or ("long" if size > _SHORT else "short")]
+        if limiter.statistics().tasks_waiting >= _MAX_WAITING:
+            raise as_request_error(Busy(f"{_MAX_WAITING} requests wait already; try again later"))
         try:
             return await to_thread.run_sync(function, *arguments, limiter=limiter)
         except FormatError as error:
@@ -103,7 +106,7 @@ class Service:
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
         """The prompt of a chat request, and the parser for its answer. Raises RequestError."""
         self.check_head()
-        text = await run_in_threadpool(self.render, parsed)
+        text = await self.in_thread(self.render, parsed, kind="template")
         self.check_length(text, "messages")
         parser = self.stream_parser(parsed, text)
         await self.prepare_options(parsed, parser)

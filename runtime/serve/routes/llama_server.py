@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -129,7 +128,7 @@ def llama_server_routes(service: Service) -> list[Route]:
 
     async def apply_template(request: Request) -> Response:
         parsed = await service.read(request, CHAT, lambda body: parse_chat(body, service.defaults))
-        return await run_in_threadpool(lambda: json_response({"prompt": service.render(parsed)}))
+        return await service.in_thread(lambda: json_response({"prompt": service.render(parsed)}), kind="template")
 
     async def completion(request: Request) -> Response:
         return await complete(request, await service.read(request, LLAMA_COMPLETION, dict))

@@ -24,6 +24,7 @@ from ggufmill.runtime.generation.generate import _overlap
 from ggufmill.runtime.generation.repetition import find_breakers
 from ggufmill.runtime.line_limit import LineLimit
 from ggufmill.runtime.serve import connections, make_app, memory_middleware
+from ggufmill.runtime.serve.prompt_renderer import PromptRenderer
 from ggufmill.runtime.serve.responses import dump_in_pieces
 from ggufmill.runtime.serve.security_middleware import known_hosts
 
@@ -274,6 +275,40 @@ def test_short_texts_do_not_wait_for_long_ones(reciting, monkeypatch):
         for thread in threads:
             thread.join(60)
         assert statuses == [200] * 8
+
+
+def test_few_wait_for_a_template_and_the_others_are_told_to_come_again(served, model, monkeypatch):
+    """Without a queue of their own, forty conversations took all threads that write answers."""
+    monkeypatch.setattr("ggufmill.runtime.serve.service._MAX_WAITING", 10)
+    go_on, render = threading.Event(), PromptRenderer.render
+
+    def slow(self, messages, variables):
+        if len(messages[0]["content"]) > 1:
+            assert go_on.wait(120)
+        return render(self, messages, variables)
+
+    monkeypatch.setattr(PromptRenderer, "render", slow)
+    asked = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
+    url, replies = served(model, warm_up=False), []
+
+    def post(path, body):
+        return httpx.post(url + path, json=body, timeout=120)
+
+    threads = [threading.Thread(target=lambda: replies.append(post("/v1/chat/completions", asked))) for _ in range(15)]
+    for thread in threads:
+        thread.start()
+    try:
+        give_up = time.monotonic() + 60
+        while len(replies) < 4 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        assert [(reply.status_code, reply.headers["retry-after"]) for reply in replies] == [(503, "1")] * 4
+        assert post("/v1/completions", {"prompt": "a:", "max_tokens": 2}).status_code == 200
+    finally:
+        go_on.set()
+        for thread in threads:
+            thread.join(120)
+    assert len(replies) == 15
+    assert {reply.status_code for reply in replies} <= {200, 503}  # the engine's own queue is shorter
 
 
 @pytest.mark.parametrize("name", ["samplers", "logit_bias", "messages", "tools"])
