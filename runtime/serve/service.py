@@ -62,6 +62,7 @@ class Service:
         self.renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
         self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
         self._threads = {kind: CapacityLimiter(count) for kind, count in _THREADS.items()}
+        self._n_inside = dict.fromkeys(_THREADS, 0)  # requests that have one of these threads, or wait for it
         self.most_tokens = max(MAX_PROMPT_TOKENS, model.n_ctx)  # of all prompts of a request
         self.tokenizer, self.has_metrics = model.tokenizer, False
         self.description, self.created = describe(model), int(time.time())
@@ -95,13 +96,16 @@ class Service:
         size: characters, bytes or tokens; kind: a name of _THREADS, or '' for what follows from the size. Raises RequestError
         for a text that the vocabulary cannot write, and when too many wait already.
         """
-        limiter = self._threads[kind or ("long" if size > _SHORT else "short")]
-        if limiter.statistics().tasks_waiting >= _MAX_WAITING:
+        kind = kind or ("long" if size > _SHORT else "short")
+        if self._n_inside[kind] >= _THREADS[kind] + _MAX_WAITING:
             raise as_request_error(Busy(f"{_MAX_WAITING} requests wait already; try again later"))
+        self._n_inside[kind] += 1
         try:
-            return await to_thread.run_sync(function, *arguments, limiter=limiter)
+            return await to_thread.run_sync(function, *arguments, limiter=self._threads[kind])
         except FormatError as error:
             raise RequestError(str(error), code="invalid_value") from None
+        finally:
+            self._n_inside[kind] -= 1
 
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
         """The prompt of a chat request, and the parser for its answer. Raises RequestError."""
