@@ -87,6 +87,7 @@ def test_an_answer_may_take_longer_than_a_header(served, model):
         assert read_all(client).startswith(b"HTTP/1.1 200 ")
 
 
+PROXY = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 TOKENIZE = b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 15\r\n\r\n"
 WAITING = {"no byte": b"", "half a header": HEALTH[:-2], "no next request": HEALTH, "half a body": TOKENIZE + b"{"}
@@ -441,6 +442,15 @@ def test_host_names_are_checked_on_every_address(model, bound):
         assert status("localhost:8080") == status("[::1]:8080") == status("mill.example.org") == 200
         assert status("attacker.example.com") == 403
         assert status("10.1.2.3:8080") == (403 if bound == "127.0.0.1" else 200)
+
+
+def test_a_proxy_that_ends_tls_on_this_machine_says_so(served, model):
+    """Its pages have an origin of https, and so has the request then."""
+    url = served(model, warm_up=False)
+    headers = {"Origin": url.replace("http:", "https:")}
+    statuses = [httpx.get(f"{url}/props", headers=headers | more, timeout=60).status_code for more in ({}, PROXY)]
+    assert statuses == [403, 200]
+    assert httpx.get(f"{url}/props", headers={"Origin": url} | PROXY, timeout=60).status_code == 403
 
 
 def test_names_of_this_machine(monkeypatch):
