@@ -23,7 +23,7 @@ from ggufmill.runtime.serve.service import MAX_PROMPT_TOKENS, Service
 QUOTED, OBJECT = '"x"', '{"text":"x"}'
 HERE = "http://127.0.0.1:8080"
 BODY = 8 << 20  # bytes of a request, the default of --max-body
-SECONDS = 1.0  # of the processor, for one refused request; most take some milliseconds, and 8 MiB of JSON about 0.3 s
+SECONDS = 1.0  # of the processor, for one refused request; most take some milliseconds
 TABLES = ("_OPTIONS", "_UNSUPPORTED", "_GRAMMAR_FIELDS", "_OTHER_FIELDS", "_CHAT_FIELDS", "_COMPLETION_FIELDS", "_OWN_FIELDS")
 TABLES += ("_INFILL_FIELDS", "_SAME_FIELDS", "_RENAMED", "_ECHOED")
 
