@@ -8,7 +8,7 @@ from . import signals
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage, 128 + signal after SIGINT or SIGTERM.
+    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage, 128 + signal after one that asks it to end.
 
     arguments: those of the process if None, which then ends with this function.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..operating_system.process import signals_handled_as
 from ..pipeline.requests.generate import ChatRequest
 from .command import Verb
 from .display.console import speeds_text
@@ -140,13 +141,17 @@ def _interrupt_cancels(conversation: Conversation) -> Iterator[None]:
 
 @contextmanager
 def _exit_on_termination() -> Iterator[None]:
-    """SIGTERM is not Ctrl-C here: it ends the program."""
+    """SIGTERM and the other signals that ask the program to end are not Ctrl-C here: they end it."""
 
     def end(number: int, frame: Any) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.getsignal(signal.SIGTERM)
+    numbers = {signal.SIGTERM, *signals_handled_as(signal.SIGTERM)}
+    for each in numbers:
+        signal.signal(each, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each in numbers:
+            signal.signal(each, before)

@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-_NAMES = ("SIGINT", "SIGTERM")
+# Those whose own action ends a process and that others send to have it end: a terminal or a connection that is lost, the limit
+# of a batch system or of processor time. A name that a system does not know is left out.
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
 _PATIENCE = 1.0  # seconds in which a signal that follows another one is taken for the same wish
 
 _received: int | None = None  # the first signal
@@ -58,7 +60,7 @@ def expect_again() -> None:
 def raised_as_interrupt(is_program: bool) -> Iterator[None]:
     """Within this, the signals raise KeyboardInterrupt, so that work ends in good order, and a further one that comes a second
     later ends the process at once, with what was finished so far kept as after a power cut. Handlers other than Python's own
-    stay as they are.
+    stay as they are, and what is ignored stays ignored (nohup).
 
     is_program: the process ends afterwards; a signal until then ends it with its line too. Otherwise the handlers before are
     restored.
@@ -69,7 +71,7 @@ def raised_as_interrupt(is_program: bool) -> Iterator[None]:
     if is_program:
         atexit.register(_exit)
     if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name) for name in _NAMES):
+        for number in (getattr(signal, name) for name in ENDING if hasattr(signal, name)):
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 before[number] = signal.signal(number, _raise)
     try:

@@ -76,6 +76,21 @@ class OpenFiles:
             self.journal.sync_failed()
             raise
 
+    def check_untouched(self) -> None:
+        """Raises MillError for a .part file that another program has cut, removed or replaced meanwhile: later writes would
+        give a file that was cut its size again, and end with zeros where it lost bytes."""
+        for index, fd in self.fds.items():
+            file, opened = self.plan.files[index], os.fstat(fd)
+            try:
+                named = file.part.stat()
+            except OSError:
+                named = None
+            if named is None or not os.path.samestat(opened, named):
+                raise MillError(f"{file.part} was removed or replaced by another program while it was written")
+            if opened.st_size < file.nbytes:
+                left = f"{opened.st_size} of {file.nbytes} bytes are left"
+                raise MillError(f"{file.part} was cut by another program while it was written: {left}")
+
     def sink(self, output: Output, location: Location) -> Sink:
         """Where the bytes of a tensor go."""
         return Sink(output.name, self.fds[location.file], location.offset, output.nbytes)
@@ -122,7 +137,7 @@ def execute(
     files = OpenFiles(plan, Journal(plan))
     try:
         records = files.journal.resume() if resume and not force else None
-        if records is not None and records.complete:
+        if records is not None and records.complete and _covers(records, plan, existing):
             return _give_names(files, existing, dict(records.tensors), len(records.tensors), recorded=True)
         done = _open_parts(files, existing, records, allocate=on_finished is None)
         resumed = len(done)
@@ -134,6 +149,7 @@ def execute(
             on_finished(done, files.sync)
 
         def record(name: str, checksum: str) -> None:
+            files.check_untouched()
             done[name] = checksum
             files.journal.add(name, checksum)
             if on_finished is not None:
@@ -158,6 +174,13 @@ def execute(
         files.close()
         files.journal.close()
         trim_free_memory()
+
+
+def _covers(records: JournalRecords, plan: Plan, existing: Collection[int]) -> bool:
+    """Whether a journal names every tensor of the files that are not there yet. One that calls itself complete without them was
+    damaged or edited, and the tensors are written."""
+    named = {name for name, _ in records.tensors}
+    return all(o.name in named for o, loc in zip(plan.outputs, plan.locations, strict=True) if loc.file not in existing)
 
 
 def _give_names(

@@ -42,6 +42,14 @@ def system_text() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
+def signals_handled_as(number: int) -> list[int]:
+    """The signals that have the same handler as this one, where that is a function of Python's; SIGINT is not among them."""
+    handler = signal.getsignal(number)
+    if not callable(handler):
+        return []
+    return [each for each in signal.valid_signals() if each != signal.SIGINT and signal.getsignal(each) is handler]
+
+
 def has_signal(name: str) -> bool:
     """Whether the system has this signal, and a C library to set a compiled handler of it."""
     return hasattr(signal, name) and c_function("signal") is not None

@@ -98,7 +98,7 @@ def _tokens(model: Model, text: str, number: int, pooling: str) -> list[int]:
         first, separator, second = text.partition("\t")
         if not separator:
             raise PlanError(f"text {number} has no tab between a query and a document, which pooling 'rank' needs")
-        tokens = pair_tokens(model, first, second)
+        tokens = pair_tokens(model, model.tokenizer.encode(first), second)
     else:
         tokens = model.tokenizer.encode(text)
     most = min(model.n_ctx, model.graph.n_positions or model.n_ctx)

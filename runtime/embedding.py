@@ -60,14 +60,14 @@ def embed_tokens(
             yield vector.astype(np.float32)
 
 
-def pair_tokens(model: Model, first: str, second: str) -> list[int]:
-    """The tokens of a query and a document as rankers read them: BERT's [CLS] query [SEP] document [SEP], where the model
-    distinguishes texts by their token types, else XLM-RoBERTa's <s> query </s></s> document </s>.
+def pair_tokens(model: Model, first: Sequence[int], second: str) -> list[int]:
+    """The tokens of a query, which is encoded already, and a document as rankers read them: BERT's [CLS] query [SEP] document
+    [SEP], where the model distinguishes texts by their token types, else XLM-RoBERTa's <s> query </s></s> document </s>.
 
     Raises PlanError for a vocabulary without the token in between.
     """
     tokenizer, types = model.tokenizer, model.source.tensors.get("token_types.weight")
-    texts = tokenizer.encode(first), tokenizer.encode(second)[1 if tokenizer.add_bos else 0 :]
+    texts = first, tokenizer.encode(second)[1 if tokenizer.add_bos else 0 :]
     if types is not None and types.n_rows > 1:
         if pair_separator(model.source) not in texts[0]:
             raise PlanError(f"{model.source.path}: the vocabulary has no separator that ends the first text of a pair")

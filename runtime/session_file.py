@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,18 @@ def save_session(session: Session, path: Path) -> int:
     data = save(arrays, metadata)
     write_bytes(path, data)
     return len(data)
+
+
+def is_saved_session(path: Path) -> bool:
+    """Whether a file, and no link to one, says that it is a session of `save_session`; whether it can be restored is not looked
+    at."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        with safe_open(path, "np") as file:
+            return (file.metadata() or {}).get("format") == _FORMAT
+    except (OSError, SafetensorError):
+        return False
 
 
 def restore_session(session: Session, path: Path) -> int:

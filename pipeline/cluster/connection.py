@@ -69,7 +69,8 @@ class Cluster:
     @property
     def dashboard(self) -> str | None:
         """Address of dask's dashboard, where there is one."""
-        return self.client.dashboard_link if find_spec("bokeh") is not None else None
+        is_shown = find_spec("bokeh") is not None and not self.address.startswith("local:")
+        return self.client.dashboard_link if is_shown else None
 
     def name(self, address: str) -> str:
         """'NAME at HOST' of a worker, or HOST of one without a name of its own, for messages and reports."""
@@ -209,20 +210,34 @@ def open_cluster(address: str, *, wait: float = WAIT_SECONDS) -> Iterator[Cluste
 
 @contextmanager
 def _local_cluster(count: int) -> Iterator[Any]:
+    """Workers of this machine. Whoever reaches one, or the scheduler, may have it run code, and every user of a machine reaches
+    the ports of its loopback address: certificates that only these processes have keep others out, and dask's pages, which ask
+    for none, are left out."""
     import dask.config
     from distributed import LocalCluster
+    from distributed.security import Security
 
+    try:
+        security = Security.temporary()
+    except ImportError:
+        raise PlanError("--cluster local:N needs cryptography: pip install 'ggufmill[cluster]'") from None
     free = free_bytes()
     memory = max(MIN_LOCAL_MEMORY, int(free * LOCAL_MEMORY / count)) if free is not None else "auto"
-    with dask.config.set({"distributed.comm.timeouts.connect": "120s"}):  # a busy machine may take long to answer
-        dashboard: Any = "127.0.0.1:0" if find_spec("bokeh") is not None else None
+    settings = {
+        "distributed.comm.timeouts.connect": "120s",  # a busy machine may take long to answer
+        "distributed.scheduler.http.routes": [],
+        "distributed.worker.http.routes": [],
+    }
+    with dask.config.set(settings):
         try:
             cluster = LocalCluster(
                 n_workers=count,
                 processes=True,
                 threads_per_worker=1,
                 memory_limit=memory,
-                dashboard_address=dashboard,
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
+                security=security,
                 silence_logs=logging.CRITICAL,
             )
         except RuntimeError as error:

@@ -15,6 +15,7 @@ from ..stored_sizes import tensor_sizes
 from .drafter import Drafter
 from .grammar import Grammar
 from .recommended import recommended_sampling
+from .repetition import Breakers
 from .sampling import SampledToken, Sampler, token_biases
 from .sampling_options import Sampling
 
@@ -88,6 +89,7 @@ def generate(
     draft_max: int = 0,
     score_prompt: bool = False,
     grammar: Grammar | None = None,
+    breakers: Breakers | None = None,
     **sampling: Any,
 ) -> Generation:
     """Continues a prompt; iterate over the result to get the text piece by piece.
@@ -104,6 +106,7 @@ def generate(
                      the same. 0: none
     score_prompt     record the same of each token of the prompt but the first in `prompt_scores`; needs n_probs
     grammar          the text follows it, up to where it ends or another limit ends the text
+    breakers         what `find_breakers` finds for the dry_sequence_breakers, if it was looked for already
     sampling         fields of `Sampling` by name, in place of what the model's file recommends (general.sampling.*) and of the
                      defaults; logit_bias also for texts, whose tokens all get that bias
 
@@ -125,7 +128,7 @@ def generate(
     if draft_max and (session.drafter is None or not session.drafter.reaches(draft_max)):
         session.rewind(0)
         session.drafter = Drafter(model, session.n_ctx, draft_max)
-    sampler, special = Sampler(settings, model.tokenizer), frozenset(visible_special)
+    sampler, special = Sampler(settings, model.tokenizer, breakers), frozenset(visible_special)
     return Generation(
         model,
         session,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...formats import MillError, PlanError
+from ...formats import PlanError
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import UNUSED
 from .gbnf import gbnf_to_lark
@@ -56,8 +56,8 @@ class GrammarMask:
     def __call__(self, tokens: Sequence[int], logits: np.ndarray) -> np.ndarray | None:
         """The logits, float32 [n_vocab], with -inf for tokens that cannot follow; None when nothing can.
 
-        tokens: all that were generated so far, those of earlier calls included. Raises MillError when the grammar takes too
-        much work.
+        tokens: all that were generated so far, those of earlier calls included. Raises PlanError when the grammar takes too
+        much work, and for one that wants texts that the vocabulary cannot write.
         """
         for token in tokens[self._n_read :]:
             self._read(token)
@@ -66,7 +66,7 @@ class GrammarMask:
             return logits
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise MillError(f"the grammar cannot be followed: {_first_line(self._matcher.get_error())}")
+            raise PlanError(f"the grammar cannot be followed: {_in_words(self._matcher.get_error())}")
         if self._matcher.is_stopped():
             return None
         allowed = np.zeros(len(logits), bool)
@@ -129,7 +129,7 @@ def _compile(tokenizer: Tokenizer, lark: str, awaited: str, inclusive: bool) -> 
     matcher = LLMatcher(_token_table(tokenizer), LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     matcher.compute_bitmask()  # finds grammars that take too much work at once
     if matcher.is_error():
-        raise PlanError(f"invalid grammar: {_first_line(matcher.get_error())}")
+        raise PlanError(f"invalid grammar: {_in_words(matcher.get_error())}")
     return Grammar(matcher, tokenizer, awaited.encode(), inclusive)
 
 
@@ -161,7 +161,21 @@ class _Vocabulary:
         return self._tokenizer.encode_continuation(text.decode("utf-8", "surrogateescape"))
 
 
-def _first_line(message: str) -> str:
-    """What llguidance says, without the text of the grammar and the state of the parser."""
+# What llguidance says, as a regular expression -> what it means to who wrote the grammar
+_MEANINGS = {
+    r"NoExtensionBias": "a rule or $ref leads to nothing but itself",
+    r"forced bytes: got '(.*?)'": r"the vocabulary has no token for the text '\1' that has to follow",
+    r"too many expressions constructed": "a pattern, or a list of texts, is too large",
+    r"Current row has (\d+) items; max is (\d+)": r"\1 alternatives are possible at one place, and \2 are the most",
+    r"fuel": "it takes too much work",
+}
+
+
+def _in_words(message: str) -> str:
+    """What llguidance says, without the text of the grammar and the state of the parser, in other words where they say more."""
     line = message.split("<state>")[0].strip().split("\n")[0]
+    for said, meaning in _MEANINGS.items():
+        match = re.search(said, line)
+        if match is not None:
+            return match.expand(meaning)
     return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", line)[:300]

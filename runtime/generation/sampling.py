@@ -39,15 +39,16 @@ class Sampler:
     candidates  of the last token: the ids that it was drawn from, and their weights (probabilities times a factor)
     """
 
-    def __init__(self, settings: Sampling, tokenizer: Tokenizer | None = None):
-        """tokenizer: for dry_sequence_breakers. Raises PlanError where these are needed and it is None."""
+    def __init__(self, settings: Sampling, tokenizer: Tokenizer | None = None, breakers: Breakers | None = None):
+        """tokenizer: for dry_sequence_breakers, unless they were found already: breakers. Raises PlanError where one of the two
+        is needed and both are None."""
         self.settings = settings
         self.random = np.random.default_rng(settings.seed)
         self._filters = [apply for name, off, apply in FILTERS.values() if getattr(settings, name) != off]
         self._biased = np.array(list(settings.logit_bias), np.int64)
         self._biases = np.array(list(settings.logit_bias.values()), np.float64)
         self._mirostat = Mirostat(settings.mirostat_tau, settings.mirostat_eta) if settings.mirostat else None
-        self.repetition = _repetition_penalty(settings, tokenizer)
+        self.repetition = _repetition_penalty(settings, tokenizer, breakers)
         self.candidates: tuple[np.ndarray, np.ndarray] = np.zeros(0, np.int64), np.zeros(0)
 
     def sample(self, logits: np.ndarray, past: Sequence[int]) -> int:
@@ -167,11 +168,12 @@ class Sampler:
         return ids, every[ids], every.sum()
 
 
-def _repetition_penalty(s: Sampling, tokenizer: Tokenizer | None) -> RepetitionPenalty | None:
+def _repetition_penalty(s: Sampling, tokenizer: Tokenizer | None, breakers: Breakers | None) -> RepetitionPenalty | None:
     if not s.dry_multiplier or not s.dry_penalty_last_n:
         return None
-    breakers = Breakers()
-    if s.dry_sequence_breakers:
+    if not s.dry_sequence_breakers:
+        breakers = Breakers()
+    elif breakers is None:
         if tokenizer is None:
             raise PlanError("dry_sequence_breakers are texts: a Sampler needs the tokenizer for them")
         breakers = find_breakers(tokenizer, s.dry_sequence_breakers)

@@ -20,6 +20,7 @@ _OTHER_NAMES = {
     "top_nsigma": "top_n_sigma",
 }
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")
+MAX_SAMPLERS = 16
 MAX_BREAKER = 40  # characters of a sequence breaker
 _MOST_TOKENS = 1 << 30
 
@@ -27,17 +28,20 @@ _MOST_TOKENS = 1 << 30
 def parse_samplers(given: str | Iterable[str]) -> tuple[str, ...]:
     """Names of samplers in their order. given: names, separated by ; if it is one text, or the letters of --sampling-seq.
 
-    Raises PlanError for a name or a letter that is not known.
+    Raises PlanError for a name or a letter that is not known, and for more than MAX_SAMPLERS: each goes through all tokens.
     """
     names_of_one = {*DEFAULT_ORDER, *_OTHER_NAMES}
     if isinstance(given, str) and given not in names_of_one and not set(given) - _LETTERS.keys():
-        return tuple(_LETTERS[letter] for letter in given)
-    names = [name for name in given.split(";") if name.strip()] if isinstance(given, str) else list(given)
+        names = [_LETTERS[letter] for letter in given[: MAX_SAMPLERS + 1]]
+    else:
+        names = [name for name in given.split(";") if name.strip()] if isinstance(given, str) else list(given)
+    if len(names) > MAX_SAMPLERS:
+        raise PlanError(f"there are {MAX_SAMPLERS} samplers at most")
     names = [name.strip().replace("-", "_") for name in names]
     names = [_OTHER_NAMES.get(name, name) for name in names]
     for name in names:
         if name not in DEFAULT_ORDER:
-            raise PlanError(f"{name!r} is not a sampler; there are {', '.join(DEFAULT_ORDER)}")
+            raise PlanError(f"{name[:40]!r} is not a sampler; there are {', '.join(DEFAULT_ORDER)}")
     return tuple(names)
 
 

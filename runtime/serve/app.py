@@ -22,6 +22,7 @@ from ..model import Model
 from ..text.chat import ChatTemplate, find_template
 from .checks import RequestError
 from .engine import Engine
+from .memory_middleware import MemoryMiddleware
 from .model_info import model_name
 from .page import load_page
 from .responses import error_response
@@ -133,7 +134,10 @@ def make_app(
             *embedding_routes(service),
             *slot_routes(service, slot_save_path),
         ],
-        middleware=[Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts)],
+        middleware=[
+            Middleware(MemoryMiddleware),
+            Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts),
+        ],
         exception_handlers={RequestError: on_request_error, HTTPException: on_http_error, Exception: on_exception},
         lifespan=lifespan,
     )

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from ...errors import PlanError
@@ -63,12 +64,20 @@ _BANNED = -100  # OpenAI's API: this bias excludes a token
 
 def invalid(name: str, expected: str, value: Any) -> RequestError:
     """The error that names a field, what it has to be, and what it is."""
-    try:
-        shown = json.dumps(value, default=str)
-    except RecursionError:  # nested almost as deep as the JSON decoder accepts
-        shown = "that"
+    shown = json.dumps(_beginning(value), default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return RequestError(f"{name} has to be {expected}, not {shown}", param=name, code="invalid_value")
+
+
+def _beginning(value: Any, levels: int = 3) -> Any:
+    """As much of a value as an error shows: a large one takes long to write."""
+    if isinstance(value, str):
+        return value[:64]
+    if not levels or not isinstance(value, list | dict):
+        return value if levels else "..."
+    if isinstance(value, list):
+        return [_beginning(each, levels - 1) for each in value[:20]]
+    return {key[:64]: _beginning(each, levels - 1) for key, each in islice(value.items(), 10)}
 
 
 def number(low: float, high: float, integer: bool = False) -> Check:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from ...formats import MillError
-from ...operating_system.process import reuse_address
+from ...operating_system.process import reuse_address, signals_handled_as
 from ..line_limit import LineLimit
 from ..model import Model
 from .app import make_app
@@ -35,6 +37,21 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(_BACKLOG)  # asyncio has set as many as it accepts at a time
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends in the same order after the signals that end the program as SIGTERM does, such as SIGHUP."""
+        before, numbers = signal.getsignal(signal.SIGTERM), signals_handled_as(signal.SIGTERM)
+        with super().capture_signals():
+            if threading.current_thread() is not threading.main_thread():
+                numbers = []
+            for each in numbers:
+                signal.signal(each, self.handle_exit)
+            try:
+                yield
+            finally:
+                for each in numbers:
+                    signal.signal(each, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._engine.stop()

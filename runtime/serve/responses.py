@@ -26,6 +26,21 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(json.dumps(value), status, headers, "application/json")
 
 
+_AT_ONCE = 256  # elements of a list
+
+
+def dump_in_pieces(value: Any) -> str:
+    """A large value as JSON. Python writes a value in one call that lets nothing else run: a million log probabilities take
+    0.8 s."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)}: {dump_in_pieces(each)}" for key, each in value.items()) + "}"
+    if not isinstance(value, list):
+        return json.dumps(value)
+    if len(value) <= _AT_ONCE:
+        return "[" + ", ".join(map(dump_in_pieces, value)) + "]"
+    return "[" + ", ".join(json.dumps(value[i : i + _AT_ONCE])[1:-1] for i in range(0, len(value), _AT_ONCE)) + "]"
+
+
 def error_response(error: RequestError, typed: bool = False) -> Response:
     """The error object with its status and the headers that belong to it. typed: as Anthropic's clients expect it."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}, 503: {"Retry-After": "1"}}.get(error.status)
@@ -120,8 +135,12 @@ class TaskResponse:
             await events.aclose()
         if not all(answer.end.reason for answer in answers):
             return Response(status_code=499)  # the client has disconnected
+
         # Outside the event loop: there may be a million log probabilities.
-        return await run_in_threadpool(lambda: json_response(replies.complete(answers), 200, headers))
+        def written() -> bytes:
+            return dump_in_pieces(replies.complete(answers)).encode()
+
+        return Response(await run_in_threadpool(written), 200, headers, "application/json")
 
     def stream(self, replies: Replies, headers: Mapping[str, str], with_usage: bool) -> Response:
         """The answers as server-sent events. with_usage: a last chunk with the token counts (stream_options.include_usage)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .checks import RequestError
 
@@ -16,6 +17,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _PUBLIC_PATHS = ("/", "/health", "/favicon.ico")  # need no key: the page itself asks for the key and shows nothing without it
+
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{1,5}))?")
+_PORTS = {"http": 80, "https": 443}
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -33,11 +37,28 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
-def host_name(header: str) -> str:
-    """The host of a Host header: '[::1]:8080' -> '::1', 'example.org:80' -> 'example.org'."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+class Origin(NamedTuple):
+    """What browsers compare: pages of the same scheme, host and port are of one origin (RFC 6454)."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+def read_host(scheme: str, header: str) -> Origin | None:
+    """The origin of what a Host header names: '[::1]:8080' -> '::1' and 8080, 'example.org' -> that and the scheme's port. None
+    for what is no host and port (RFC 3986, without the characters that no name has)."""
+    match = _HOST.fullmatch(header)
+    if match is None or (match["port"] and int(match["port"]) > 65535):
+        return None
+    host = (match["v6"] or match["name"]).lower()
+    return Origin(scheme, host, int(match["port"] or _PORTS.get(scheme, 0)))
+
+
+def read_origin(header: str) -> Origin | None:
+    """An Origin header; None for 'null' and for what is none."""
+    scheme, separator, host = header.partition("://")
+    return read_host(scheme.lower(), host) if separator else None
 
 
 def known_hosts(host: str, more: Collection[str] = ()) -> frozenset[str]:
@@ -62,9 +83,10 @@ def _is_address(host: str) -> bool:
 class SecurityMiddleware:
     """ASGI middleware that refuses requests of other sites and requests without the API key.
 
-    A page of another site must not use this server through a visitor's browser. Its requests have an Origin other than this
-    host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins are
-    refused without an API key, foreign hosts always.
+    A page of another site must not use this server through a visitor's browser. Its requests have an Origin other than that of
+    this host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins
+    are refused without an API key, foreign hosts always. A proxy that ends TLS on this machine says so by X-Forwarded-Proto,
+    which uvicorn makes the scheme.
     """
 
     def __init__(
@@ -106,10 +128,11 @@ class SecurityMiddleware:
         """The error that refuses a request, None if it is accepted."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
-        if not self._names_this_machine(host_name(host)):
+        own = read_host(scope.get("scheme", "http"), host)
+        if own is None or not self._names_this_machine(own.host):
             message = f"the Host header ({host[:80]!r}) does not name this machine; --allow-host adds a name"
             return RequestError(message, code="forbidden_host", status=403)
-        if origin is not None and origin.decode("latin-1").partition("://")[2] != host and self._key is None:
+        if origin is not None and read_origin(origin.decode("latin-1")) != own and self._key is None:
             return RequestError("requests from pages of other origins are refused", code="forbidden_origin", status=403)
         if self._key is not None and scope["path"] not in _PUBLIC_PATHS:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")

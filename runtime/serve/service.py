@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ...formats import PlanError
+from ...formats import FormatError, PlanError
 from ..generation.repetition import find_breakers
 from ..generation.sampling import token_biases
 from ..generation.sampling_options import DEFAULT_BREAKERS
@@ -22,20 +20,27 @@ from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
-from .checks import CONTEXT_EXCEEDED, RequestError
-from .engine import Engine
+from .checks import CONTEXT_EXCEEDED, JsonObject, RequestError
+from .engine import Busy, Engine
+from .field_limits import Limits
+from .json_body import parse_body
 from .model_info import describe
 from .prompt_renderer import PromptRenderer
 from .replies.blocks import BlockResponse, BlockWriter
 from .replies.openai_replies import Prompt, ReplyBuilder
 from .requests import CompletionRequest
-from .responses import Replies, TaskResponse
+from .responses import Replies, TaskResponse, as_request_error
 from .stream_parser import StreamParser
 from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 
-_TEXT_THREADS = 2  # texts that are encoded or decoded at once
+_SHORT = 1 << 16  # characters, bytes or tokens of what is short work
+# Threads of each kind of work, so that long texts and what goes through a whole vocabulary do not hold up short texts.
+# Templates are rendered by one process.
+_THREADS = {"short": 2, "long": 1, "json": 1, "vocabulary": 1, "template": 1}
+_MAX_WAITING = 64  # requests that wait for one of these threads
 MAX_PROMPT_TOKENS = 1 << 18  # of all prompts of a request, where the context is not longer
 _MAX_LOGPROBS = 1 << 20  # of all choices of a request, where a full context does not have more
+T = TypeVar("T")
 _HEADER_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -56,12 +61,16 @@ class Service:
         self.model, self.engine, self.name = model, engine, name
         self.renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
         self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
-        self._text_threads = CapacityLimiter(_TEXT_THREADS)
+        self._threads = {kind: CapacityLimiter(count) for kind, count in _THREADS.items()}
+        self._n_inside = dict.fromkeys(_THREADS, 0)  # requests that have one of these threads, or wait for it
+        self.most_tokens = max(MAX_PROMPT_TOKENS, model.n_ctx)  # of all prompts of a request
         self.tokenizer, self.has_metrics = model.tokenizer, False
         self.description, self.created = describe(model), int(time.time())
 
-    async def read_json(self, request: Request) -> dict[str, Any]:
-        """The JSON object in the body of a request. Raises RequestError when it is too large or not a JSON object."""
+    async def read(self, request: Request, limits: Limits, parse: Callable[[JsonObject], T]) -> T:
+        """What a function makes of the JSON object in the body of a request. limits: of the fields that it reads; it gets no
+        others. Raises RequestError when the body or a field is too large, or it is not a JSON object, and what `parse` raises.
+        """
         data = bytearray()
         try:
             async with asyncio.timeout(self.body_seconds):
@@ -69,43 +78,59 @@ class Service:
                     data += chunk
                     if len(data) > self.max_body:
                         raise RequestError(f"the request is larger than {self.max_body} bytes", code="too_large", status=413)
-            body = json.loads(data)
         except TimeoutError:
             message = f"the body of the request did not arrive within {self.body_seconds:g} seconds"
             raise RequestError(message, code="request_timeout", status=408) from None
         except ClientDisconnect:
             raise RequestError("the client is gone", status=400) from None
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"the request is not JSON: {error}", code="invalid_json") from None
-        if not isinstance(body, dict):
-            raise RequestError("the request has to be a JSON object", code="invalid_json")
-        return body
 
-    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function that may take long for a long text. Few run at once: other requests are served meanwhile."""
-        return await to_thread.run_sync(function, *arguments, limiter=self._text_threads)
+        def parsed() -> T:
+            return parse(parse_body(bytes(data), limits, self.most_tokens))
+
+        return parsed() if len(data) <= _SHORT else await self.in_thread(parsed, kind="json")
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any, size: int = 0, kind: str = "") -> T:
+        """The result of a function that may take long for a long text. Few run at once: other requests are served meanwhile,
+        and short work does not wait for long work.
+
+        size: characters, bytes or tokens; kind: a name of _THREADS, or '' for what follows from the size. Raises RequestError
+        for a text that the vocabulary cannot write, and when too many wait already.
+        """
+        kind = kind or ("long" if size > _SHORT else "short")
+        if self._n_inside[kind] >= _THREADS[kind] + _MAX_WAITING:
+            raise as_request_error(Busy(f"{_MAX_WAITING} requests wait already; try again later"))
+        self._n_inside[kind] += 1
+        try:
+            return await to_thread.run_sync(function, *arguments, limiter=self._threads[kind])
+        except FormatError as error:
+            raise RequestError(str(error), code="invalid_value") from None
+        finally:
+            self._n_inside[kind] -= 1
 
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
         """The prompt of a chat request, and the parser for its answer. Raises RequestError."""
         self.check_head()
-        text = await run_in_threadpool(self.render, parsed)
+        text = await self.in_thread(self.render, parsed, kind="template")
         self.check_length(text, "messages")
         parser = self.stream_parser(parsed, text)
         await self.prepare_options(parsed, parser)
-        return await self.in_thread(prompt_tokens, self.tokenizer, text), parser
+        return await self.in_thread(prompt_tokens, self.tokenizer, text, size=len(text)), parser
 
     async def prepare_options(self, parsed: CompletionRequest, parser: StreamParser | None = None) -> None:
         """Sets the option `grammar` for what a request says of the form of its answer, and finds the tokens of the texts in
         its other options, which the engine so need not do. Raises RequestError."""
         parts = (parser.tool_format, parser.reasoning_end) if parser is not None else ()
-        grammar = await self.in_thread(answer_grammar, parsed, self.tokenizer, *parts)
+        grammar = None
+        if parsed.grammar_fields or parsed.tools:
+            grammar = await self.in_thread(answer_grammar, parsed, self.tokenizer, *parts, kind="vocabulary")
         if grammar is not None:
             parsed.options["grammar"] = grammar
         if parsed.options.get("dry_multiplier") and (texts := parsed.options.get("dry_sequence_breakers", DEFAULT_BREAKERS)):
-            await self.in_thread(find_breakers, self.tokenizer, texts)  # found again by the sampler
+            parsed.options["breakers"] = await self.in_thread(find_breakers, self.tokenizer, texts, kind="vocabulary")
         if parsed.options.get("logit_bias"):
             try:
-                parsed.options["logit_bias"] = token_biases(self.tokenizer, parsed.options["logit_bias"])
+                biases = await self.in_thread(token_biases, self.tokenizer, parsed.options["logit_bias"])
+                parsed.options["logit_bias"] = biases
             except PlanError as error:
                 raise RequestError(str(error), param="logit_bias", code="invalid_value") from None
 
@@ -118,39 +143,47 @@ class Service:
         may name control tokens
         """
         parts = [prompt] if isinstance(prompt, str) else prompt
-        if all(isinstance(each, int) for each in parts):
-            return self.check_token_ids(param, parts)
-        self.check_length("".join(each for each in parts if isinstance(each, str)), param)
-        self.check_token_ids(param, [each for each in parts if isinstance(each, int)])
+        texts = [each for each in parts if isinstance(each, str)]
+        if texts:
+            self.check_length("".join(texts), param)
 
         def encode() -> list[int]:
+            self.check_token_ids(param, [each for each in parts if isinstance(each, int)])
+            if not texts:
+                return cast(list[int], parts)
             ids: list[int] = []
             for i, part in enumerate(parts):
                 ids += self.tokenizer.encode(part, special and i == 0, parse_special) if isinstance(part, str) else [part]
             return ids
 
-        return await self.in_thread(encode)
+        return await self.in_thread(encode, size=len(parts) + sum(map(len, texts)))
 
     async def encode_prompts(self, parsed: CompletionRequest) -> list[Prompt]:
         """The prompts of a completion. Raises RequestError."""
         self.check_head()
         prompts, given = [], parsed.prompts or []
+        after: list[int] | None = None
+        if parsed.suffix is not None:  # once for all prompts
+            self.check_length(parsed.suffix, "suffix")
+            after = await self.in_thread(self.tokenizer.encode, parsed.suffix, False, size=len(parsed.suffix))
         for i, each in enumerate(given):
             param = "prompt" if len(given) == 1 else f"prompt[{i}]"
-            if parsed.suffix is None:
+            if after is None:
                 ids = await self.encode_prompt(each, param)
             else:
-                ids = await self.encode_infill(each, parsed.suffix, param)
+                ids = await self.encode_infill(each, after, param)
             if isinstance(each, str):
                 prompts.append(Prompt(ids, each, self.tokenizer.add_bos))
             else:
-                text = await self.in_thread(self.tokenizer.decode, ids, False) if parsed.echo else ""
+                text = await self.in_thread(self.tokenizer.decode, ids, False, size=len(ids)) if parsed.echo else ""
                 prompts.append(Prompt(ids, text))
         return prompts
 
-    async def encode_infill(self, prefix: str | list[int | str], suffix: str, param: str, status: int = 400) -> list[int]:
-        """The prompt for the text between two others. Raises RequestError, with this status where the vocabulary has no tokens
-        for it."""
+    async def encode_infill(
+        self, prefix: str | list[int | str], suffix: str | list[int], param: str, status: int = 400
+    ) -> list[int]:
+        """The prompt for the text between two others; suffix: tokens, or a text that is encoded for this prompt. Raises
+        RequestError, with this status where the vocabulary has no tokens for it."""
         self.check_head()
         for text, name in ((suffix, "suffix"), (prefix, param)):
             if isinstance(text, str):
@@ -158,7 +191,7 @@ class Service:
         is_text = isinstance(prefix, str)
         before = prefix if is_text else await self.encode_prompt(prefix, param, special=False, parse_special=False)
         try:
-            return await self.in_thread(infill_prompt, self.tokenizer, before, suffix)
+            return await self.in_thread(infill_prompt, self.tokenizer, before, suffix, size=len(before) + len(suffix))
         except PlanError as error:
             raise RequestError(str(error), param="suffix", code="unsupported_parameter", status=status) from None
 
@@ -169,11 +202,18 @@ class Service:
             raise RequestError(message, param="model", code="unsupported_parameter")
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises RequestError for a text that cannot fit into the context, before it is encoded."""
-        least = self.tokenizer.least_tokens(text)
-        if least >= self.model.n_ctx:
-            message = f"the prompt has at least {least} tokens, and the context holds {self.model.n_ctx} with the answer"
-            raise RequestError(message, param, CONTEXT_EXCEEDED, n_prompt_tokens=least, n_ctx=self.model.n_ctx)
+        """Raises RequestError for a text that cannot fit into the context, before it is encoded; where it cannot be known that
+        it does not fit, for one that is longer than any of so many tokens usually is."""
+        n_ctx, n_bytes = self.model.n_ctx, len(text.encode("utf-8", "replace"))
+        least = self.tokenizer.least_tokens(n_bytes)
+        if n_bytes <= self.tokenizer.most_bytes(n_ctx - 1):
+            return
+        if least >= n_ctx:
+            message = f"the prompt has at least {least} tokens, and the context holds {n_ctx} with the answer"
+        else:
+            most = self.tokenizer.most_bytes(n_ctx - 1)
+            message = f"the prompt has {n_bytes} bytes, and up to {most} are read for a context of {n_ctx} tokens"
+        raise RequestError(message, param, CONTEXT_EXCEEDED, n_prompt_tokens=least, n_ctx=n_ctx)
 
     def renderer(self, parsed: CompletionRequest) -> PromptRenderer:
         """Raises RequestError when there is no template, or the request has tools and the template does not support them."""
@@ -272,8 +312,8 @@ class Service:
                 message = f"the prompt has {len(prompt.ids)} tokens, and the context holds {n_ctx} with the answer"
                 raise RequestError(message, name, CONTEXT_EXCEEDED, n_prompt_tokens=len(prompt.ids), n_ctx=n_ctx)
         total = sum(len(prompt.ids) for prompt in prompts)
-        if total > max(MAX_PROMPT_TOKENS, n_ctx):
-            message = f"the prompts have {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, n_ctx)}"
+        if total > self.most_tokens:
+            message = f"the prompts have {total} tokens, and a request may have {self.most_tokens}"
             raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
         if "n_probs" in parsed.options:
             per_token, total = 1 + parsed.options["n_probs"], 0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ...formats import PlanError
-from ..generation.grammar import Grammar, compile_grammar, json_rule
+from ..generation.grammar import MAX_GRAMMAR_LENGTH, Grammar, compile_grammar, json_rule
 from ..text.tokenizer import Tokenizer
 from .checks import JsonObject
 from .tool_formats import CallForm, ToolFormat
@@ -50,10 +50,15 @@ def tool_grammar(
     names = [f"call_{i}" for i in range(len(tools))]
     rules = [f"calls: {calls}", f"call: {' | '.join(names)}"]
     rules.append("start: calls" if content is None else f"start: calls | content\ncontent: {content}")
+    size = 0
     for name, tool in zip(names, tools, strict=True):
         function = tool["function"]
         schema = function.get("parameters") if with_schemas else None
-        rules += _call_rules(tokenizer, form, name, function["name"], schema or _ANY_OBJECT)
+        for rule in _call_rules(tokenizer, form, name, function["name"], schema or _ANY_OBJECT):
+            rules.append(rule)
+            size += len(rule)
+            if size > MAX_GRAMMAR_LENGTH:  # before a list of thousands of properties is gone through
+                raise PlanError(f"the functions make a grammar of more than {MAX_GRAMMAR_LENGTH} characters")
     begin = {"starts_after": starts_after} if forced else {"starts_at": _first_tag(format, form)}
     return compile_grammar(tokenizer, "\n".join(rules), **begin)
 
@@ -82,6 +87,8 @@ def _call_rules(tokenizer: Tokenizer, form: CallForm, rule: str, name: str, sche
         if not isinstance(value, dict) or value.get("type") != "string":
             body = json_rule(value if isinstance(value, dict) else {})
         elif isinstance(values, list) and all(isinstance(each, str) for each in values):
+            if sum(map(len, values)) + 4 * len(values) > MAX_GRAMMAR_LENGTH:
+                raise PlanError(f"the texts of {key[:40]!r} make a grammar of more than {MAX_GRAMMAR_LENGTH} characters")
             body = f"({' | '.join(_literal(tokenizer, each) for each in values)})"
         else:  # a text without quotes, up to the closing tag
             body, end = f"{rule}_{i}_text", ""
@@ -95,8 +102,7 @@ def _literal(tokenizer: Tokenizer, text: str) -> str:
     """A text as an expression of Lark, in which control tokens are tokens."""
     if not text:
         return '""'
-    vocabulary = tokenizer.vocabulary
-    control = {text: id for text, id, _ in vocabulary.special_tokens if vocabulary.is_control(id)}
+    control = tokenizer.vocabulary.control_texts
     present = sorted((each for each in control if each in text), key=len, reverse=True)
     if not present:
         return _quoted(text)

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Regex, models, normalizers, pre_tokenizers
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from ...formats import FormatError, MillError, PlanError
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .charsmap import check_charsmap
 from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`, whose threads a fork would not have
@@ -25,6 +26,10 @@ _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
+_DROPPED = (
+    4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
+)
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -44,7 +49,8 @@ class Tokenizer:
             self._backend = _BACKENDS[model](self.vocabulary, pre)
         except MillError:
             raise
-        except Exception as error:  # `tokenizers` has no exceptions of its own
+        except BaseException as error:  # `tokenizers` has no exceptions of its own
+            _raise_unless_of_library(error)
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
         self._thousands = pre.thousands
         self._prefix = "▁" if model == "llama" and self.vocabulary.space_prefix else ""
@@ -105,7 +111,9 @@ class Tokenizer:
         used = {ord(c) >> 7 for c in text}
         first = next(block for block in range(0xF0000 >> 7, 0xFFF00 >> 7) if block not in used) << 7
         placeholders = {0xDC80 + i: first + i for i in range(0x80)}
-        normalised = self._backend.normalizer.normalize_str(text.translate(placeholders))  # type: ignore[union-attr]
+        normalised = self._checked(
+            lambda: self._backend.normalizer.normalize_str(text.translate(placeholders))  # type: ignore[union-attr]
+        )
         return normalised.translate({placeholder: surrogate for surrogate, placeholder in placeholders.items()})
 
     def _encode_valid(self, text: str) -> list[int]:
@@ -115,28 +123,37 @@ class Tokenizer:
             lambda: [i for each in self._backend.encode_batch_fast(parts, add_special_tokens=False) for i in each.ids]
         )
 
-    def least_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of a text, in less time than it takes to encode it: no token stands for more
-        bytes than the longest one. 0 for vocabularies that drop or merge what they have no token for."""
-        return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
+    def least_tokens(self, n_bytes: int) -> int:
+        """A lower bound of the number of tokens of a text with so many bytes of UTF-8: no token stands for more than the
+        longest one. 0 for vocabularies that drop or merge what they have no token for."""
+        return -(-n_bytes // self._longest) if self._writes_all_bytes else 0
+
+    def most_bytes(self, n_tokens: int) -> int:
+        """Bytes of UTF-8 of the longest text of so many tokens; for vocabularies that drop or merge what they have no token
+        for, which makes texts of any length few tokens, several times what tokens stand for."""
+        return n_tokens * self._longest * (1 if self._writes_all_bytes else _DROPPED)
+
+    @cached_property
+    def _writes_all_bytes(self) -> bool:
+        """Whether every byte has a token of its own."""
+        vocabulary = self.vocabulary
+        if vocabulary.model == "gpt2":
+            return all(c in vocabulary.ids for c in byte_characters().values())
+        return vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token; 0 if not every byte has a token of its own."""
-        vocabulary = self.vocabulary
-        if vocabulary.model == "gpt2":
-            complete = all(c in vocabulary.ids for c in byte_characters().values())
-        else:
-            complete = vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
-        return max(len(vocabulary.piece(i)) for i in range(self.n_vocab)) if complete else 0
+        """Bytes of the longest token."""
+        return max(len(self.vocabulary.piece(i)) for i in range(self.n_vocab))
 
     def _encode_normalised(self, text: str) -> list[int]:
         return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []
 
-    def _checked(self, encode: Callable[[], list[int]]) -> list[int]:
+    def _checked(self, encode: Callable[[], T]) -> T:
         try:
             return encode()
-        except Exception as error:  # for example a character without a token, and no unknown token
+        except BaseException as error:  # for example a character without a token, and no unknown token
+            _raise_unless_of_library(error)
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot write this text: {error}") from None
 
     @cached_property
@@ -149,21 +166,32 @@ class Tokenizer:
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
     def _split_special(self, text: str, parse_special: bool) -> list[str | int]:
-        """The text split at its special tokens, which are replaced by their ids; longer tokens are searched first."""
-        fragments: list[str | int] = [text]
+        """The text split at its special tokens, which are replaced by their ids; longer tokens are searched first. In time that
+        grows with the text and the number of tokens, not with the product of what is found."""
+        taken = bytearray(len(text))  # 1: a token has this character
+        found: list[tuple[int, int, int]] = []
         for special, token, always in self.vocabulary.special_tokens:
-            if not (always or parse_special) or special not in text:
+            if not (always or parse_special):
                 continue
-            split: list[str | int] = []
-            for fragment in fragments:
-                if isinstance(fragment, int):
-                    split.append(fragment)
+            start, strip = text.find(special), token in self.vocabulary.strips_after
+            while start >= 0:
+                stop = start + len(special)
+                blocked = taken.find(1, start, stop)
+                if blocked >= 0:
+                    free = taken.find(0, blocked)
+                    start = text.find(special, free) if free >= 0 else -1
                     continue
-                first, *others = fragment.split(special)
-                strip = token in self.vocabulary.strips_after
-                split += [first, *(item for part in others for item in (token, part.lstrip(_SPACES) if strip else part))]
-            fragments = split
-        return fragments
+                while strip and stop < len(text) and not taken[stop] and text[stop] in _SPACES:
+                    stop += 1
+                taken[start:stop] = b"\1" * (stop - start)
+                found.append((start, stop, token))
+                start = text.find(special, stop)
+        fragments: list[str | int] = []
+        end = 0
+        for start, stop, token in sorted(found):
+            fragments += [text[end:start], token]
+            end = stop
+        return [*fragments, text[end:]]
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token, which may be part of a character."""
@@ -180,6 +208,12 @@ class Tokenizer:
     def stream(self, skip_special: bool = True, begins_text: bool = False) -> TextStream:
         """A decoder for tokens that come one by one; begins_text: remove the space that `encode` puts in front of a text."""
         return TextStream(self, skip_special, begins_text)
+
+
+def _raise_unless_of_library(error: BaseException) -> None:
+    """Raises an exception again that is neither an Exception nor the library's panic, which is a BaseException."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 class TextStream:
@@ -271,6 +305,7 @@ def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
     if charsmap is not None and not (isinstance(charsmap, np.ndarray) and charsmap.ndim == 1 and charsmap.dtype.itemsize == 1):
         raise FormatError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     if charsmap is not None and len(charsmap):
+        check_charsmap(charsmap)
         steps.append(normalizers.Precompiled(charsmap.tobytes()))
     if vocabulary.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -145,6 +145,11 @@ class Vocabulary:
         return sorted(tokens, key=lambda token: -len(token[0]))
 
     @cached_property
+    def control_texts(self) -> dict[str, int]:
+        """text -> id of the control tokens."""
+        return {text: id for text, id, _ in self.special_tokens if self.is_control(id)}
+
+    @cached_property
     def strips_after(self) -> frozenset[int]:
         """Ids of special tokens that take the white space after them with them (`rstrip` of a tokenizer.json). A GGUF does not
         say which: as in llama.cpp (llama-vocab.cpp), all special tokens of models called Phi-3 but those of _KEEP_SPACES."""

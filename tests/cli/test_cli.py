@@ -14,6 +14,7 @@ import pytest
 from peak_memory import PEAK_BYTES
 
 from ggufmill import VERBS
+from ggufmill.cli import signals
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix import Imatrix
 from ggufmill.recipes import FOLDER
@@ -274,6 +275,9 @@ def test_imatrix_never_writes_over_what_it_reads(mill, checkpoint, tmp_path):
     assert (text.read_bytes(), weights.read_bytes()) == before
 
 
+ENDING = [getattr(signal, name) for name in signals.ENDING if hasattr(signal, name)]
+
+
 def interrupted_by(number):
     def send(*_, **__):
         os.kill(os.getpid(), number)
@@ -282,9 +286,9 @@ def interrupted_by(number):
     return send
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDING)
 def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, python_handlers, number):
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(each) for each in ENDING]
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.writing.carry_out.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
@@ -295,7 +299,7 @@ def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, mon
         code, _, err = mill("generate", DEMO, "-p", "x")
     assert code == 128 + number
     assert err.splitlines()[-1] == "ggufmill: interrupted"
-    assert signal.getsignal(signal.SIGTERM) == handler
+    assert [signal.getsignal(each) for each in ENDING] == handlers
 
 
 def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch, python_handlers):
@@ -356,7 +360,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDING)
 def test_a_signal_before_anything_is_done(number):
     done = subprocess.run([sys.executable, "-c", AT_THE_START, str(int(number))], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "ggufmill: interrupted\n")
@@ -397,6 +401,15 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_python_does_not_end_without_handlers(number):
     done = subprocess.run([sys.executable, "-c", AFTER_THE_END, str(int(number))], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ggufmill, version")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminal that is lost")
+def test_what_is_ignored_stays_ignored():
+    """As `nohup` has it: the job goes on when its terminal is closed."""
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{AT_THE_START}"
+    done = subprocess.run([sys.executable, "-c", code, str(int(signal.SIGHUP))], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ggufmill, version")
 

@@ -50,7 +50,7 @@ def post(url, body, key=None):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)])
 def test_it_serves_and_shuts_down(start, number):
     process, url = start("--temp", "0", "--alias", "mine", "-n", "5", GGUFMILL_API_KEY="open-sesame")
     ask = {"messages": [{"role": "user", "content": "The list"}]}

@@ -190,7 +190,8 @@ def test_killed_between_the_renames(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, outputs, split_max_tensors=2)
     execute(plan)
     before = [f.path.read_bytes() for f in plan.files]
-    lines = [{"fingerprint": plan.fingerprint, "code": code_digest()}, {"event": "complete"}]
+    written = [{"tensor": f"t{i}", "xxh3": "0"} for i in range(4)]
+    lines = [{"fingerprint": plan.fingerprint, "code": code_digest()}, *written, {"event": "complete"}]
     journal_path(plan).write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan.files[1].path.rename(plan.files[1].path.with_suffix(".gguf.part"))
     # Nothing is left to be written: no space is asked for, and nothing is made again.
@@ -200,6 +201,56 @@ def test_killed_between_the_renames(tmp_path, monkeypatch):
     execute(again, resume=True)
     assert [f.path.read_bytes() for f in plan.files] == before
     assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("events", [("complete",), ("synced", "complete")])
+def test_a_journal_that_calls_itself_complete_too_early(tmp_path, events):
+    shapes = {f"t{i}": (256, 16) for i in range(4)}
+    broken = plan_of(tmp_path, [output(n, shape, produce=failing(0) if n == "t2" else None) for n, shape in shapes.items()])
+    with pytest.raises(MillError, match="are kept"):
+        execute(broken, threads=1)
+    with journal_path(broken).open("a") as journal:
+        journal.writelines(json.dumps({"event": event}) + "\n" for event in events)
+    plan = plan_of(tmp_path, [output(name, shape) for name, shape in shapes.items()])
+    assert 0 < execute(plan, resume=True).resumed < 4
+    written = plan.files[0].path.read_bytes()
+    (tmp_path / "new").mkdir()
+    assert written == execute(plan_of(tmp_path / "new", plan.outputs)).paths[0].read_bytes()
+
+
+def cut(part):
+    os.truncate(part, os.path.getsize(part) // 2)
+
+
+def replace(part):
+    data = part.read_bytes()
+    part.unlink()
+    part.write_bytes(data)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="open files cannot be removed elsewhere")
+@pytest.mark.parametrize(("change", "said"), [(cut, "cut"), (replace, "removed or replaced"), (os.unlink, "removed")])
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_part_that_another_program_changes(tmp_path, change, said, files):
+    """Without looking, what is written later gives the file its planned size again, with zeros where it was cut."""
+    names = [f"t{i}" for i in range(6)]
+
+    def plan_with(act):
+        def rows(start, stop):
+            act()
+            return output("t4", (256, 16)).produce(start, stop)
+
+        outputs = [output(name, (256, 16), produce=rows if name == "t4" else None) for name in names]
+        return plan_of(tmp_path, outputs, split_max_tensors=6 // files)
+
+    plan = plan_with(lambda: change(plan.files[-1].part))
+    with pytest.raises(MillError, match=rf"part was {said}.*--resume continues"):
+        execute(plan, threads=1)
+    execute(plan_with(lambda: None), resume=True)
+    written = [path.read_bytes() for path in sorted(tmp_path.glob("*.gguf"))]
+    (tmp_path / "new").mkdir()
+    undisturbed = execute(plan_of(tmp_path / "new", [output(n, (256, 16)) for n in names], split_max_tensors=6 // files))
+    assert written == [path.read_bytes() for path in undisturbed.paths]
 
 
 def test_a_name_that_cannot_be_given(tmp_path, monkeypatch):

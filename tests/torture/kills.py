@@ -40,7 +40,7 @@ CALLS = {
     "openat": ("EMFILE", "EIO"),
 }
 _WRITING = ("pwrite64", "write", "fsync", "rename", "ftruncate", "fallocate", "unlink")  # worth being killed at
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 _STRACE = ("strace", "-f", "-qq", "--seccomp-bpf")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 _INTERNAL = ("internal error", "Traceback")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..checks import fields_named
+from ..checks import JsonObject, fields_named
+from ..field_limits import ANTHROPIC
 from ..replies.anthropic_messages import MessageWriter, chat_request
-from ..requests import parse_chat
+from ..requests import CompletionRequest, parse_chat
 from ..responses import json_response
 from ..service import Service
 
@@ -16,17 +19,21 @@ from ..service import Service
 def anthropic_routes(service: Service) -> list[Route]:
     """The routes, for a served model."""
 
-    async def messages(request: Request) -> Response:
-        converted, sent = chat_request(await service.read_json(request))
+    def parse(body: JsonObject, needs_limit: bool = True) -> tuple[CompletionRequest, dict[str, str]]:
+        converted, sent = chat_request(body, needs_limit)
         with fields_named(sent):
-            parsed = parse_chat(converted, service.defaults)
+            return parse_chat(converted, service.defaults), sent
+
+    async def messages(request: Request) -> Response:
+        parsed, sent = await service.read(request, ANTHROPIC, parse)
+        with fields_named(sent):
             ids, parser = await service.encode_chat(parsed)
             return await service.answer_in_blocks(request, parsed, ids, parser, MessageWriter(service.name, len(ids)))
 
     async def count_tokens(request: Request) -> Response:
-        converted, sent = chat_request(await service.read_json(request), needs_limit=False)
+        parsed, sent = await service.read(request, ANTHROPIC, partial(parse, needs_limit=False))
         with fields_named(sent):
-            ids, _ = await service.encode_chat(parse_chat(converted, service.defaults))
+            ids, _ = await service.encode_chat(parsed)
             return json_response({"input_tokens": len(ids)})
 
     return [

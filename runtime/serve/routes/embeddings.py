@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ....formats import MillError, PlanError
 from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
 from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
+from ..field_limits import EMBEDDINGS, RERANK
 from ..responses import as_request_error, json_response, result_while_connected
-from ..service import MAX_PROMPT_TOKENS, Service
+from ..service import Service
 
 _MAX_TEXTS = 2048  # of a request
+_MAX_WEIGHTS = 1 << 24  # numbers of the vectors of a request, where those of a full context are not more
 
 
 def embedding_routes(service: Service) -> list[Route]:
@@ -37,9 +40,15 @@ def embedding_routes(service: Service) -> list[Route]:
                 message = f"{param}[{i}] has {len(tokens)} tokens; there have to be 1 to {most}"
                 raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
         total = sum(map(len, sequences))
-        if total > max(MAX_PROMPT_TOKENS, most):
-            message = f"{param} has {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, most)}"
+        if total > service.most_tokens:
+            message = f"{param} has {total} tokens, and a request may have {service.most_tokens}"
             raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
+
+    def check_vectors(n_vectors: int) -> None:
+        most = max(_MAX_WEIGHTS // model.graph.n_embd, model.n_ctx)
+        if n_vectors > most:
+            message = f"{n_vectors} tokens have a vector each, and a request may have {most}: fewer texts, or another pooling"
+            raise RequestError(message, param="pooling", code="invalid_value")
 
     async def vectors_of(
         request: Request, sequences: Sequence[list[int]], pooling: str, normalize: bool = True
@@ -54,23 +63,27 @@ def embedding_routes(service: Service) -> list[Route]:
         param = "input" if "input" in body or "content" not in body else "content"
         value = body.get(param)
         single = isinstance(value, str) or (isinstance(value, list) and value and all(type(i) is int for i in value))
-        values = [value] if single else value
+        values: list[Any] | Any = [value] if single else value
         if not isinstance(values, list) or not 0 < len(values) <= _MAX_TEXTS:
             raise invalid(param, f"a text, token ids, or a list of 1 to {_MAX_TEXTS} of them", value)
-        sequences = []
         for i, each in enumerate(values):
             if isinstance(each, str):
                 service.check_length(each, param)
-                sequences.append(await service.in_thread(model.tokenizer.encode, each))
-            elif isinstance(each, list):
-                sequences.append(service.check_token_ids(param, each))
-            else:
+            elif not isinstance(each, list):
                 raise invalid(f"{param}[{i}]", "a text or token ids", each)
+
+        def encode() -> list[list[int]]:
+            return [
+                model.tokenizer.encode(each) if isinstance(each, str) else service.check_token_ids(param, each)
+                for each in values
+            ]
+
+        sequences = await service.in_thread(encode, size=sum(map(len, values)))
         check_lengths(param, sequences)
         return sequences
 
     async def embeddings(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, EMBEDDINGS, dict)
         form = body.get("encoding_format") or "float"
         if form not in ("float", "base64"):
             raise invalid("encoding_format", "float or base64", form)
@@ -82,19 +95,24 @@ def embedding_routes(service: Service) -> list[Route]:
         if body.get("dimensions") is not None:
             n = number(1, len(vectors[0]), integer=True)("dimensions", body["dimensions"])
             vectors = [vector[:n] / max(float(np.linalg.norm(vector[:n])), 1e-12) for vector in vectors]
-        data = [{"object": "embedding", "index": i, "embedding": _written(v, form)} for i, v in enumerate(vectors)]
         usage = {"prompt_tokens": sum(map(len, sequences)), "total_tokens": sum(map(len, sequences))}
-        return json_response({"object": "list", "model": service.name, "data": data, "usage": usage})
+        data = ({"object": "embedding", "index": i, "embedding": _written(v, form)} for i, v in enumerate(vectors))
+        head = json.dumps({"object": "list", "model": service.name, "usage": usage})[:-1]
+        return _streamed(f'{head}, "data": [', data, "]}")
 
     async def embedding(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, EMBEDDINGS, dict)
         pooling = pooling_of(body)
         normalize = number(-1, 2, integer=True)("embd_normalize", body.get("embd_normalize", 2)) == 2 and pooling != "none"
-        vectors = await vectors_of(request, await sequences_of(body), pooling, normalize)
-        return json_response([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
+        sequences = await sequences_of(body)
+        if pooling == "none":
+            check_vectors(sum(map(len, sequences)))
+        vectors = await vectors_of(request, sequences, pooling, normalize)
+        data = ({"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors))
+        return _streamed("[", data, "]")
 
     async def rerank(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, RERANK, dict)
         if model_pooling(model) != "rank":
             raise RequestError(
                 "the model does not rank: it has no classifier", param="model", code="unsupported_parameter", status=501
@@ -104,14 +122,21 @@ def embedding_routes(service: Service) -> list[Route]:
             raise invalid("documents", f"a list of 1 to {_MAX_TEXTS} texts", documents)
         with_texts = flag("return_documents", body.get("return_documents") or False)
         top = number(1, 1 << 30, integer=True)("top_n", body.get("top_n") or len(documents))
-        sequences = []
-        for i, each in enumerate(documents):
-            each = each.get("text") if isinstance(each, dict) else each
-            service.check_length(query + text(f"documents[{i}]", each), "documents")
-            try:
-                sequences.append(await service.in_thread(pair_tokens, model, query, each))
-            except PlanError as error:
-                raise RequestError(str(error), param="model", code="unsupported_parameter") from None
+        service.check_length(query, "query")
+        texts = [
+            text(f"documents[{i}]", each.get("text") if isinstance(each, dict) else each) for i, each in enumerate(documents)
+        ]
+        for each in texts:
+            service.check_length(each, "documents")
+
+        def encode() -> list[list[int]]:
+            first = model.tokenizer.encode(query)  # once for all documents
+            return [pair_tokens(model, first, each) for each in texts]
+
+        try:
+            sequences = await service.in_thread(encode, size=len(query) + sum(map(len, texts)))
+        except PlanError as error:
+            raise RequestError(str(error), param="model", code="unsupported_parameter") from None
         check_lengths("documents", sequences)
         scores = [float(vector[0]) for vector in await vectors_of(request, sequences, "rank")]
         results = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]
@@ -128,6 +153,19 @@ def embedding_routes(service: Service) -> list[Route]:
         Route("/embedding", embedding, methods=post),
         *(Route(path, rerank, methods=post) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")),
     ]
+
+
+def _streamed(head: str, elements: Iterator[JsonObject], tail: str) -> Response:
+    """A list as JSON that is made element by element, beside the event loop, while it is sent: all of it takes many times the
+    memory of the vectors."""
+
+    def parts() -> Iterator[bytes]:
+        yield head.encode()
+        for i, element in enumerate(elements):
+            yield f"{', ' if i else ''}{json.dumps(element)}".encode()
+        yield tail.encode()
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
 def _written(vector: np.ndarray, form: str) -> Any:

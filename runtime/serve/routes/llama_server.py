@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,14 +13,15 @@ from starlette.routing import Route
 from ....formats import PlanError
 from ....version import __version__
 from ...text.tokenizer import Tokenizer
-from ..checks import RequestError, flag, invalid, number, text
+from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
+from ..field_limits import CHAT, DETOKENIZE, INFILL, LLAMA_COMPLETION, TOKENIZE
 from ..metrics import metrics_text
 from ..prompt_renderer import PromptRenderer
 from ..replies.generation_settings import request_settings, shown_settings
 from ..replies.llama_replies import LlamaReplies
 from ..replies.openai_replies import Prompt
 from ..requests import is_token_list, parse_chat, parse_completion
-from ..responses import json_response
+from ..responses import dump_in_pieces, json_response
 from ..service import Service
 
 _INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
@@ -74,27 +74,42 @@ def llama_server_routes(service: Service) -> list[Route]:
         )
 
     async def tokenize(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, TOKENIZE, dict)
         name = "prompt" if "prompt" in body else "content"
         given = body.get(name)
         if not isinstance(given, str) and not is_token_list(given):
             raise RequestError(f"{name} has to be a text", param=name, code="invalid_value")
         special = bool(body.get("add_special_tokens", True) if name == "prompt" else body.get("add_special", False))
         parse = bool(body.get("parse_special", True))
+        with_pieces = flag("with_pieces", body.get("with_pieces") or False)
         tokens = await service.encode_prompt(given, name, special, parse)
-        if flag("with_pieces", body.get("with_pieces") or False):
-            return json_response({"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]})
-        lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
-        return json_response({"tokens": tokens, **lengths})
+        if len(tokens) > service.most_tokens:
+            raise RequestError(f"{name} has {len(tokens)} tokens, and may have {service.most_tokens}", name, CONTEXT_EXCEEDED)
+
+        def reply() -> Response:
+            if with_pieces:
+                shown = {"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]}
+            else:
+                lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
+                shown = {"tokens": tokens, **lengths}
+            return Response(dump_in_pieces(shown), media_type="application/json")
+
+        return await service.in_thread(reply, size=len(tokens))
 
     async def detokenize(request: Request) -> Response:
-        body = await service.read_json(request)
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list):
-            raise RequestError("tokens has to be a list of token ids", param="tokens", code="invalid_value")
-        ids = service.check_token_ids("tokens", tokens)
-        text = await service.in_thread(service.tokenizer.decode, ids, False)
-        return json_response({"content": text, "prompt": text})
+        def parse(body: JsonObject) -> list[int]:
+            tokens = body.get("tokens")
+            if not isinstance(tokens, list):
+                raise RequestError("tokens has to be a list of token ids", param="tokens", code="invalid_value")
+            return service.check_token_ids("tokens", tokens)
+
+        ids = await service.read(request, DETOKENIZE, parse)
+
+        def reply() -> Response:
+            text = service.tokenizer.decode(ids, False)
+            return json_response({"content": text, "prompt": text})
+
+        return await service.in_thread(reply, size=len(ids))
 
     async def tokenizer_info(request: Request) -> Response:
         tokens, vocabulary, renderer = service.tokenizer.vocabulary.tokens, service.tokenizer.vocabulary, service.renderers[0]
@@ -112,14 +127,14 @@ def llama_server_routes(service: Service) -> list[Route]:
         )
 
     async def apply_template(request: Request) -> Response:
-        parsed = parse_chat(await service.read_json(request), service.defaults)
-        return json_response({"prompt": await run_in_threadpool(service.render, parsed)})
+        parsed = await service.read(request, CHAT, lambda body: parse_chat(body, service.defaults))
+        return await service.in_thread(lambda: json_response({"prompt": service.render(parsed)}), kind="template")
 
     async def completion(request: Request) -> Response:
-        return await complete(request, await service.read_json(request))
+        return await complete(request, await service.read(request, LLAMA_COMPLETION, dict))
 
     async def infill(request: Request) -> Response:
-        body = await service.read_json(request)
+        body = await service.read(request, INFILL, dict)
         prefix, suffix, middle = (text(name, body.get(name) or "") for name in _INFILL_FIELDS)
         if body.get("input_extra"):
             message = "input_extra is not supported: texts of other files belong into input_prefix"
@@ -127,7 +142,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         fields = {name: value for name, value in body.items() if name not in (*_INFILL_FIELDS, "input_extra")}
         ids = await service.encode_infill(prefix, suffix, "input_prefix", status=501)
         service.check_length(middle, "prompt")
-        ids += await service.in_thread(service.tokenizer.encode, middle, False, True)
+        ids += await service.in_thread(service.tokenizer.encode, middle, False, True, size=len(middle))
         return await complete(request, {**fields, "prompt": ids})
 
     async def complete(request: Request, body: dict[str, Any]) -> Response:
@@ -142,7 +157,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         only_prompt = type(body.get("n_predict")) is int and body["n_predict"] == 0
         fields = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
         fields |= {"logprobs": None} | ({"n_predict": None} if only_prompt else {})
-        parsed = parse_completion(fields, service.defaults)
+        parsed = await service.in_thread(parse_completion, fields, service.defaults)
         if only_prompt:  # is read, and stays in the cache
             parsed.options["n_predict"] = 0
         if n_probs or with_tokens or parsed.stream:
@@ -171,7 +186,9 @@ def llama_server_routes(service: Service) -> list[Route]:
         def with_special_tokens() -> list[Prompt]:
             return [replace(each, text=service.tokenizer.decode(each.ids, False)) for each in prompts]
 
-        return await service.answer(request, parsed, await service.in_thread(with_special_tokens), build=build)
+        n_tokens = sum(len(each.ids) for each in prompts)
+        shown_prompts = await service.in_thread(with_special_tokens, size=n_tokens)
+        return await service.answer(request, parsed, shown_prompts, build=build)
 
     async def metrics(request: Request) -> Response:
         if not service.has_metrics:

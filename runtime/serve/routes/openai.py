@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..checks import RequestError, fields_named
+from ..checks import JsonObject, RequestError, fields_named
+from ..field_limits import CHAT, COMPLETION, RESPONSES
 from ..replies.openai_replies import Prompt
 from ..replies.openai_responses import ResponseWriter, chat_request
 from ..requests import CompletionRequest, parse_chat, parse_completion
@@ -35,31 +36,37 @@ def openai_routes(service: Service) -> list[Route]:
             raise RequestError(f"there is no model of that name, only {service.name}", "model", "model_not_found", 404)
         return json_response(model_object())
 
+    def parse_messages(body: JsonObject) -> CompletionRequest:
+        return parse_chat(body, service.defaults)
+
+    def parse_items(body: JsonObject) -> tuple[CompletionRequest, dict[str, str], JsonObject]:
+        converted, sent = chat_request(body)
+        with fields_named(sent):
+            return parse_chat(converted, service.defaults), sent, body
+
     async def chat(request: Request) -> Response:
-        parsed = parse_chat(await service.read_json(request), service.defaults)
+        parsed = await service.read(request, CHAT, parse_messages)
         ids, parser = await service.encode_chat(parsed)
         return await service.answer(request, parsed, [Prompt(ids)], parser)
 
     async def completion(request: Request) -> Response:
-        parsed = parse_completion(await service.read_json(request), service.defaults)
+        parsed = await service.read(request, COMPLETION, lambda body: parse_completion(body, service.defaults))
         await service.prepare_options(parsed)
         return await service.answer(request, parsed, await service.encode_prompts(parsed))
 
     async def responses(request: Request) -> Response:
-        body = await service.read_json(request)
-        converted, sent = chat_request(body)
+        parsed, sent, body = await service.read(request, RESPONSES, parse_items)
         with fields_named(sent):
-            parsed = parse_chat(converted, service.defaults)
             ids, parser = await service.encode_chat(parsed)
             return await service.answer_in_blocks(request, parsed, ids, parser, ResponseWriter(service.name, body))
 
     async def count_of_chat(request: Request) -> Response:
-        return await counted(parse_chat(await service.read_json(request), service.defaults))
+        return await counted(await service.read(request, CHAT, parse_messages))
 
     async def count_of_response(request: Request) -> Response:
-        converted, sent = chat_request(await service.read_json(request))
+        parsed, sent, _ = await service.read(request, RESPONSES, parse_items)
         with fields_named(sent):
-            return await counted(parse_chat(converted, service.defaults))
+            return await counted(parsed)
 
     async def counted(parsed: CompletionRequest) -> Response:
         ids, _ = await service.encode_chat(parsed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable
@@ -15,19 +16,30 @@ from starlette.routing import Route
 
 from ....formats import MillError
 from ...session import Session
-from ...session_file import restore_session, save_session
+from ...session_file import is_saved_session, restore_session, save_session
 from ..checks import JsonObject, RequestError, invalid
 from ..engine import Busy
+from ..field_limits import SLOT
 from ..replies.generation_settings import shown_settings
 from ..responses import as_request_error, json_response
 from ..service import Service
 from ..tasks import SlotState
 
+MAX_SAVED = 64  # files of saved prompts; each has the KV cache of a whole prompt
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 def slot_routes(service: Service, folder: Path | None) -> list[Route]:
     """The routes, for a served model. folder: of saved prompts; None: none are saved or restored."""
+
+    def save(session: Session, path: Path) -> int:
+        """`_save` in place of nothing, or of a saved session. Raises MillError."""
+        if os.path.lexists(path):
+            if not is_saved_session(path):
+                raise MillError(f"{path.name} is there and is no saved prompt; another filename leaves it as it is")
+        elif sum(map(is_saved_session, path.parent.iterdir())) >= MAX_SAVED:
+            raise MillError(f"{MAX_SAVED} prompts are saved, and no more are kept; name one of these, which is then replaced")
+        return _save(session, path)
 
     async def use(number: int, function: Callable[[Session], Any]) -> tuple[Any, float]:
         """What a function makes of a slot's session, and milliseconds."""
@@ -58,10 +70,10 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         if folder is None:
             message = "prompts are not kept in files: the server was started without --slot-save-path"
             raise RequestError(message, param="action", status=501)
-        name = (await service.read_json(request)).get("filename")
+        name = await service.read(request, SLOT, lambda body: body.get("filename"))
         if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
             raise invalid("filename", "a name of up to 100 letters, digits and . _ -", name)
-        function, path = (_save if action == "save" else restore_session), folder / name
+        function, path = (save if action == "save" else restore_session), folder / name
         (n_bytes, n_tokens), ms = await use(number, lambda session: (function(session, path), len(session.tokens)))
         done, moved = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
         return json_response(

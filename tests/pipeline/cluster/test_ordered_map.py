@@ -1,8 +1,11 @@
 """map_ordered against real worker processes."""
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 
 import cluster_tasks as tasks
@@ -68,7 +71,7 @@ def test_piece_of_a_lost_worker_is_made_by_another(cluster, tmp_path):
 
 @pytest.mark.process
 def test_piece_that_kills_workers(cluster):
-    with pytest.raises(MillError, match=r"^bad: \d workers died of it, last tcp://"):
+    with pytest.raises(MillError, match=r"^bad: \d workers died of it, last tls://"):
         list(map_ordered(cluster, tasks.kill_always, ["bad"]))
 
 
@@ -77,6 +80,38 @@ def test_identity_names_what_differs():
     assert difference(own, own) == ""
     assert difference(own, own | {"numba": "0.1"}) == f"numba 0.1 instead of {own['numba']}"
     assert set(own) >= {"ggufmill", "code", "numba", "numpy"}
+
+
+def listening_ports():
+    """Those of this process and of the workers that it has started."""
+    psutil = pytest.importorskip("psutil")
+    own = psutil.Process()
+    connections = [each for process in (own, *own.children(recursive=True)) for each in process.net_connections("inet")]
+    return sorted({each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN})
+
+
+async def who_are_you(address, security):
+    """What dask answers everybody who reaches it; it would also run their code."""
+    from distributed.core import rpc
+
+    async with rpc(address, timeout=3, connection_args=security.get_connection_args("client")) as peer:
+        return await peer.identity()
+
+
+def test_a_local_cluster_answers_its_own_client_only(cluster):
+    from distributed.security import Security
+
+    own = asyncio.run(who_are_you(cluster.client.scheduler.address, cluster.client.security))
+    assert own["type"] == "Scheduler"
+    ports = listening_ports()
+    assert len(ports) >= 3
+    for port in ports:
+        for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
+            with pytest.raises(OSError):  # noqa: PT011
+                asyncio.run(asyncio.wait_for(who_are_you(f"{scheme}://127.0.0.1:{port}", security), 3))
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as visitor, suppress(OSError):
+            visitor.sendall(b"GET /info/main/workers.html HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b" 200 " not in visitor.recv(100)
 
 
 @pytest.mark.parametrize("address", ["local:0", "local:x", "here", "tcp://host", "udp://host:1"])

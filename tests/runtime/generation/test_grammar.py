@@ -198,6 +198,7 @@ def test_lark(model):
         ("start: foo", "unknown name"),
         ("hello", "invalid grammar"),
         ("x" * (MAX_GRAMMAR_LENGTH + 1), "at most"),
+        ("start: a\na: b\nb: a", "leads to nothing but itself"),
         ("root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "nested"),
     ],
 )
@@ -214,6 +215,8 @@ def test_invalid_grammars(model, text, message):
         ({"type": "objekt"}, "objekt"),
         ({"not": {}}, "not"),
         ({"$ref": "https://example.com/schema"}, "not present"),
+        ({"$ref": "#"}, "leads to nothing but itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "leads to nothing but itself"),
     ],
 )
 def test_invalid_schemas(model, schema, message):

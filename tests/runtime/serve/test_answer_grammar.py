@@ -188,3 +188,35 @@ def test_refused_tools(client, options, param):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**({"model": "x", "messages": ASK, "tools": TOOLS} | options))
     assert error.value.param == param
+
+
+BEYOND_THE_LIMITS = {
+    "alternatives": {"grammar": "root ::= " + " | ".join(f'"w{i}"' for i in range(5000))},
+    "a long text": {"json_schema": {"enum": ["x" * 60000]}},
+    "properties": {"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}},
+    "repetitions of a pattern": {"json_schema": {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"}},
+    "repetitions of classes": {"json_schema": {"type": "string", "pattern": r"^\p{L}{1,400}\w{400}$"}},
+    "repetitions in Lark": {"grammar": "start: /((a{0,500}){0,500}){0,500}/"},
+    "a reference to itself": {"json_schema": {"$ref": "#"}},
+    "rules that lead to each other": {"grammar": "start: a\na: b\nb: a"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", BEYOND_THE_LIMITS.values(), ids=BEYOND_THE_LIMITS.keys())
+def test_a_grammar_beyond_the_limits_is_the_clients_fault(client, asked, stream):
+    """No status 500, whether it is found at once or with a later token; some are followed."""
+    error = error_of(client, stream, asked)
+    if isinstance(error, openai.APIStatusError):
+        assert (error.status_code, error.code) == (400, "invalid_value")
+    elif error is not None:  # in a stream that has begun
+        assert (stream, error.type) == (True, "invalid_request_error")
+
+
+def error_of(client, stream, asked):
+    try:
+        reply = client.chat.completions.create(model="x", messages=ASK, max_tokens=8, stream=stream, extra_body=asked)
+        chunks = list(reply) if stream else [reply]
+    except openai.APIError as error:
+        return error
+    return None if chunks else ValueError

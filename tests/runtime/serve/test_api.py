@@ -45,8 +45,9 @@ def error(response, status=400):
 
 
 def test_a_body_that_is_not_a_json_object(client):
-    for content in (b"", b"{", b"\xff", b"[" * 9000):
+    for content in (b"", b"{", b"\xff", '{"messages": []}'.encode("utf-16")):
         assert error(client.post("/v1/chat/completions", content=content))["code"] == "invalid_json"
+    assert error(client.post("/v1/chat/completions", content=b"[" * 9000))["code"] == "too_large"
     assert "JSON object" in error(client.post("/v1/completions", json=[1]))["message"]
 
 
@@ -252,7 +253,22 @@ def test_the_page_may_run_only_its_own_script(client):
     assert response.headers["x-frame-options"] == "DENY"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil.example"])
+# What no browser sends: a port that is none, or something in front of or behind the name.
+NO_HOSTS = [
+    "localhost:80@evil.example",
+    "[::1]evil.example",
+    "localhost:evil",
+    "localhost:",
+    "localhost:65536",
+    "[::1",
+    "[::1]:",
+]
+NO_HOSTS += ["user@localhost", "localhost/evil", "localhost, evil.example", " localhost", "http://localhost", "[localhost]"]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil.example", *NO_HOSTS]
+)
 def test_other_host_names_are_refused_on_the_loopback_address(client, host):
     for path in ("/", "/props", "/health"):
         assert error(client.get(path, headers={"host": host}), 403)["code"] == "forbidden_host"
@@ -268,11 +284,16 @@ def test_loopback_host_names_are_accepted(client, model):
 
 
 def test_requests_of_other_origins_are_refused(client):
-    for origin in ("https://evil.example", "null", "http://localhost:8080", "http://127.0.0.1:9999"):
+    other_schemes = [HERE.replace("http", scheme) for scheme in ("https", "ws", "chrome-extension", "file")]
+    no_origins = ["127.0.0.1:8080", "", f"{HERE}/", f"{HERE}@evil.example", f"{HERE}, {HERE}", "http://127.0.0.1"]
+    others = ["https://evil.example", "null", "http://localhost:8080", "http://127.0.0.1:9999"]
+    for origin in (*others, *other_schemes, *no_origins):
         response = client.post("/v1/chat/completions", json=ASK, headers={"origin": origin})
         assert error(response, 403)["code"] == "forbidden_origin"
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert client.post("/v1/chat/completions", json=ASK, headers={"origin": HERE}).status_code == 200
+    at_the_port_of_the_scheme = {"host": "LocalHost", "origin": "http://localhost:80"}
+    assert client.post("/v1/chat/completions", json=ASK, headers=at_the_port_of_the_scheme).status_code == 200
     assert client.options("/v1/chat/completions", headers={"origin": "https://evil.example"}).status_code in (403, 405)
 
 

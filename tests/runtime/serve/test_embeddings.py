@@ -79,6 +79,15 @@ def test_refusals_name_the_field(url, fields, param):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+def test_vectors_of_every_token_have_a_limit(url, monkeypatch):
+    monkeypatch.setattr("ggufmill.runtime.serve.routes.embeddings._MAX_WEIGHTS", 32 * 64)  # of 64 tokens
+    texts = {"content": ["x" * 20] * 3, "pooling": "none"}
+    assert httpx.post(f"{url}/embedding", json=texts, timeout=300).status_code == 200
+    reply = httpx.post(f"{url}/embedding", json={**texts, "content": ["x" * 20] * 4}, timeout=300)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "pooling")
+    assert httpx.post(f"{url}/embedding", json={"content": ["x" * 20] * 40}, timeout=300).status_code == 200
+
+
 def test_a_model_that_does_not_rank(url):
     reply = httpx.post(f"{url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=300)
     assert (reply.status_code, reply.json()["error"]["param"]) == (501, "model")

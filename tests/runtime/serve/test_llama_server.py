@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from safetensors.numpy import save as safetensors
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
@@ -238,6 +239,38 @@ def test_prompts_are_kept_across_restarts(served, reciting, tmp_path):
     ):
         assert post(again, path, **fields).status_code == status
     assert post(served(reciting(ANSWER), warm_up=False), "/slots/0?action=save", filename="a").status_code == 501
+
+
+def test_only_saved_prompts_are_replaced_and_only_so_many_are_kept(served, reciting, tmp_path, monkeypatch):
+    monkeypatch.setattr("ggufmill.runtime.serve.routes.slots.MAX_SAVED", 2)
+    others = {
+        "notes.txt": b"mine",
+        "model.gguf": b"GGUF\3\0\0\0" + bytes(32),
+        "empty": b"",
+        "x.safetensors": safetensors({}, {"format": "x"}),
+    }
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("saved")
+    url = served(reciting(ANSWER), warm_up=False, slot_save_path=tmp_path)
+
+    def save(name):
+        return post(url, "/slots/0?action=save", filename=name)
+
+    post(url, prompt="x:")
+    assert [save(name).status_code for name in ("saved", "saved", "second")] == [200] * 3
+    for name in (*others, "folder", "link"):
+        refused = save(name)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "filename"), name
+        assert "is no saved prompt" in refused.json()["error"]["message"]
+        assert str(tmp_path) not in refused.text
+    assert "2 prompts are saved" in save("third").json()["error"]["message"]
+    assert save("second").status_code == 200
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+    assert len(list(tmp_path.iterdir())) == len(others) + 4
+    (tmp_path / "saved").unlink()
+    assert save("third").status_code == 200
 
 
 def test_infill_is_a_completion_between_two_texts(served, random_model):

@@ -1,5 +1,7 @@
 import json
 import os
+import random
+import time
 import unicodedata
 from functools import cache
 from itertools import pairwise
@@ -375,3 +377,50 @@ def test_numbers_in_thousands_are_split_as_by_the_expression():
         assert [word for part in split_thousands(text) for word, _ in steps[1].pre_tokenize_str(part)] == expected, text
     n_parts = len(split_thousands("1" * 3_000_001 + "."))  # the expression takes hours
     assert n_parts == 1_000_002
+
+
+def split_one_token_after_the_other(tokenizer, text, parse_special):
+    """What special tokens are in a text by the definition: each is searched in what those before it have left."""
+    fragments = [text]
+    for special, token, always in tokenizer.vocabulary.special_tokens:
+        if not (always or parse_special):
+            continue
+        split = []
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                split.append(fragment)
+                continue
+            first, *others = fragment.split(special)
+            strip = token in tokenizer.vocabulary.strips_after
+            split += [first, *(item for part in others for item in (token, part.lstrip(" \t\n\v\f\r") if strip else part))]
+        fragments = split
+    return fragments
+
+
+@pytest.mark.parametrize("name", ["Phi-3", "other"])
+def test_special_tokens_that_overlap(sentencepiece, name):
+    specials = ["<a>", "a><", "><a", "<a><a>", "aa", "aaa", "aaaa", "> ", "<"]
+    types = [3, 4, 3, 3, 4, 4, 3, 4, 3]
+    sentencepiece["tokenizer.ggml.tokens"] = [*sentencepiece["tokenizer.ggml.tokens"], *specials]
+    sentencepiece["tokenizer.ggml.scores"] = np.append(sentencepiece["tokenizer.ggml.scores"], np.zeros(9, np.float32))
+    sentencepiece["tokenizer.ggml.token_type"] = np.append(sentencepiece["tokenizer.ggml.token_type"], np.int32(types))
+    tokenizer = Tokenizer(sentencepiece | {"general.name": name})
+    draw = random.Random(1)
+    for _ in range(3000):
+        text = "".join(draw.choices("<a> \nb", k=draw.randrange(30)))
+        for parse in (False, True):
+            expected = [each for each in split_one_token_after_the_other(tokenizer, text, parse) if each != ""]
+            assert [each for each in tokenizer._split_special(text, parse) if each != ""] == expected, text
+
+
+def test_many_special_tokens_are_found_in_linear_time(sentencepiece):
+    """Searching each of 300 in all that was found before took more than 5 s."""
+    specials = [f"<|{i}|>" for i in range(300)]
+    sentencepiece["tokenizer.ggml.tokens"] = [*sentencepiece["tokenizer.ggml.tokens"], *specials]
+    sentencepiece["tokenizer.ggml.scores"] = np.append(sentencepiece["tokenizer.ggml.scores"], np.zeros(300, np.float32))
+    types = np.append(sentencepiece["tokenizer.ggml.token_type"], np.full(300, 3, np.int32))
+    tokenizer = Tokenizer(sentencepiece | {"tokenizer.ggml.token_type": types})
+    before = time.process_time()
+    found = tokenizer._split_special("".join(specials) * 800, True)
+    assert len([each for each in found if isinstance(each, int)]) == 300 * 800
+    assert time.process_time() - before < 5
