@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, load, max_lanes, reduce_max
 from .importance import importance_rows
 
 _LARGEST_F16 = np.float32(65504)
@@ -17,22 +16,19 @@ _MAX_IMPORTANCE_EXPONENT = 20  # binary exponents up to this magnitude need no s
 
 
 @kernel
-def _row_amax(x, out):
-    """Largest magnitude of each row of float32 x [rows, a multiple of 16] into out [rows]."""
-    for r in range(x.shape[0]):
-        row = x[r]
-        amax = abs(load(row, 0))
-        for j in range(LANES, row.size, LANES):
-            amax = max_lanes(amax, abs(load(row, j)))
-        out[r] = reduce_max(amax)
+def _row_magnitudes(bits, out):
+    """The largest magnitude of each row of uint32 [rows, n], the bits of float32 numbers, as bits; above infinity: NaN."""
+    for r in range(bits.shape[0]):
+        row, largest = bits[r], np.uint32(0)
+        for i in range(row.size):
+            largest = max(largest, np.uint32(row[i] & np.uint32(0x7FFFFFFF)))
+        out[r] = largest
 
 
 def row_amax(x: np.ndarray) -> np.ndarray:
-    """Largest magnitude of each row: float32 [rows, n], C-contiguous -> float32 [rows]."""
-    if x.shape[1] % LANES:
-        return np.abs(x).max(1, initial=0)
+    """Largest magnitude of each row: float32 [rows, n], C-contiguous -> float32 [rows]; infinity or NaN where a row has one."""
     amax = np.empty(len(x), np.float32)
-    _row_amax(x, amax)
+    _row_magnitudes(x.view(np.uint32), amax.view(np.uint32))
     return amax
 
 
