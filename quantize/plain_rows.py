@@ -1,4 +1,4 @@
-"""Rows of plain types by their codecs, on the processor or a device of torch: what `encode` does before it packs, and unchecked."""
+"""Rows of plain types by their codecs, on the processor or a device of torch: `encode` before it checks rows and packs them."""
 
 # What imports numba is imported where it is needed: most commands only ask for types here, and take less time than that import.
 
@@ -43,10 +43,16 @@ def codec_of(name: str) -> Codec:
 @dataclass(frozen=True)
 class PlainRows:
     """Encodes rows that will be stored as `target`: to the type whose codec is used, which is the target itself or the plain
-    type whose bits it permutes. device: of torch, which encodes the types that `torch_encoders` knows; None: the processor."""
+    type whose bits it permutes. device: of torch, which encodes the types that `torch_encoders` knows; None: the processor.
+
+    Raises PlanError for a type without a codec.
+    """
 
     target: TensorType
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        codec_of(self.type.name)
 
     @cached_property
     def type(self) -> TensorType:

@@ -12,10 +12,11 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import repacked_rows
-from .codecs.codec import NonFiniteError
 from .coarse_rows import CoarseRowReport
+from .codecs.codec import NonFiniteError
 from .encode import encode_rows
 from .importance import Importance
+from .scale_range import plain_range
 
 if TYPE_CHECKING:
     from .covariance.prepared import PreparedCovariance
@@ -65,17 +66,17 @@ class RowProducer:
     warn_on_range: bool = True
 
     def __post_init__(self) -> None:
-        tensor, target, self._copy_rows = self.tensor, self.target, None
+        tensor, target, self._copy_rows, self._copy_rounds = self.tensor, self.target, None, False
         if tensor.stored is not None and tensor.raw is not None:
             self._copy_rows = repacked_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
         if target.name == "bf16" and tensor.read_bf16 is not None:
-            self._copy_rows = tensor.read_bf16
+            self._copy_rows, self._copy_rounds = tensor.read_bf16, True
         self._report = CoarseRowReport.of_tensor(tensor, target.name) if self.warn_on_range else None
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
         if self._copy_rows is not None:
             copied = self._copy_rows(start, stop)
-            if not self.target.is_float or all_finite(copied, self.target.name):
+            if self._is_held(copied):
                 return copied
         matrix = start // dims(self.tensor.shape)[1]
         importance, covariance_of, effort = self.weights
@@ -94,6 +95,16 @@ class RowProducer:
             return encode(x)
         except NonFiniteError as error:
             return encode(self._without_nonfinite(x, start, error))
+
+    def _is_held(self, copied: np.ndarray) -> bool:
+        """Whether all numbers are finite and, where they were rounded, no row is so small that this may have made it coarse."""
+        if self._copy_rounds and copied.size:
+            from .codecs.float_range import bf16_row_amax, extremes
+
+            least, largest = extremes(bf16_row_amax(copied.view(np.uint16)))
+            limits = plain_range(self.target.name)
+            return largest < np.inf and (limits is None or least >= limits[0])
+        return not self.target.is_float or all_finite(copied, self.target.name)
 
     def _without_nonfinite(self, x: np.ndarray, start: int, error: NonFiniteError) -> np.ndarray:
         """x with 0 in place of what is not finite, which is counted; raises MillError where that is not allowed."""

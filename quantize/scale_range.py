@@ -1,19 +1,18 @@
 """Rows that their type cannot hold as an encoder writes them: encoded in another way, and reported where that does not help.
 
 Scales end: float16 at 65504, and below 2^-14 it has fewer digits, down to one at 2^-24; float32, bfloat16 and powers of two
-(e8m0) end near 2^127 and 2^-126. An encoder then clips or drops scales, and rows become coarse, zero, infinite or far too small.
-Rows of ordinary magnitude are only looked at for their largest weight; others are decoded and compared with what the type makes
-of the same rows times a power of two. Those that are far coarser are encoded again: as multiples of that power of two where
-scales have an exponent of eight bits, else with what `subnormal_scales` can do.
+(e8m0) end near 2^127 and 2^-126. An encoder then clips or drops scales, and rows become coarse, zero, infinite or far too
+small. Of rows of ordinary magnitude only the largest weight is looked at for that; others are decoded and compared with what
+the type makes of the same rows times a power of two. Those that are far coarser are encoded again: as multiples of that power
+of two where scales have an exponent of eight bits, else with what `subnormal_scales` can do.
 
-Encoders that search give weights of little importance any value. Without importance those are weights near 0, and in rows of few
-others all of them together may be farther away from 0 than the row is. Rows that are no nearer than zeros are encoded again with
-more even importance. What encoders round to the nearest value (`Codec.rounds`) needs no such look.
+Encoders that search give weights of little importance any value. Without importance those are weights near 0, and in rows of
+few others all of them together may be farther away from 0 than the row is. Rows that are no nearer than zeros are encoded again
+with more even importance. Rows whose weights are rounded to the nearest value (`Codec.rounds`) need no such look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -32,6 +31,7 @@ _BF16_RANGE = 2.0**-118, 2.0**127  # whose last multiples of 2^-133 are one in 2
 _NEARER = 1 - 1e-4  # an error below this many times the row's norm is one that zeros do not have
 _EVEN_SHARE = 16  # of the mean importance, this part of which is given to all columns
 _LARGEST_E8M0 = 254  # exponent code; 255 is NaN
+_NO_ROWS = np.empty(0, np.intp)
 _WORSE = 1 + 1e-3  # an error above this many times the row's norm is one that a type never has to have
 
 
@@ -109,8 +109,8 @@ def mended(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The rows q with those that are far coarser than the type encoded again, and which these are (bool, None for none).
 
-    x float32 [rows, n], C-contiguous, in whole groups of interleaved rows: what `plain` encoded as q; amax: the largest magnitude
-    of each row. report is told of the rows that stay coarse.
+    x float32 [rows, n], C-contiguous, in whole groups of interleaved rows: what `plain` encoded as q; amax: the largest
+    magnitude of each row. report is told of the rows that stay coarse.
     """
     rows = _suspects(x, q, amax, plain)
     if not len(rows):
@@ -132,22 +132,27 @@ def mended(
 
 def _suspects(x: np.ndarray, q: np.ndarray, amax: np.ndarray, plain: PlainRows) -> np.ndarray:
     """Numbers of the rows that the type's scales may not hold or that are worse than zeros, in complete groups."""
-    limits, found = plain_range(plain.type.name), np.empty(0, np.intp)
-    if limits is not None:
+    from .codecs.float_range import extremes
+    from .codecs.row_errors import rows_not_nearer
+
+    least, largest = extremes(amax)
+    limits, found = plain_range(plain.type.name) or (0.0, np.inf), _NO_ROWS
+    if least < limits[0] or largest > limits[1]:
         found = np.flatnonzero((amax < limits[0]) | (amax > limits[1]))
         found = found[_nonzero(x, amax, found, plain)]
     if not plain.codec.rounds:
-        from .codecs.row_errors import rows_not_nearer
-
-        found = np.union1d(found, rows_not_nearer(x, plain.decode(q, x.shape[1]), amax))
+        worse = rows_not_nearer(x, q, plain.type.name, amax)
+        found = np.union1d(found, worse) if len(worse) else found
+    if not len(found):
+        return found
     group = plain.type.rows
     found = np.unique(found // group)
     return (found[:, None] * group + np.arange(group)).reshape(-1)
 
 
 def _nonzero(x: np.ndarray, amax: np.ndarray, rows: np.ndarray, plain: PlainRows) -> np.ndarray:
-    """Which of these rows have weights other than 0. Where amax was read from scales, they may have been too small for those."""
-    return amax[rows] > 0 if plain.codec.row_amax is None else x[rows].any(1)
+    """Which of these rows have weights other than 0: these may have been too small for the scales that amax was read from."""
+    return amax[rows] > 0 if plain.codec.row_amax is None else np.any(x[rows] != 0, axis=1)
 
 
 def _with_even_importance(again: _Again, importance: np.ndarray | None) -> None:
@@ -209,5 +214,3 @@ def _times_powers(q: np.ndarray, exponents: np.ndarray, name: str) -> np.ndarray
     else:
         fields.write(q, "d", np.clip(fields.read(q, "d") + exponents[:, None], 0, _LARGEST_E8M0).astype(np.uint8))
     return q
-
-

@@ -22,8 +22,8 @@ class Codec:
     decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
     row_amax       (q, n) -> float32 [rows], about the largest magnitude of each row: of a codec whose `encode` itself raises
                    NonFiniteError for NaN and infinity, so that x need not be scanned before
-    rounds         every weight becomes the nearest of values among which 0 is, whose scale the largest weights determine: no row
-                   within the range of such scales is farther from its weights than zeros are
+    rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
+                   farther from its weights than zeros are
 
     All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
     a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of

@@ -23,14 +23,12 @@ from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store, store_half
 from ...simd.scalar import ROUNDING_CONSTANT
 from .codec import Codec, raise_nonfinite
-from .fields import BlockFields
 from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
 SUPERBLOCK, ROWS = 256, 8
 _K_D_BYTES = 2 * ROWS  # bytes of float16 scales in front of the codes of a block of q8_k_r8
-_LARGEST_F32 = np.finfo(np.float32).max
-_LARGEST_SCALE = np.nextafter(_LARGEST_F32 / np.float32(127), np.float32(0))  # 127 times this is finite
+_LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 _KV_D_BYTES = 4 * ROWS  # bytes of float32 scales in front of the codes of a group of q8_KV_r8
 
 
@@ -152,9 +150,15 @@ def encode_q8_kv(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def _row_amax(fields: BlockFields, q: np.ndarray, n: int) -> np.ndarray:
-    """127 times the largest scale of each row, float32 [rows]."""
-    return np.minimum(fields.read_scale(q).max(1) * np.float64(127), _LARGEST_F32).astype(np.float32)
+def _row_amax(name: str, scale_dtype: type[np.generic], q: np.ndarray, n: int) -> np.ndarray:
+    """127 times the largest scale of each row, float32 [rows], read from bytes of type `name`."""
+    rows = TYPES[name].rows
+    if scale_dtype is np.float32:
+        d = q.reshape(len(q) // rows, -1)[:, : 4 * rows].view(np.float32).reshape(-1)
+    else:
+        words = q.reshape(len(q) // rows, n // SUPERBLOCK, -1)[:, :, : 2 * rows].view(np.uint16)
+        d = words.max(1).view(np.float16).reshape(-1).astype(np.float32)  # words of positive numbers rise as these do
+    return d * np.float32(127)
 
 
 def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.generic]) -> Codec:
@@ -167,11 +171,11 @@ def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.ge
             raise_nonfinite(x)
         return out
 
-    return Codec(encode, row_decoder(name), partial(_row_amax, BlockFields.of(name)), rounds=True)
+    return Codec(encode, row_decoder(name), partial(_row_amax, name, scale_dtype), rounds=True)
 
 
 CODECS: dict[str, Codec] = {
-    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), partial(_row_amax, BlockFields.of("q8_KV")), rounds=True),
+    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), partial(_row_amax, "q8_KV", np.float32), rounds=True),
     "q8_kv_r8": _row_group_codec("q8_KV_r8", _encode_q8_kv_r8, np.float32),
     "q8_k_r8": _row_group_codec("q8_k_r8", _encode_q8_k_r8, np.uint16),
 }

@@ -221,7 +221,7 @@ def _new(part: CachePart, tokens: int) -> np.ndarray:
 
 
 def encode_with_nan(rows: np.ndarray, type_name: str) -> np.ndarray:
-    """As `encode_unchecked`, but rows with NaN or infinity become rows of NaN: all bits set, which is NaN in every type's scale."""
+    """As `encode_unchecked`, but rows with NaN or infinity become rows of NaN: all bits set, NaN in every type's scale."""
     try:
         return encode_unchecked(rows, type_name)
     except NonFiniteError:

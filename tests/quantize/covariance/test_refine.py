@@ -14,10 +14,10 @@ from lesser_levels import output_at_each_level
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.encode import encode_rows
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.values import is_scalar
+from ggufmill.quantize.encode import encode_rows
 
 SCALAR_TYPES = [TYPES[name].name for name in TYPES if is_scalar(name)]
 

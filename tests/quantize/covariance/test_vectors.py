@@ -11,12 +11,12 @@ from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.encode import encode_rows
 from ggufmill.quantize.codecs.fields import BlockFields
 from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.vector_refinement import VectorRefinement
 from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
+from ggufmill.quantize.encode import encode_rows
 
 VECTOR_TYPES = [TYPES[name].name for name in TYPES if is_vector(name)]
 
