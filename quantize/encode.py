@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
-from ..formats.floats import all_finite
 from ..formats.layouts import layout_of
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
@@ -78,8 +77,7 @@ def encode_rows(
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-        if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
-            raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+        importance = _limited(importance)
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.prepared import prepare
@@ -89,15 +87,11 @@ def encode_rows(
         if covariance.columns != n:
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, Covariance) else covariance
-        importance = prepared.importance if importance is None else importance
+        importance = _limited(prepared.importance) if importance is None else importance
     plain = PlainRows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
-        if importance is not None:
-            from .codecs.importance import limit_importance
-
-            importance = limit_importance(importance)
         q, amax = _encode_plain(x, importance, plain)
         q, changed = mended(x, q, amax, importance, plain, report)
         if prepared is not None:
@@ -112,6 +106,19 @@ def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = N
     x, plain = np.ascontiguousarray(x, np.float32), PlainRows(TYPES.find(type))
     with compiling_for(plain.target.name):
         return _packed(_encode_plain(x, importance, plain)[0], plain, x.shape[1])
+
+
+def _limited(importance: np.ndarray) -> np.ndarray:
+    """See `limit_importance`. Raises PlanError for entries that are negative or not finite."""
+    if not importance.size:
+        return importance
+    from .codecs.float_range import extremes
+    from .codecs.importance import limit_importance
+
+    least, largest = extremes(importance)
+    if not (least >= 0 and largest < np.inf):
+        raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+    return limit_importance(importance, least, largest)
 
 
 def _encode_plain(x: np.ndarray, importance: np.ndarray | None, plain: PlainRows) -> tuple[np.ndarray, np.ndarray]:

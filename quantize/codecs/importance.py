@@ -35,20 +35,19 @@ def importance_rows(importance: np.ndarray | None) -> np.ndarray:
     return rows
 
 
-def limit_importance(importance: np.ndarray) -> np.ndarray:
-    """Importance whose extremes encoders can work with: float32 [n], all of it finite and >= 0 -> float32 [n].
+def limit_importance(importance: np.ndarray, least: float, largest: float) -> np.ndarray:
+    """Importance whose extremes encoders can work with: float32 [n] -> float32 [n]. least, largest: of it, finite and >= 0.
 
     Encoders add squares that importance weighs in float32: beside a column that weighs 2^20 times as much as most do, sums and
     the determinants of least squares have no digits left for those. No column weighs more than that here. Of importance that is
     very large altogether, a power of two is taken out, since `guard_importance` sets columns without any to 1e-9. Importance
     without such extremes stays as it is.
     """
-    largest = importance.max(initial=0)
-    if largest > _LARGEST_RATIO * importance.min(initial=np.inf):
+    if largest > _LARGEST_RATIO * least:
         limit = _LARGEST_RATIO * float(np.median(importance[importance > 0]))
         if limit < largest:
-            largest = np.float32(limit)
-            importance = np.minimum(importance, largest)
+            largest = limit
+            importance = np.minimum(importance, np.float32(limit))
     exponent = int(np.frexp(largest)[1])
     return np.ldexp(importance, -exponent) if exponent > _MAX_EXPONENT else importance
 

@@ -216,10 +216,9 @@ def _on_torch(x, name, v):
     return encode(x, name, v, device="cpu")
 
 
-@pytest.mark.parametrize("power", [-40, 30])
+@pytest.mark.parametrize("power", [-1, 1])
 def test_what_a_source_rounds_to_bf16_itself_is_looked_at_too(power):
-    x = _weights(4) * np.float32(1e-38 if power < 0 else 1)
-    x = np.ldexp(x, -10) if power < 0 else np.clip(x * np.float32(1e38), -3.4e38, 3.4e38)
+    x = np.ldexp(_weights(4), -136 if power < 0 else 120)
     x[1] = 3.4e38 if power > 0 else 0
     words = f32_to_bf16(x).view(np.uint8).reshape(4, -1)
     tensor = SourceTensor(NAME, (256, 4), "f8_e4m3", lambda a, b: x[a:b], read_bf16=lambda a, b: words[a:b])
@@ -236,7 +235,7 @@ _CASE = {
 
 
 @pytest.mark.parametrize("name", ENCODED)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(**_CASE)
 def test_no_row_is_lost_silently(name, shape, exponent, importance, seed):
     if importance == "none" and TYPES.imatrix_need(TYPES[name]):
