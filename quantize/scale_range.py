@@ -185,10 +185,11 @@ def _with_other_scales(again: _Again, amax: np.ndarray, importance: np.ndarray |
         limits, group = plain_range(plain.type.name), plain.type.rows
         assert limits is not None
         small = np.repeat((amax.reshape(-1, group) <= limits[1]).all(1) & coarse.reshape(-1, group).any(1), group)
-        for which, weights in ((small & ~normal.changed, importance), (small & normal.changed, None)):
+        ones = np.ones(again.x.shape[1], np.float32)
+        for which, weights in ((small & ~normal.changed, importance), (small & normal.changed, ones)):
             if which.any():
                 q = again.q.copy()
-                q[which] = refit(again.x[which], plain, np.ones(again.x.shape[1], np.float32) if weights is None else weights)
+                q[which] = refit(again.x[which], plain, weights)
                 again.take(q, which)
     errors, limits = again.errors, plain_range(plain.type.name)
     zeros = (errors >= _NEARER) & (errors > expected)
