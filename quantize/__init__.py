@@ -11,7 +11,7 @@ Stable names, for use as a library:
 """
 
 from .codecs.codec import NonFiniteError
-from .encode import can_encode, decode, encode
+from .encode import can_encode, decode, encode, encode_unchecked
 from .gguf_source import gguf_source
 
-__all__ = ["NonFiniteError", "can_encode", "decode", "encode", "gguf_source"]
+__all__ = ["NonFiniteError", "can_encode", "decode", "encode", "encode_unchecked", "gguf_source"]

@@ -4,47 +4,27 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
-from ..formats.floats import all_finite
 from ..formats.layouts import layout_of
-from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
-from .codecs.codec import Codec, raise_nonfinite
+from .coarse_rows import CoarseRowReport
+from .codecs.codec import raise_nonfinite
 from .covariance.covariance_matrix import EFFORTS, Covariance
-from .torch_encoders.encode_on_device import TYPES_ON_DEVICES, encode_on_device
+from .plain_rows import PlainRows, can_encode
+from .scale_range import Report, mended
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
     from .covariance.prepared import PreparedCovariance
 
+__all__ = ["can_encode", "decode", "encode", "encode_rows", "encode_unchecked"]
+
 _WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
-
-
-# Block size -> repacked types whose encoders guard importance (docs/formats/encoders.md, imatrix sanitising) while those of
-# their base types do not: their bytes are not always those of the repacked base type.
-_GUARDED_PACKED_TYPES = {
-    32: ("iq4_nl_r4", "q4_0_r8", "q6_0_r4", "iq4_xs_r8", "q4_k_r4", "q5_k_r4", "iq2_xxs_r4", "iq3_xxs_r4"),
-    16: ("q2_k_r4", "q3_k_r4", "q6_k_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"),
-}
-_GUARD_BLOCK_OF = {name: block for block, names in _GUARDED_PACKED_TYPES.items() for name in names}
-
-
-def can_encode(tensor_type: TensorType) -> bool:
-    """Whether `encode` and `decode` support this type."""
-    return tensor_type.has_codec
-
-
-@cache
-def _codec(name: str) -> Codec:
-    module = TYPES[name].codec
-    if module is None:
-        raise PlanError(f"tensor type {name} cannot be encoded or decoded yet")
-    return import_kernels(f".codecs.{module}", __package__).CODECS[name.lower()]
 
 
 def encode(
@@ -73,8 +53,25 @@ def encode(
 
     Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
     type), and for importance or covariance of another width or with impossible entries; NonFiniteError for NaN or infinity
-    in x. The layouts are those of docs/formats/layouts.md, the searches those of docs/formats/encoders.md.
+    in x; MillError for a row whose weights are too large or too small for the type, if it is not negligible compared with the
+    others (then a warning is logged). The layouts are those of docs/formats/layouts.md, the searches those of
+    docs/formats/encoders.md.
     """
+    report = CoarseRowReport.of_array(x, TYPES.find(type).name)
+    return encode_rows(x, type, importance, covariance, effort, device, coupled, report)
+
+
+def encode_rows(
+    x: np.ndarray,
+    type: str,
+    importance: np.ndarray | None = None,
+    covariance: Covariance | PreparedCovariance | None = None,
+    effort: int = 1,
+    device: str | None = None,
+    coupled: CoupledRows | None = None,
+    report: Report | None = None,
+) -> np.ndarray:
+    """`encode`, with `report` told of the rows that stay coarse (see `scale_range`), if it is given."""
     tensor_type = TYPES.find(type)
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim != 2:
@@ -87,8 +84,7 @@ def encode(
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-        if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
-            raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+        importance = _limited(importance)
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.prepared import prepare
@@ -98,45 +94,80 @@ def encode(
         if covariance.columns != n:
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, Covariance) else covariance
-        importance = prepared.importance if importance is None else importance
-    codec_type = _codec_type(tensor_type)
-    codec = _codec(codec_type.name)
-    if not codec.checks_finite and not all_finite(x, "f32"):
-        raise_nonfinite(x)
+        importance = _limited(prepared.importance) if importance is None else importance
+    plain = PlainRows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
-        if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
-            from .codecs.importance import guard_importance
-
-            importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
-        if device is not None and codec_type.name in TYPES_ON_DEVICES:
-            encode_rows = partial(encode_on_device, importance=importance, type_name=codec_type.name, device=device)
-        else:
-            encode_rows = partial(_encode_rows, codec, importance)
-        if prepared is None:
-            q = encode_rows(x)
-        elif coupled is not None and prepared.damped is not None and _is_refined(codec_type):
-            from .covariance.row_feedback import encode_coupled
-
-            q = encode_coupled(x, encode_rows, codec_type.name, prepared.damped, effort, coupled)
-        else:
-            q = _refine(x, encode_rows(x), codec_type, prepared, effort, device)
-        if codec_type is tensor_type:
-            return q
-        from ..repack import pack
-
-        return pack(q, tensor_type.name, n)[0]
+        q, amax = _encode_plain(x, importance, plain)
+        q, changed = mended(x, q, amax, importance, plain, report)
+        if prepared is not None:
+            if coupled is not None:
+                refined = _refine_together(x, q, plain, importance, prepared, effort, coupled)
+            else:
+                refined = _refine(x, q, plain.type, prepared, effort, device)
+            q = refined if changed is None else np.where(changed[:, None], q, refined)
+        return _packed(q, plain, n)
 
 
-def _encode_rows(codec: Codec, importance: np.ndarray | None, x: np.ndarray) -> np.ndarray:
-    return codec.encode(x, importance)
+def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
+    """Rows as their codec encodes them, float32 [rows, n] -> uint8 [rows, row_bytes]: scales that the type cannot hold are
+    clipped or dropped without a word. For caches, where speed matters more. Raises NonFiniteError for NaN or infinity in x."""
+    x, plain = np.ascontiguousarray(x, np.float32), PlainRows(TYPES.find(type))
+    with compiling_for(plain.target.name):
+        return _packed(_encode_plain(x, importance, plain)[0], plain, x.shape[1])
 
 
-def _is_refined(codec_type: TensorType) -> bool:
+def _limited(importance: np.ndarray) -> np.ndarray:
+    """See `limit_importance`. Raises PlanError for entries that are negative or not finite."""
+    if not importance.size:
+        return importance
+    from .codecs.float_range import extremes
+    from .codecs.importance import limit_importance
+
+    least, largest = extremes(importance)
+    if not (least >= 0 and largest < np.inf):
+        raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+    return limit_importance(importance, least, largest)
+
+
+def _encode_plain(x: np.ndarray, importance: np.ndarray | None, plain: PlainRows) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the plain type, and the largest magnitude of each."""
+    row_amax = plain.codec.row_amax
+    if row_amax is not None:
+        q = plain.encode(x, importance)
+        return q, row_amax(q, x.shape[1])
+    from .codecs import float_range
+
+    amax = float_range.row_amax(x)
+    if not float_range.extremes(amax)[1] < np.inf:
+        raise_nonfinite(x)
+    return plain.encode(x, importance), amax
+
+
+def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
+    if plain.type is plain.target:
+        return q
+    from ..repack import pack
+
+    return pack(q, plain.target.name, n)[0]
+
+
+def _refine_together(
+    x: np.ndarray,
+    q: np.ndarray,
+    plain: PlainRows,
+    importance: np.ndarray | None,
+    prepared: PreparedCovariance,
+    effort: int,
+    coupled: CoupledRows,
+) -> np.ndarray:
     from .covariance.refine import takes_covariance
+    from .covariance.row_feedback import encode_coupled
 
-    return takes_covariance(codec_type)
+    if prepared.damped is None or not takes_covariance(plain.type):
+        return q
+    return encode_coupled(x, q, partial(plain.encode, importance=importance), plain.type.name, prepared.damped, effort, coupled)
 
 
 def _refine(
@@ -172,15 +203,10 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     q = np.ascontiguousarray(q)
     if tensor_type.name in _WHOLE_NUMBERS:
         return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
-    codec_type = _codec_type(tensor_type)
+    plain = PlainRows(tensor_type)
     with compiling_for(tensor_type.name):
-        if codec_type is not tensor_type:
+        if plain.type is not tensor_type:
             from ..repack import unpack
 
             q, _ = unpack(q, tensor_type.name, n)
-        return _codec(codec_type.name).decode(q, n)
-
-
-def _codec_type(tensor_type: TensorType) -> TensorType:
-    """The type whose codec is used: the type itself if it has one, else the plain type whose bits it permutes."""
-    return tensor_type if tensor_type.codec is not None else TYPES.plain(tensor_type)
+        return plain.decode(q, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import repacked_rows
+from .coarse_rows import CoarseRowReport
 from .codecs.codec import NonFiniteError
-from .encode import encode
+from .encode import encode_rows
 from .importance import Importance
-from .scale_range import ScaleRange
+from .scale_range import plain_range
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
@@ -57,7 +59,7 @@ class RowProducer:
     device         of torch that encodes the types it can, see `encode`
     replaced       receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
                    weight raises MillError, which names tensor, row and column
-    warn_on_range  rows that the type's scales cannot hold raise MillError or are warned of: see `scale_range`
+    warn_on_range  rows that the type cannot hold raise MillError or are warned of: see `coarse_rows`
     """
 
     tensor: SourceTensor
@@ -69,17 +71,17 @@ class RowProducer:
     warn_on_range: bool = True
 
     def __post_init__(self) -> None:
-        tensor, target, self._copy_rows = self.tensor, self.target, None
+        tensor, target, self._copy_rows, self._copy_rounds = self.tensor, self.target, None, False
         if tensor.stored is not None and tensor.raw is not None:
             self._copy_rows = repacked_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
         if target.name == "bf16" and tensor.read_bf16 is not None:
-            self._copy_rows = tensor.read_bf16
-        self._scale_range = ScaleRange(tensor, target, self.warn_on_range)
+            self._copy_rows, self._copy_rounds = tensor.read_bf16, True
+        self._report = CoarseRowReport.of_tensor(tensor, target.name) if self.warn_on_range else None
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
         if self._copy_rows is not None:
             copied = self._copy_rows(start, stop)
-            if not self.target.is_float or all_finite(copied, self.target.name):
+            if self._is_held(copied):
                 return copied
         coupling, rows = self.weights.coupling, dims(self.tensor.shape)[1]
         if coupling is None:
@@ -104,12 +106,25 @@ class RowProducer:
         factor = np.float32(1) if self.scale is None else self.scale.factors()[matrix]
         if self.scale is not None:
             x = x / factor
+        report = None if self._report is None else partial(self._report, start=start, factor=float(factor))
+        encode = partial(
+            encode_rows, type=self.target.name, importance=weights, covariance=covariance, effort=effort, device=self.device,
+            coupled=coupled, report=report,
+        )  # fmt: skip
         try:
-            q = encode(x, self.target.name, weights, covariance, effort, self.device, coupled)
+            return encode(x)
         except NonFiniteError as error:
-            x = self._without_nonfinite(x, start, error)
-            q = encode(x, self.target.name, weights, covariance, effort, self.device, coupled)
-        return self._scale_range.fit(x, q, weights, start, float(factor), plain=covariance is None)
+            return encode(self._without_nonfinite(x, start, error))
+
+    def _is_held(self, copied: np.ndarray) -> bool:
+        """Whether all numbers are finite and, where they were rounded, no row is so small that this may have made it coarse."""
+        if self._copy_rounds and copied.size:
+            from .codecs.float_range import bf16_row_amax, extremes
+
+            least, largest = extremes(bf16_row_amax(copied.view(np.uint16)))
+            limits = plain_range(self.target.name)
+            return largest < np.inf and (limits is None or least >= limits[0])
+        return not self.target.is_float or all_finite(copied, self.target.name)
 
     def _without_nonfinite(self, x: np.ndarray, start: int, error: NonFiniteError) -> np.ndarray:
         """x with 0 in place of what is not finite, which is counted; raises MillError where that is not allowed."""

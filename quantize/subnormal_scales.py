@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..formats import TYPES
 from ..formats.layouts import BlockLayout, layout_of
 from ..formats.layouts.block_bits import BlockBits
 from ..formats.layouts.decode import block_scales, signed_values
-from .encode import encode
+from .plain_rows import PlainRows
 
 _SMALLEST = 2.0**-24  # float16
 _STEPS_PER_OCTAVE = 4  # of the scales that are tried
@@ -28,20 +27,21 @@ def has_float16_scales(name: str) -> bool:
     return layout.number is None and (layout.row_scale == "f16" or (layout.d is not None and layout.d_format == "f16"))
 
 
-def refit(x: np.ndarray, name: str, importance: np.ndarray | None) -> np.ndarray:
-    """Encodes small weights, float32 [rows, n] in whole groups of interleaved rows: uint8 [rows, row_bytes].
+def refit(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None) -> np.ndarray:
+    """Encodes small weights, float32 [rows, n] in whole groups of interleaved rows: uint8 [rows, row_bytes] of `plain.type`.
 
-    importance: as for `encode`. `has_float16_scales(name)` must hold, and no scale may be above float16's range.
+    importance: as for `encode`. `has_float16_scales` must hold for the type, and no scale may be above float16's range.
     """
-    step = max(1, _WEIGHTS // (x.shape[1] * TYPES[name].rows)) * TYPES[name].rows
-    return np.concatenate([_refit(x[i : i + step], name, importance) for i in range(0, len(x), step)])
+    step = max(1, _WEIGHTS // (x.shape[1] * plain.type.rows)) * plain.type.rows
+    return np.concatenate([_refit(x[i : i + step], plain, importance) for i in range(0, len(x), step)])
 
 
-def _refit(x: np.ndarray, name: str, importance: np.ndarray | None) -> np.ndarray:
-    layout, n_rows = layout_of(name), TYPES[name].rows
+def _refit(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None) -> np.ndarray:
+    name, n_rows = plain.type.name, plain.type.rows
+    layout = layout_of(name)
     amax = np.abs(x).max(1)
     exponents = np.frexp(np.where(amax > 0, amax, 1))[1]
-    rows = BlockBits.unpack(encode(np.ldexp(x, -exponents[:, None]), name, importance), name, x.shape[1])
+    rows = BlockBits.unpack(plain.encode(np.ldexp(x, -exponents[:, None]), importance), name, x.shape[1])
     shape = (len(x) // n_rows, n_rows, x.shape[1] // layout.block, layout.block)
     power = np.ldexp(1.0, exponents).reshape(-1, 1, n_rows, 1)
     target = x.astype(np.float64).reshape(shape).transpose(0, 2, 1, 3)

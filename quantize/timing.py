@@ -11,7 +11,7 @@ import numpy as np
 from ..formats import TYPES, TensorType
 from ..jobs.outputs import Output, OutputKind
 from ..jobs.plan import Plan
-from .encode import encode
+from .encode import encode_rows
 
 SAMPLE = 1 << 16  # weights per call of an encoder
 SECONDS = 0.1  # duration of the measurement of one type
@@ -28,13 +28,13 @@ def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, columns)).astype(np.float32) * 0.02
     importance = None if tensor_type.is_float else (rng.chisquare(2, columns) + 0.01).astype(np.float32)
-    encode(x[: tensor_type.rows], tensor_type.name, importance)
+    encode_rows(x[: tensor_type.rows], tensor_type.name, importance)
     started = clock()
 
     def work(_: int) -> int:
         calls = 0
         while calls == 0 or clock() - started < SECONDS:
-            encode(x, tensor_type.name, importance)
+            encode_rows(x, tensor_type.name, importance)
             calls += 1
         return calls
 

@@ -18,9 +18,12 @@ class Codec:
     """The encoder and decoder of one tensor type.
 
     encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
-                   [rows, n]. x has at least one row and, unless `checks_finite`, only finite values.
+                   [rows, n]. x has at least one row and, unless `row_amax` is given, only finite values.
     decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
-    checks_finite  `encode` itself raises NonFiniteError for NaN and infinity, so that x need not be scanned before
+    row_amax       (q, n) -> float32 [rows], about the largest magnitude of each row: of a codec whose `encode` itself raises
+                   NonFiniteError for NaN and infinity, so that x need not be scanned before
+    rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
+                   farther from its weights than zeros are
 
     All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
     a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
@@ -29,7 +32,8 @@ class Codec:
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
-    checks_finite: bool = False
+    row_amax: Callable[[np.ndarray, int], np.ndarray] | None = None
+    rounds: bool = False
 
 
 def empty_rows(rows: int, n: int) -> np.ndarray:

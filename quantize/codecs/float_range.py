@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, load, max_lanes, reduce_max
 from .importance import importance_rows
 
 _LARGEST_F16 = np.float32(65504)
@@ -17,23 +16,45 @@ _MAX_IMPORTANCE_EXPONENT = 20  # binary exponents up to this magnitude need no s
 
 
 @kernel
-def _row_amax(x, out):
-    """Largest magnitude of each row of float32 x [rows, a multiple of 16] into out [rows]."""
-    for r in range(x.shape[0]):
-        row = x[r]
-        amax = abs(load(row, 0))
-        for j in range(LANES, row.size, LANES):
-            amax = max_lanes(amax, abs(load(row, j)))
-        out[r] = reduce_max(amax)
+def _row_magnitudes(bits, mask, out):
+    """The largest magnitude of each row of numbers given as bits, uint32 or uint16 [rows, n], as bits; above infinity: NaN.
+
+    mask: all bits but the sign's; out: uint32 [rows].
+    """
+    for r in range(bits.shape[0]):
+        row, largest = bits[r], np.uint32(0)
+        for i in range(row.size):
+            largest = max(largest, np.uint32(row[i] & mask))
+        out[r] = largest
 
 
 def row_amax(x: np.ndarray) -> np.ndarray:
-    """Largest magnitude of each row: float32 [rows, n], C-contiguous -> float32 [rows]."""
-    if x.shape[1] % LANES:
-        return np.abs(x).max(1, initial=0)
+    """Largest magnitude of each row: float32 [rows, n], C-contiguous -> float32 [rows]; infinity or NaN where a row has one."""
     amax = np.empty(len(x), np.float32)
-    _row_amax(x, amax)
+    _row_magnitudes(x.view(np.uint32), np.uint32(0x7FFFFFFF), amax.view(np.uint32))
     return amax
+
+
+def bf16_row_amax(words: np.ndarray) -> np.ndarray:
+    """As `row_amax`, of bf16 numbers, uint16 [rows, n]."""
+    amax = np.empty(len(words), np.uint32)
+    _row_magnitudes(words, np.uint16(0x7FFF), amax)
+    return (amax << 16).view(np.float32)
+
+
+@kernel
+def _extremes(values):
+    least = largest = values[0]
+    for i in range(values.size):
+        least, largest = min(least, values[i]), max(largest, values[i])
+        if values[i] != values[i]:
+            return values[i], values[i]
+    return least, largest
+
+
+def extremes(values: np.ndarray) -> tuple[float, float]:
+    """The least and the largest of float32 [n], n > 0, C-contiguous; NaN twice if one is NaN. Faster than numpy."""
+    return _extremes(values)
 
 
 def normalise_rows(

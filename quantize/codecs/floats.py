@@ -66,7 +66,7 @@ def _decode_bf16(q: np.ndarray, n: int) -> np.ndarray:
 
 
 CODECS: dict[str, Codec] = {
-    "f32": Codec(_encode_f32, _decode_f32),
-    "f16": Codec(_encode_f16, _decode_f16),
-    "bf16": Codec(_encode_bf16, _decode_bf16),
+    "f32": Codec(_encode_f32, _decode_f32, rounds=True),
+    "f16": Codec(_encode_f16, _decode_f16, rounds=True),
+    "bf16": Codec(_encode_bf16, _decode_bf16, rounds=True),
 }

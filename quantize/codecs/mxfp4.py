@@ -102,4 +102,4 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, row_decoder("mxfp4"))}
+CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, row_decoder("mxfp4"), rounds=True)}

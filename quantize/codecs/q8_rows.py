@@ -9,6 +9,7 @@ writing the bytes in interleaved order at once is faster than repacking. The cod
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -149,6 +150,17 @@ def encode_q8_kv(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
+def _row_amax(name: str, scale_dtype: type[np.generic], q: np.ndarray, n: int) -> np.ndarray:
+    """127 times the largest scale of each row, float32 [rows], read from bytes of type `name`."""
+    rows = TYPES[name].rows
+    if scale_dtype is np.float32:
+        d = q.reshape(len(q) // rows, -1)[:, : 4 * rows].view(np.float32).reshape(-1)
+    else:
+        words = q.reshape(len(q) // rows, n // SUPERBLOCK, -1)[:, :, : 2 * rows].view(np.uint16)
+        d = words.max(1).view(np.float16).reshape(-1).astype(np.float32)  # words of positive numbers rise as these do
+    return d * np.float32(127)
+
+
 def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.generic]) -> Codec:
     """The codec of a type of interleaved row groups; scale_dtype: as which the encoder kernel writes scales to the output."""
 
@@ -159,11 +171,11 @@ def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.ge
             raise_nonfinite(x)
         return out
 
-    return Codec(encode, row_decoder(name), checks_finite=True)
+    return Codec(encode, row_decoder(name), partial(_row_amax, name, scale_dtype), rounds=True)
 
 
 CODECS: dict[str, Codec] = {
-    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), checks_finite=True),
+    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), partial(_row_amax, "q8_KV", np.float32), rounds=True),
     "q8_kv_r8": _row_group_codec("q8_KV_r8", _encode_q8_kv_r8, np.float32),
     "q8_k_r8": _row_group_codec("q8_k_r8", _encode_q8_k_r8, np.uint16),
 }

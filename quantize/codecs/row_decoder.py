@@ -155,6 +155,12 @@ def _entry(name: str) -> Any:
     return native_entry(types.void(*[types.int64] * 5), decode_rows)
 
 
+def decoder_address(name: str) -> int:
+    """The address of a type's compiled decoder, for kernels: of (source, row_bytes, groups, n, out), int64; source and out are
+    addresses."""
+    return _entry(TYPES[name].name).address
+
+
 def row_decoder(name: str) -> Callable[[np.ndarray, int], np.ndarray]:
     """`Codec.decode` of a type that has a `CodeLayout`, compiled or loaded at the first call."""
     name, rows = TYPES[name].name, TYPES[name].rows

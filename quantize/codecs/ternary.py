@@ -90,7 +90,7 @@ def _codec(name: str, scale_dtype: type, encode_kernel, *tables) -> Codec:
         out[:, : tensor_type.row_meta] = stored[:, None].view(np.uint8)
         return out
 
-    return Codec(encode, row_decoder(name))
+    return Codec(encode, row_decoder(name), rounds=True)
 
 
 CODECS: dict[str, Codec] = {

@@ -96,7 +96,7 @@ def _codec(name: str, encode_kernel) -> Codec:
         out[:, d : d + 2] = to_f16(scales)[:, None].view(np.uint8)
         return out.reshape(len(x), -1)
 
-    return Codec(encode, row_decoder(name))
+    return Codec(encode, row_decoder(name), rounds=True)
 
 
 CODECS: dict[str, Codec] = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorType, dims
 from ...operating_system.processors import available_cpus
-from ..encode import can_encode, decode, encode
+from ..encode import can_encode, decode, encode_rows
 from ..importance import Importance
 from ..recipes.loader_types import LoaderTypes
 from ..recipes.type_selection import plain_for_lookup
@@ -91,7 +91,7 @@ class RowSample:
             if run.damped is not None:
                 shared.setdefault(id(run.damped), []).append(run)
                 continue
-            decoded = decode(encode(run.x, name, run.encoding_importance), name, run.x.shape[1])
+            decoded = decode(encode_rows(run.x, name, run.encoding_importance), name, run.x.shape[1])
             yield _weighted_sum((decoded.astype(np.float64) - run.x) ** 2, run.encoding_importance)
         for runs in shared.values():
             yield self._error_with_covariance(name, runs)
@@ -105,7 +105,7 @@ class RowSample:
         assert prepared is not None
         assert prepared.damped is not None
         x = np.concatenate([run.x for run in runs])
-        q = np.concatenate([encode(run.x, name, run.encoding_importance) for run in runs])
+        q = np.concatenate([encode_rows(run.x, name, run.encoding_importance) for run in runs])
         decoded = decode(refine(x, q, name, prepared, self.effort), name, x.shape[1])
         return float(product_errors(x, decoded, prepared.damped).sum())
 

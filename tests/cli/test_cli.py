@@ -225,6 +225,22 @@ def test_allow_nonfinite_writes_zeros(mill, tiny_llama, write_checkpoint, tmp_pa
     assert mill("inspect", tmp_path / "b.gguf", "--check")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("verb", "type_name"), [("convert", "bf16"), ("convert", "q8_0"), ("quantize", "iq4_nl"), ("quantize", "mxfp4")]
+)
+@pytest.mark.parametrize(("weight", "size"), [(3.4e38, "large"), (1e-42, "small")])
+def test_rows_that_no_scale_holds_end_a_job(mill, tiny_llama, write_checkpoint, tmp_path, verb, type_name, weight, size):
+    config, tensors = tiny_llama(intermediate_size=64)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = np.full_like(tensors[name], weight, np.float32)
+    folder = write_checkpoint(tmp_path / "model", config, tensors)
+    arguments = ("--outtype", type_name) if verb == "convert" else (type_name,)
+    code, _, err = mill(verb, folder, tmp_path / "a.gguf", *arguments)
+    assert code == 1
+    assert f"blk.0.ffn_up.weight: row 0 (largest weight {weight:.3g}) is too {size} for {type_name}" in err
+    assert not (tmp_path / "a.gguf").exists()
+
+
 def test_a_toml_recipe_sets_type_split_and_layout(mill, checkpoint, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\ntype = 'q8_0'\nsplit_max_size = 300000\nrules = 'ffn_down=q6_K'\n")

@@ -102,7 +102,7 @@ def _searched_codec(name: str, nmax: int) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "q8_0": Codec(encode_q8_0, row_decoder("q8_0")),
+    "q8_0": Codec(encode_q8_0, row_decoder("q8_0"), rounds=True),
     "q6_0": _searched_codec("q6_0", 32),
     "q5_0": _searched_codec("q5_0", 16),
     "q4_0": _searched_codec("q4_0", 8),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....formats import MillError
-from ....quantize import NonFiniteError, decode, encode
+from ....quantize import NonFiniteError, decode, encode_unchecked
 from ....simd.memory import aligned_empty
 from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
 from ..reference.reference_pass import ReferenceCache
@@ -221,11 +221,11 @@ def _new(part: CachePart, tokens: int) -> np.ndarray:
 
 
 def encode_with_nan(rows: np.ndarray, type_name: str) -> np.ndarray:
-    """As `encode`, but rows with NaN or infinity become rows of NaN: all bits set, which is NaN in every type's scale."""
+    """As `encode_unchecked`, but rows with NaN or infinity become rows of NaN: all bits set, NaN in every type's scale."""
     try:
-        return encode(rows, type_name)
+        return encode_unchecked(rows, type_name)
     except NonFiniteError:
         finite: np.ndarray = np.all(np.isfinite(rows), axis=1)
-        out = encode(np.where(finite[:, None], rows, np.float32(0)), type_name)
+        out = encode_unchecked(np.where(finite[:, None], rows, np.float32(0)), type_name)
         out[~finite] = 0xFF
         return out

@@ -154,7 +154,7 @@ def test_blocks_are_encoded_from_the_last_row_on():
         seen.append(target)
         return encode(target, "q4_0", h.diagonal)
 
-    encode_coupled(x, encode_rows, "q4_0", damped, 1, coupled)
+    encode_coupled(x, encode(x, "q4_0", h.diagonal), encode_rows, "q4_0", damped, 1, coupled)
     assert len(seen) == 2
     assert np.array_equal(seen[0], x[32:])
     assert not np.array_equal(seen[1], x[:32])
