@@ -28,7 +28,7 @@ A line that ends with \\ continues in the next one. Ctrl-C ends an answer."""
 
 @click.command(cls=Verb)
 @options_of(ChatRequest, json=False)
-@click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
+@click.option("--timings", is_flag=True, help="Show counts and speeds after each answer, on stderr.")
 def command(model: Path, timings: bool, **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 

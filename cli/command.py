@@ -13,6 +13,7 @@ import click
 from ..errors import UsageError
 from ..simd.compile.compile_time import compilation_lines
 from .options.llama_compat import translated
+from .options.sections import GENERAL, SectionedOption, help_all_option, write_sections
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta
@@ -31,6 +32,10 @@ def _alike(option: str, given: str) -> bool:
     return option.startswith(given) or SequenceMatcher(None, option, given).ratio() >= _LIKENESS
 
 
+def _is_rare(parameter: click.Parameter) -> bool:
+    return getattr(parameter, "is_rare", False)
+
+
 def _set_quiet(context: click.Context, option: click.Parameter, value: bool) -> None:
     context.meta[_QUIET] = value
 
@@ -43,10 +48,14 @@ class Verb(click.Command):
         return list(HELP)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        text = "No progress and no notes on stderr; warnings and errors stay."
-        quiet = click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help=text)
+        text = "Show no progress and no notes on stderr; warnings and errors stay."
+        quiet = SectionedOption(["--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help=text, section=GENERAL)
         *others, help_option = super().get_params(ctx)
-        return [*others, quiet, help_option]
+        help_option.__dict__["section"] = GENERAL
+        return [*others, quiet, help_option, *([help_all_option()] if any(map(_is_rare, others)) else [])]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_sections(self.get_params(ctx), ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -14,6 +14,7 @@ from .display.console import call, emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text, stored_rows
 from .options import flags
 from .options.fields import options_of
+from .options.sections import SectionedOption
 from .options.types import MODEL, Model
 
 if TYPE_CHECKING:
@@ -34,16 +35,18 @@ class _Baseline(Model):
 
 # kind of tasks -> how many are taken without --KIND-tasks; None: all
 _TASKS = {"hellaswag": 400, "winogrande": None, "multiple-choice": None}
+_UNDER: dict[str, Any] = {"cls": SectionedOption, "section": "Tasks"}
 _TASK_OPTIONS = [
     option
     for kind, default in _TASKS.items()
     for option in (
-        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f)."),
+        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f).", **_UNDER),
         click.option(
             f"--{kind}-tasks",
             metavar="N",
             type=click.IntRange(0),
-            help=f"So many of them at random; 0: all. [default: {default or 'all'}]",
+            help=f"Take so many of them at random; 0: all. [default: {default or 'all'}]",
+            **_UNDER,
         ),
     )
 ]
@@ -76,7 +79,7 @@ _task_options = flags.gathered(_TASK_OPTIONS, _names, "task", _task)
 )
 @_task_options
 def command(model: tuple[Any, ...], text: Any, as_json: bool, task: tuple[str, int | None] | None, **options: Any) -> None:
-    """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.
+    """Measure the perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity does.
 
     The text is cut into windows of the context size, and the second half of each is scored. Compare figures only
     for the same text, context and number of windows. Several models are compared with a baseline in one pass of it.

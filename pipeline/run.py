@@ -94,7 +94,7 @@ def run_recipe(request: RunRequest) -> RunResult:
     Files, types, exact sizes and disk space are checked first. An interrupted run is continued by the same call; a stage whose
     inputs have not changed is not repeated. One run at a time works in a folder.
 
-    Returns a `RunResult`. Raises PlanError for what stands in the way before any work, MillError for what fails on the way,
+    Returns a `RunResult`. Raises PlanError before any work if something prevents it, MillError for what fails on the way,
     CheckFailed when the result exceeds limits that the recipe sets.
 
     Example:

@@ -131,8 +131,8 @@ def plan_quantize(
         selection = selector.select(tensor)
         if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
             raise PlanError(
-                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} loses twice: "
-                "start from the f16 or bf16 model, or say --allow-requantize"
+                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} adds a second "
+                "error: start from the f16 or bf16 model, or say --allow-requantize"
             )
         if uses_importance(tensor, selection.type):
             noticed.note_covariance(tensor, selection.type, covariances)
