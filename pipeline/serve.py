@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import UsageError, installation
 from ..request_fields import values_of
 from ..runtime import Sampling
 from .common.arguments import read_template
@@ -34,7 +34,7 @@ def serve_model(request: ServeRequest) -> None:
     try:
         from ..runtime.serve import serve
     except ImportError as error:
-        raise UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
+        raise UsageError(f"serving needs starlette and uvicorn ({error}): {installation('starlette')}") from None
     from ..runtime.serve.security_middleware import is_loopback
 
     if request.api_key is not None and not request.api_key.strip():

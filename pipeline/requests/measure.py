@@ -154,7 +154,7 @@ class EvaluateRequest(RunningModel):
         kind="files",
         metavar="RESULTS",
     )
-    no_plot: bool = option("Draw no picture.", default=False)
+    no_plot: bool = option("Draw no picture, which needs matplotlib; without it none is drawn.", default=False)
     progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")
 
 
