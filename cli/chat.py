@@ -14,6 +14,7 @@ import click
 from ..pipeline.requests.generate import ChatRequest
 from .command import Verb
 from .display.console import speeds_text
+from .messages import say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def command(model: Path, timings: bool, **options: Any) -> None:
     conversation = start_chat(model, **options)
     if sys.stdin.isatty():
         name = conversation.model.metadata.get("general.name") or model.name
-        click.echo(f"{name}. /help shows the commands.", err=True)
+        say(f"{name}. /help shows the commands.")
     with _exit_on_termination():
         for text in _messages():
             if text in ("/exit", "/quit"):
@@ -106,11 +107,11 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
         return
     click.echo()
     if conversation.n_dropped > n_dropped:
-        click.echo(f"(the context is full: the oldest {conversation.n_dropped} messages are forgotten)", err=True)
+        say(f"(the context is full: the oldest {conversation.n_dropped} messages are forgotten)")
     generation = conversation.generation
     reasons = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}
     if generation is not None and generation.reason in reasons:
-        click.echo(f"({reasons[generation.reason]})", err=True)
+        say(f"({reasons[generation.reason]})")
     if generation is not None and timings:
         click.echo(f"({speeds_text(generation.timings)})", err=True)
 

@@ -12,6 +12,7 @@ from ..simd.compile.compile_time import seconds_without_compilation
 from .command import Verb
 from .display.console import call, emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text, stored_rows
+from .messages import say
 from .options import flags
 from .options.fields import options_of
 from .options.sections import SectionedOption
@@ -182,10 +183,13 @@ class _RunningValues:
     def _estimate(self, total: int) -> None:
         seconds, together = seconds_without_compilation() - self.start, min(self.together, total)
         left = duration(seconds * total / together)
-        click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)
+        say(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}")
 
     def _say(self, text: str, newline: bool = True) -> None:
-        click.echo(text, nl=newline, err=self.err)
+        if self.err:
+            say(text, newline=newline)
+        else:
+            click.echo(text, nl=newline)
 
     def end(self) -> None:
         """Ends a line of values that an error interrupted."""

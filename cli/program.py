@@ -22,6 +22,7 @@ from ..operating_system.process import raise_open_file_limit
 from ..version import __version__
 from . import signals
 from .command import HELP
+from .messages import ERROR, label
 
 _RAISE_AGAIN_AFTER = 0.05  # seconds
 
@@ -151,5 +152,5 @@ def _make_writable() -> None:
 
 def _fail(text: str, code: int = 1) -> NoReturn:
     """Prints one line, whatever characters a name or message has, and exits."""
-    print("ggufmill:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
+    print(label("ggufmill:", ERROR), "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
     sys.exit(code)

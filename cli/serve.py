@@ -10,6 +10,7 @@ import click
 from ..pipeline.requests.generate import ServeRequest
 from .command import Verb
 from .display.console import speeds_text
+from .messages import is_quiet, say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ def command(model: Path, **options: Any) -> None:
     from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
-        click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
+        say(f"{model.name}: listening on {address} (Ctrl-C ends it)")
 
-    limit = LineLimit()
+    limit, quiet = LineLimit(), is_quiet()
 
     def show(line: str) -> None:
-        dropped = limit.admit()
+        dropped = None if quiet else limit.admit()  # by threads of the server, which do not see the context
         if dropped is not None:
-            click.echo(f"({dropped} lines left out)\n{line}" if dropped else line, err=True)
+            say(f"({dropped} lines left out)\n{line}" if dropped else line)
 
     def show_end(end: EndEvent) -> None:
         if end.error is not None:
@@ -65,4 +66,4 @@ def command(model: Path, **options: Any) -> None:
     try:
         serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options)
     except KeyboardInterrupt:
-        click.echo("ended", err=True)
+        say("ended")

@@ -14,7 +14,7 @@ from ...errors import CheckFailed
 from ...jobs.streamed_json import StreamedJson
 from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
-from ..command import is_quiet
+from ..messages import is_quiet
 from .compile_lines import lines_beside
 
 if TYPE_CHECKING:

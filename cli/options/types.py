@@ -19,6 +19,7 @@ from ...formats import TensorType
 from ...formats.file_range import PIPED_TEXTS
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
+from ..messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -222,7 +223,7 @@ class FileType(click.ParamType):
             number, value = value, next((name for name in file_types() if str(file_type_id(name)) == value), None)
             if value is None:
                 self.fail(f"there is no file type {number}; give one by its name (threads are given by -t)", param, ctx)
-            click.echo(f"note: file type {number} is {value}", err=True)
+            say(f"note: file type {number} is {value}")
         try:
             return parse_default(value, "")
         except RecipeError as error:
