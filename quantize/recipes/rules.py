@@ -189,6 +189,17 @@ def parse_type(name: str, where: str) -> TensorType:
     return TYPES[name]
 
 
+_FOUR, _EIGHT = ("Q4_K_M", "IQ4_XS", "IQ4_K"), ("Q8_0",)
+# what others call quantised models -> file types of as many bits
+_ALIKE = {
+    **dict.fromkeys(("awq", "gptq", "int4", "4bit", "w4a16", "nf4", "bnb4bit", "marlin"), _FOUR),
+    **dict.fromkeys(("int8", "8bit", "fp8", "w8a8", "w8a16", "bnb8bit"), _EIGHT),
+    **dict.fromkeys(("int3", "3bit"), ("Q3_K_M", "IQ3_K", "IQ3_S")),
+    **dict.fromkeys(("int2", "2bit"), ("Q2_K", "IQ2_K", "IQ2_M")),
+    "fp4": ("NVFP4", "MXFP4"),
+}
+
+
 def parse_default(name: str, where: str) -> TensorType | str:
     """What tensors become that no rule matches: a file type ('q4_k_m' -> 'Q4_K_M', as llama-quantize reads it) or a type.
 
@@ -198,7 +209,7 @@ def parse_default(name: str, where: str) -> TensorType | str:
     if file_type is not None and can_encode(default_type(file_type)):
         return file_type
     if name not in TYPES:
-        similar = get_close_matches(name.upper(), file_types(), 3, 0.5)
+        similar = _ALIKE.get(name.lower().replace("-", "")) or get_close_matches(name.upper(), file_types(), 3, 0.5)
         hint = f"; near it are {', '.join(similar)}" if similar else ""
-        raise RecipeError(f"{where}: there is no file type {name!r}{hint}")
+        raise RecipeError(f"{where}: there is no file type {name!r}{hint}; `ggufmill quantize --help-all` lists all")
     return parse_type(name, where)
