@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.loaders import loader_of
 
-
 _KEEPS_WELL = re.compile(r"i?q\d_(?![01])", re.IGNORECASE)  # k- and i-quants: less error than the older types of the same size
 
 
@@ -46,7 +45,7 @@ class LoaderTypes:
             )
 
     def alternatives(self, tensor_type: TensorType) -> str:
-        """Which types the program knows instead, for a message: 'it knows q4_K', 'of like size it knows iq4_xs, q4_K, iq4_nl'."""
+        """Which types the program knows instead, for a message: 'it knows q4_K', 'of like size it knows iq4_xs, q4_K'."""
         names = self._alternatives(tensor_type)
         plain = TYPES.plain(tensor_type).name
         return f"it knows {plain}" if names == [plain] else f"of like size it knows {', '.join(names)}"
