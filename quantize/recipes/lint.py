@@ -87,7 +87,10 @@ def tensors_needing_imatrix(plan: Plan) -> list[str]:
 
 @dataclass
 class RuleShare:
-    """What one rule, flag or default decided: types, number of tensors, weights and bytes, and the first tensor's name."""
+    """What one rule, flag or default decided: types, number of tensors, weights and bytes, and the first tensor's name.
+
+    note: why these tensors have another type than the rule asks for; '' if they have that.
+    """
 
     rule: str
     types: list[str]
@@ -95,6 +98,7 @@ class RuleShare:
     weights: int
     nbytes: int
     first: str
+    note: str = ""
 
     @property
     def bits_per_weight(self) -> float:
@@ -105,10 +109,11 @@ class RuleShare:
 
 
 def rule_shares(plan: Plan) -> list[RuleShare]:
-    """The plan's tensors grouped by what decided their type, in the order of each group's first tensor."""
-    shares: dict[str, RuleShare] = {}
+    """The plan's tensors grouped by what decided their type and why it is another one than asked for, in the order of each
+    group's first tensor."""
+    shares: dict[tuple[str, str], RuleShare] = {}
     for (kind, n), first in zip(plan.outputs.counts(), plan.outputs.first_of_kinds(), strict=True):
-        share = shares.setdefault(kind.rule, RuleShare(kind.rule, [], 0, 0, 0, first))
+        share = shares.setdefault((kind.rule, kind.note), RuleShare(kind.rule, [], 0, 0, 0, first, kind.note))
         if kind.type.name not in share.types:
             share.types.append(kind.type.name)
         share.tensors += n

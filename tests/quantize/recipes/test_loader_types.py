@@ -68,7 +68,7 @@ def test_what_the_program_does_not_know_is_an_error(mill, narrow, tmp_path):
         (("IQ4_K",), "is to become iq4_k (IQ4_K), which llama.cpp does not know; of like size it knows iq4_nl, q4_K, iq4_xs"),
         (("q6_0",), "(Q6_0), which llama.cpp does not know; of like size it knows q6_K"),
         (("q8_0", "--output-tensor-type", "q6_0"), "output.weight is to become q6_0 (--output-tensor-type)"),
-        (("--target-bpw", "6", "--types", "q8_0,iq4_k"), "--types: llama.cpp does not know iq4_k; of like size it knows iq4_nl, "),
+        (("--target-bpw", "6", "--types", "q8_0,iq4_k"), "llama.cpp does not know iq4_k; of like size it knows iq4_nl, "),
     ):  # fmt: skip
         code, _, err = mill("quantize", narrow, out, *arguments, "--for", "llama.cpp")
         assert code == 1
