@@ -15,7 +15,7 @@ from ...runtime.settings import Placement, Settings
 from . import running
 from .flags import Decorator, as_json, together
 from .sections import SectionedOption
-from .types import FILE, FILE_TYPE, MEMORIES, MEMORY, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Listed, Override, Source
+from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, SIZES, TEXT, TYPE, Listed, Override, Source
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -40,8 +40,7 @@ KINDS: dict[str, Any] = {
         "flag_value": "1,2,4,8,16,32,64",
         "default": (),
     },
-    "memories": {"type": MEMORIES, "default": ()},
-    "memory": MEMORY,
+    "sizes": {"type": SIZES, "default": ()},
     "model": MODEL,
     "name": click.STRING,  # of a file, or of something bundled
     "names": click.STRING,  # with commas between

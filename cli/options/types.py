@@ -88,36 +88,18 @@ WEIGHTED_TEXT = WeightedText()
 
 
 class Size(click.ParamType):
-    """A number of bytes: 180G, 20GiB, 300000."""
+    """A number of bytes: 180G, 20GiB, 3000000."""
 
     name = "size"
-    parse = staticmethod(parse_size)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return value if isinstance(value, int) else self.parse(value)
+            return value if isinstance(value, int) else parse_size(value)
         except PlanError as error:
             self.fail(str(error), param, ctx)
 
 
 SIZE = Size()
-
-
-def parse_memory(text: str) -> int:
-    """`parse_size` of what memory a machine has. Raises click.BadParameter for less than 1 MiB without a unit."""
-    nbytes = parse_size(text)
-    if nbytes < 2**20 and text.strip().isdecimal():
-        raise click.BadParameter(f"{text} is a number of bytes; write {text}GiB or {text}MiB")
-    return nbytes
-
-
-class Memory(Size):
-    """A number of bytes with its unit, since a few bytes are never meant."""
-
-    parse = staticmethod(parse_memory)
-
-
-MEMORY = Memory()
 
 
 class Listed(click.ParamType):
@@ -131,11 +113,13 @@ class Listed(click.ParamType):
             return value
         try:
             return tuple(self.item(part.strip()) for part in value.split(","))
-        except (ValueError, KeyError, MillError):
+        except MillError as error:
+            self.fail(str(error), param, ctx)
+        except (ValueError, KeyError):
             self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
 
-MEMORIES = Listed(parse_memory, "a size such as 24GiB")
+SIZES = Listed(parse_size, "a size such as 24GiB")
 
 
 class Regex(click.ParamType):

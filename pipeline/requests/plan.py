@@ -58,14 +58,14 @@ class PlanRequest(SourceOptions, ForecastOptions):
     ram: Size | None = option(
         "Fit the model into this much memory of the machine (256G, 256GiB).",
         default=None,
-        kind="memory",
+        kind="size",
         metavar="SIZE",
         shown="not limited",
     )
     vram: Size | Sequence[Size] = option(
         "Use this much memory of each GPU (24GiB,24GiB).",
         default=(),
-        kind="memories",
+        kind="sizes",
         metavar="SIZE,...",
         shown="what torch finds",
     )

@@ -9,6 +9,7 @@ import pytest
 
 from ggufmill import VERBS
 from ggufmill.cli.options.sections import sections_of, show_all
+from ggufmill.cli.options.types import SIZE, SIZES
 from ggufmill.cli.program import group
 from ggufmill.pipeline import requests
 from ggufmill.request_fields import fields_of
@@ -119,3 +120,18 @@ def test_own_options_come_first_and_others_under_headings(mill, verb, first, hea
     code, out, _ = mill(verb, "--help-all")
     assert code == 0
     assert rare in out
+
+
+def sizes():
+    found = []
+    for words, command in COMMANDS.items():
+        found += [(words, o.opts[0]) for o in command.params if isinstance(o, click.Option) and o.type in (SIZE, SIZES)]
+    return found
+
+
+@pytest.mark.parametrize(("words", "option"), sizes())
+def test_a_few_bytes_are_no_size(mill, words, option):
+    """Of every option that takes a size: 3.2 is answered with a unit, and does not stand for 3 bytes."""
+    code, _, err = mill(*words.split(), option, "3.2")
+    assert code == 2
+    assert "3.2 is a number of bytes, for a size in other units write 3.2GiB or 3.2MiB" in err

@@ -147,8 +147,8 @@ def test_verbs_that_write_a_file_take_its_name_by_option(mill, tmp_path, monkeyp
         (("serve", "-hf", "a/b"), 2, "ggufmill convert hf:OWNER/NAME OUT.gguf"),
         (("serve", "none.gguf", "--chat-template", "x", "-a", "y"), 2, "'none.gguf' does not exist"),
         (("generate", "none.gguf", "-p", "-cnv"), 2, "'none.gguf' does not exist"),
-        (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes; write 64GiB or 64MiB"),
-        (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes; write 24GiB or 24MiB"),
+        (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes, for a size in other units write 64GiB or 64MiB"),
+        (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes, for a size in other units write 24GiB or 24MiB"),
         (
             ("plan", "Qwen/Qwen3-8B"),
             2,
