@@ -96,7 +96,7 @@ def _explanation_text(result: Explanation) -> str:
     total = result.plan.total_bytes
     rows = [
         (
-            f"{s.rule} ({s.note})" if s.note else s.rule,
+            (f"line {s.line}: " if s.line else "") + (f"{s.rule} ({s.note})" if s.note else s.rule),
             " ".join(s.types),
             s.tensors,
             gib(s.nbytes),

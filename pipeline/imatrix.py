@@ -13,7 +13,7 @@ from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import CollectState, load_state
-from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
+from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks, usual_gaps
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
@@ -211,6 +211,8 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         imatrix, figures, layers, path, Path(request.plot) if request.plot is not None else None, covariance_path
     )
     warn(result.remarks)
+    if usual := usual_gaps(result.layers):
+        note(usual, detail=True)
     return result
 
 

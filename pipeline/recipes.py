@@ -113,7 +113,7 @@ def lint_recipe(request: LintRequest) -> LintResult:
 
 @dataclass(frozen=True)
 class Explanation:
-    """shares: what each rule, flag or default decided, in the order of its first tensor; plan: of all tensors."""
+    """shares: what each rule, flag or default decided, in the order of the recipe; plan: of all tensors."""
 
     shares: list[RuleShare]
     plan: Plan
@@ -146,7 +146,8 @@ def explain_recipe(request: ExplainRequest) -> Explanation:
     if request.recipe is None and request.type is None:
         raise UsageError("give --recipe FILE, --type TYPE or both")
     plan = _plan(request.model, request)
-    return Explanation(rule_shares(plan), plan)
+    rules = load_recipe(find(request.recipe)).rules if request.recipe is not None else []
+    return Explanation(rule_shares(plan, rules), plan)
 
 
 def _plan(model: str | Path, request: LintRequest | ExplainRequest) -> Plan:
