@@ -21,6 +21,7 @@ from .common.importance import load_importance
 from .common.messages import note, warn
 from .common.models import model_name, note_micro_batch, open_model, settings_of_each, window_settings
 from .common.progress import reporting
+from .common.shown import shown
 from .judging.candidates import find_models, stock_mix
 from .judging.judge import Judge
 from .judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
@@ -34,6 +35,7 @@ N_CTX = 512
 RESULTS, TABLE, PLOT = "results.json", "table.md", "plot.png"
 
 
+@shown
 @dataclass(frozen=True)
 class Evaluation:
     """A row per model, smallest first, and where they are kept.

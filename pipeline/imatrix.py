@@ -29,6 +29,7 @@ from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
 from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
 from .common.progress import WINDOWS, Stage, reporting
+from .common.shown import shown
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
 from .requests.imatrix import ImatrixRequest, ShowRequest
@@ -38,6 +39,7 @@ from .requests.verb import verb
 N_CTX, OUTPUT_FREQUENCY = 512, 10
 
 
+@shown
 @dataclass(frozen=True)
 class ImatrixResult:
     """An importance matrix, and what it covers of the model.
@@ -237,6 +239,7 @@ def _numbered(out: Path | None, chunks: int) -> Path:
     return out.with_name(f"{out.stem}.at_{chunks}{out.suffix}")
 
 
+@shown
 @dataclass(frozen=True)
 class MergedImatrix:
     """An importance matrix that was made of others. path: where it is; lost: what its format does not keep, in words."""
@@ -288,6 +291,7 @@ def convert_imatrix(file: str | Path, out: str | Path, *, force: bool = False) -
     return result
 
 
+@shown
 @dataclass(frozen=True)
 class ImatrixStatistics:
     """Statistics of an importance matrix, and how another one differs.

@@ -17,6 +17,7 @@ from .common.arguments import refuse_unused
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import json_text, note, warn
 from .common.progress import reporting
+from .common.shown import shown
 from .reports.html_page import page_text
 from .reports.markdown import report_text
 from .reports.model_card import card_text, multi_card
@@ -58,6 +59,7 @@ class QuantForecast:
         return named | self.plan.as_json() | ({"search": search} if self.target is not None else {})
 
 
+@shown
 @dataclass
 class RunResult:
     """What a run made, or with dry_run would make.
