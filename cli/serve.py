@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,20 +46,21 @@ def command(model: Path, **options: Any) -> None:
     from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
-        say(f"{model.name}: listening on {address} (Ctrl-C ends it)")
+        say(f"{model.name}: listening on {address} (a page to chat; the API is at {address}/v1; Ctrl-C ends it)")
 
     limit, quiet = LineLimit(), is_quiet()
 
     def show(line: str) -> None:
         dropped = None if quiet else limit.admit()  # by threads of the server, which do not see the context
         if dropped is not None:
+            line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}"
             say(f"({dropped} lines left out)\n{line}" if dropped else line)
 
     def show_end(end: EndEvent) -> None:
         if end.error is not None:
-            show(f"a request failed: {end.error}")
+            show(f"{end.origin} failed: {end.error}")
         elif end.timings.prompt_tokens:
-            show(f"{speeds_text(end.timings)}; ended by {end.reason}")
+            show(f"{end.origin}: {speeds_text(end.timings)}; ended by {end.reason}")
 
     def show_refused(request: RefusedRequest) -> None:
         show(str(request))

@@ -164,7 +164,7 @@ def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], 
 
 def speeds_text(t: Timings) -> str:
     """Tokens read and generated, and how fast; no rate of what took no pass through the model."""
-    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} known)" if t.cached_tokens else "")]
+    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} cached)" if t.cached_tokens else "")]
     parts += [f"{t.generated_tokens} generated"]
     rates = t.prompt_per_second, t.generated_per_second
     texts = [part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True)]

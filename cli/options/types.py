@@ -19,6 +19,7 @@ from ...formats import TensorType
 from ...formats.file_range import PIPED_TEXTS
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
+from ...recipes import bundled
 from ..messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -33,6 +34,7 @@ class Model(click.Path):
         self.hub = hub
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        value = bundled(os.fsdecode(value)) if ctx is not None else value
         name = os.fsdecode(value).removeprefix("hf:")
         if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf") and not Path(value).exists():
             if Path(name).parent.is_dir():
@@ -66,7 +68,7 @@ class Text(click.Path):
         super().__init__(exists=True, dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_copy_of_pipe(value, ctx) if ctx is not None else value, param, ctx)
+        return super().convert(_copy_of_pipe(str(bundled(value)), ctx) if ctx is not None else value, param, ctx)
 
 
 TEXT = Text()
@@ -81,7 +83,7 @@ class WeightedText(click.ParamType):
         path, colon, weight = value.rpartition(":")
         if not weight.isdecimal() or not colon:
             path, colon, weight = value, "", ""
-        return f"{_copy_of_pipe(path, ctx)}{colon}{weight}" if ctx is not None else value
+        return f"{_copy_of_pipe(str(bundled(path)), ctx)}{colon}{weight}" if ctx is not None else value
 
 
 WEIGHTED_TEXT = WeightedText()

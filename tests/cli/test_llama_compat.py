@@ -53,6 +53,17 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
     assert numbered.partition('"disk"')[0] == named.partition('"disk"')[0]
 
 
+def test_the_bundled_demo_is_found_in_any_folder(mill, tmp_path, monkeypatch):
+    """The steps of docs/quickstart.md need no clone; a file or folder of the same name comes first."""
+    monkeypatch.chdir(tmp_path)
+    assert mill("convert", "demo", "o.gguf", "--dry-run")[0] == 0
+    code, _, err = mill("imatrix", "demo", "-f", "demo/calibration.txt", "-o", "i.gguf", "--chunks", 1, "--dry-run")
+    assert code == 0, err
+    assert mill("convert", "demo/none", "o.gguf", "--dry-run")[0] == 2
+    (tmp_path / "demo").mkdir()
+    assert mill("convert", "demo", "o.gguf", "--dry-run")[0] == 1
+
+
 NAMED = [
     (DEMO, "-o", "o.gguf", "q8_0"),
     (DEMO, "--output=o.gguf", "q8_0"),
