@@ -63,7 +63,8 @@ def _checkpoint_text(result: CheckpointSummary) -> str:
             metadata_text(result.config),
             table(("tensor", "shape", "type", "bytes", "file"), result.tensors, row),
             table(("type", "tensors", "size"), histogram),
-            f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} numbers, {gib(result.total_bytes)}",
+            f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} parameters, "
+            f"{gib(result.total_bytes)}",
             verdict,
             *(f"note: {note}" for note in result.notes),
         ]

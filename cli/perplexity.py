@@ -245,7 +245,7 @@ def _table(result: PerplexityTable) -> str:
     first = result.results[0]
     compared, is_bound = first.kld_mean is not None, first.kld_missing is not None  # of a baseline's most probable tokens
     divergence = ("KL divergence", *(("lacks about",) if is_bound else ()), "99.9 %", "same top token")
-    heads = ("model", "size", "bits", "perplexity", *(divergence if compared else ()), "t/s")
+    heads = ("model", "size", "bits/weight", "perplexity", *(divergence if compared else ()), "t/s")
     rows = []
     for r in result.results:
         row: list[object] = [r.model, gib(r.about["nbytes"]), r.about["bits_per_weight"]]

@@ -44,7 +44,7 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
     chosen, placement, parts = result.chosen, result.chosen.placement, []
     if result.tried:
         rows = [(c.recipe, gib(c.nbytes), f"{c.bits_per_weight:.3f}", "fits" if c.placement.fits else "") for c in result.tried]
-        parts.append(table(("recipe or file type", "weights", "bits", ""), rows))
+        parts.append(table(("recipe or file type", "weights", "bits/weight", ""), rows))
     if tensors:
         kinds = [kind for _, kind in chosen.outputs.entries()]
         places = list(zip(kinds, placement.places.items(), strict=True))

@@ -106,6 +106,6 @@ def _explanation_text(result: Explanation) -> str:
         )
         for s in result.shares
     ]
-    shares = table(("decided by", "types", "tensors", "size", "share", "bits", "first"), rows)
+    shares = table(("decided by", "types", "tensors", "size", "share", "bits/weight", "first"), rows)
     warnings = "\n".join(f"warning: {warning}" for warning in result.plan.warnings)
     return "\n\n".join(filter(None, [shares, warnings, weights_text(result.plan)]))

@@ -136,7 +136,7 @@ def _tiles(data: dict[str, Any]) -> str:
 def _plus_minus(figures: dict[str, Any], error: str, form: str, label: str) -> str:
     """The label, and before it the figure's standard error; a single prediction has none."""
     value = figures.get(error)
-    return label if value is None else f"+/- {value:{form}}; {label}"
+    return label if value is None else f"± {value:{form}}; {label}"
 
 
 def _count(n: int) -> str:

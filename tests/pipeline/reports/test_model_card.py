@@ -95,7 +95,7 @@ def test_the_table(report):
         **{"kld_median": 0.01, "kld_p99": 0.2, "kld_max": 1.5, "n_ctx": 512, "tokens_scored": 99},
     }
     text = card_text(report(validation=v))
-    assert "| small.gguf | 5.000 GiB | 4.500 | 7.2000 +/- 0.0500 | 0.01230 +/- 0.00040 | 93.20 % |" in text
+    assert "| small.gguf | 5.000 GiB | 4.500 | 7.2000 ± 0.0500 | 0.01230 ± 0.00040 | 93.20 % |" in text
 
 
 def test_a_card_of_several_files_says_which_to_take(report):
