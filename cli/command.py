@@ -43,7 +43,7 @@ class Verb(click.Command):
             ["--quiet"], is_flag=True, is_eager=True, expose_value=False, callback=set_quiet, help=text, section=GENERAL
         )
         *others, help_option = super().get_params(ctx)
-        help_option.__dict__["section"] = GENERAL
+        vars(help_option)["section"] = GENERAL
         return [*others, quiet, help_option, *([help_all_option()] if any(map(_is_rare, others)) else [])]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -131,9 +131,9 @@ def _choice(quants: Sequence[dict[str, Any]]) -> list[str]:
         return f"`{Path(data['files'][0]).name}` ({gib(data['file_bytes'])})"
 
     text = f"Take the largest file that fits your memory with room for the context: from {named(large)} down to {named(small)}"
-    kld = [(data["validation"] or {}).get("kld_mean") for data in (small, large)]
-    if all(kld) and kld[0] > kld[1]:
-        text += f", whose KL divergence from the baseline is {kld[0] / kld[1]:.1f} times as large"
+    least, most = ((data["validation"] or {}).get("kld_mean") or 0.0 for data in (large, small))
+    if most > least > 0:
+        text += f", whose KL divergence from the baseline is {most / least:.1f} times as large"
     return [f"{text}.", ""]
 
 

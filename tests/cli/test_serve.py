@@ -163,4 +163,4 @@ def test_without_the_extra_it_names_the_packages(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(DEMO)])
     assert ended.value.code == 2
-    assert "pip install starlette uvicorn" in capsys.readouterr().err
+    assert "pip install 'ggufmill[serve]'" in capsys.readouterr().err
