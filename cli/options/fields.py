@@ -100,7 +100,8 @@ def words_of(group: type, values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(name if value else f"--no-{name.removeprefix('--')}")
         else:
-            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, str(each))]
+            unit = "B" * (field.option.kind == "size")
+            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, f"{each}{unit}")]
     return words
 
 
