@@ -60,24 +60,24 @@ class Verb(NamedTuple):
 # A verb's functions are in the module of its name in pipeline/ (those of covariances in one of their own), its command is in
 # the one in cli/ (with _ for -).
 VERBS = {
-    "convert": Verb("Hugging Face checkpoint to GGUF", ("convert_model",)),
+    "convert": Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
     "imatrix": Verb(
         "Compute, show and merge importance matrices",
         ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix", "show_covariance", "merge_covariance"),
     ),
     "quantize": Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
     "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
-    "plan": Verb("What goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
+    "plan": Verb("Plan what goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
     "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",)),
-    "perplexity": Verb("Perplexity and KL divergence on a text", ("perplexity", "score_tasks")),
+    "perplexity": Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks")),
     "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",)),
-    "compare": Verb("Errors of layers and weights between two models", ("compare_models",)),
-    "bench": Verb("Speed of prompts and of generation", ("benchmark",)),
-    "sweep-bench": Verb("Speed over the depth of the context", ("sweep_benchmark",)),
+    "compare": Verb("Compare layers and weights of two models", ("compare_models",)),
+    "bench": Verb("Measure the speed of prompts and of generation", ("benchmark",)),
+    "sweep-bench": Verb("Measure the speed over the depth of the context", ("sweep_benchmark",)),
     "generate": Verb("Continue a prompt", ("generate_text",)),
     "embed": Verb("Make vectors of texts and compare them", ("embed_texts",)),
     "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
-    "serve": Verb("OpenAI-compatible server and a page to chat", ("serve_model",)),
+    "serve": Verb("Serve a model to OpenAI's clients, with a page to chat", ("serve_model",)),
     "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor")),
     "metadata": Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",)),
     "convert-endian": Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",)),
@@ -85,10 +85,10 @@ VERBS = {
     "merge": Verb("Make one GGUF of several files", ("merge_model",)),
     "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),
     "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
-    "run": Verb("Every stage a recipe names, ending in a report", ("run_recipe",)),
+    "run": Verb("Run every stage that a recipe names, up to a report", ("run_recipe",)),
     "upload": Verb("Send a folder of quants to the Hub", ("upload_folder",)),
     "warm-up": Verb("Compile kernels before they are needed", ("warm_up",)),
-    "completion": Verb("Print what makes a shell complete ggufmill's words", ()),
+    "completion": Verb("Print a script that completes command lines in a shell", ()),
 }
 
 _ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")
@@ -108,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+# package that only some work needs -> the extra that brings it, with whatever else that work needs (pyproject.toml)
+EXTRAS = {
+    "distributed": "cluster",
+    "llguidance": "serve",
+    "matplotlib": "plot",
+    "prometheus-client": "serve",
+    "pyarrow": "parquet",
+    "starlette": "serve",
+    "torch": "gpu",
+    "uvicorn": "serve",
+}
+
+
+def installation(package: str) -> str:
+    """The command that installs a package of EXTRAS."""
+    return f"pip install 'ggufmill[{EXTRAS[package]}]'"
+
 
 class MillError(Exception):
     """An error that the user can act on. The command line prints its text as one line and exits with code 1.

@@ -31,7 +31,10 @@ Q = TypeVar("Q")
 class Option:
     """What is said of a field beside its name, type and default.
 
-    help         one or two sentences, for `--help` and the library's reference; doc: for the latter alone, where it differs
+    help         one or two sentences that begin with a verb, for `--help` and the library's reference; doc: for the latter
+                 alone, where it differs
+    section      the heading under which `--help` has it; '': that of its group, see `section_of`
+    rare         only in `--help-all`
     flags        the option's names, such as '-t --threads'; '': made of the field's name
     kind         how the command line reads the value, a name in cli/options/kinds.py; '': by the field's type
     choices      the values that there are
@@ -51,6 +54,8 @@ class Option:
 
     help: str
     doc: str = ""
+    section: str = ""
+    rare: bool = False
     flags: str = ""
     kind: str = ""
     choices: Sequence[str] = ()
@@ -124,6 +129,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _classes(cls: type) -> list[type]:
     return [cls, *(each for base in cls.__bases__ for each in _classes(base))]
+
+
+def section_of(request: type, name: str) -> str:
+    """The heading under which `--help` has a field: what the field says, else `section` of the group that it is of; ''
+    among the options of the verb itself."""
+    owner = next(cls for cls in _classes(request) if name in get_annotations(cls))
+    option: Option = owner.__dict__["__dataclass_fields__"][name].metadata[_METADATA]
+    return option.section or owner.__dict__.get("section", "")
 
 
 def values_of(request: Any, group: type | None = None) -> dict[str, Any]:

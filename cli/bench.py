@@ -15,6 +15,7 @@ from ..pipeline.requests.measure import BenchRequest
 from .command import Verb
 from .display.console import emit, progress_bars
 from .options.fields import options_of
+from .options.sections import GENERAL, SectionedOption
 from .options.types import MODEL
 
 if TYPE_CHECKING:
@@ -40,11 +41,24 @@ _ALWAYS = ("model", "size", "params", "backend", "threads")
 @click.command(cls=Verb)
 @options_of(BenchRequest, json=False, models={"nargs": -1, "type": MODEL})
 @click.option(
-    "-o", "--output", "form", type=click.Choice(["md", "json", "csv", "jsonl"]), default="md", show_default=True, help="Format."
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["md", "json", "csv", "jsonl"]),
+    default="md",
+    show_default=True,
+    help="Print this format.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json: one JSON object on stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    cls=SectionedOption,
+    section=GENERAL,
+    is_flag=True,
+    help="Print one JSON object on stdout, as -o json does.",
+)
 def command(form: str, as_json: bool, **options: Any) -> None:
-    """Tokens per second of MODELS (GGUFs or Hugging Face folders), in the columns of llama-bench.
+    """Measure tokens per second of MODELS (GGUFs or Hugging Face folders), in the columns of llama-bench.
 
     Every combination of the values given is measured; most options take several with commas between them.
 

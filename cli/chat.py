@@ -15,6 +15,7 @@ from ..operating_system.process import signals_handled_as
 from ..pipeline.requests.generate import ChatRequest
 from .command import Verb
 from .display.console import speeds_text
+from .messages import say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ A line that ends with \\ continues in the next one. Ctrl-C ends an answer."""
 
 @click.command(cls=Verb)
 @options_of(ChatRequest, json=False)
-@click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
+@click.option("--timings", is_flag=True, help="Show counts and speeds after each answer, on stderr.")
 def command(model: Path, timings: bool, **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
@@ -49,7 +50,7 @@ def command(model: Path, timings: bool, **options: Any) -> None:
     conversation = start_chat(model, **options)
     if sys.stdin.isatty():
         name = text_of(conversation.model.metadata, "general.name") or model.name
-        click.echo(f"{name}. /help shows the commands.", err=True)
+        say(f"{name}. /help shows the commands.")
     with _exit_on_termination():
         for text in _messages():
             if text in ("/exit", "/quit"):
@@ -108,11 +109,11 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
         return
     click.echo()
     if conversation.n_dropped > n_dropped:
-        click.echo(f"(the context is full: the oldest {conversation.n_dropped} messages are forgotten)", err=True)
+        say(f"(the context is full: the oldest {conversation.n_dropped} messages are forgotten)")
     generation = conversation.generation
     reasons = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}
     if generation is not None and generation.reason in reasons:
-        click.echo(f"({reasons[generation.reason]})", err=True)
+        say(f"({reasons[generation.reason]})")
     if generation is not None and timings:
         click.echo(f"({speeds_text(generation.timings)})", err=True)
 

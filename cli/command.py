@@ -12,17 +12,12 @@ import click
 
 from ..errors import UsageError
 from ..simd.compile.compile_time import compilation_lines
+from .messages import WARNING, is_quiet, label, set_quiet
 from .options.llama_compat import translated
+from .options.sections import GENERAL, SectionedOption, help_all_option, write_sections
 
 HELP = ("-h", "--help")
-_QUIET = "ggufmill.quiet"  # in a context's meta
 _LIKENESS = 0.75  # of a typing error: `--only` is none of `--json`
-
-
-def is_quiet() -> bool:
-    """Whether the command that runs was given --quiet; False without one."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(_QUIET))
 
 
 def _alike(option: str, given: str) -> bool:
@@ -31,8 +26,8 @@ def _alike(option: str, given: str) -> bool:
     return option.startswith(given) or SequenceMatcher(None, option, given).ratio() >= _LIKENESS
 
 
-def _set_quiet(context: click.Context, option: click.Parameter, value: bool) -> None:
-    context.meta[_QUIET] = value
+def _is_rare(parameter: click.Parameter) -> bool:
+    return getattr(parameter, "is_rare", False)
 
 
 class Verb(click.Command):
@@ -43,10 +38,16 @@ class Verb(click.Command):
         return list(HELP)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        text = "No progress and no notes on stderr; warnings and errors stay."
-        quiet = click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help=text)
+        text = "Show no progress and no notes on stderr; warnings and errors stay."
+        quiet = SectionedOption(
+            ["--quiet"], is_flag=True, is_eager=True, expose_value=False, callback=set_quiet, help=text, section=GENERAL
+        )
         *others, help_option = super().get_params(ctx)
-        return [*others, quiet, help_option]
+        vars(help_option)["section"] = GENERAL
+        return [*others, quiet, help_option, *([help_all_option()] if any(map(_is_rare, others)) else [])]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_sections(self.get_params(ctx), ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -82,14 +83,15 @@ class _Handler(logging.Handler):
     def __init__(self, details: bool):
         super().__init__()
         self._details, self._warnings = details, set[str]()
+        self._quiet = is_quiet()  # which threads of the command do not see
 
     def emit(self, record: logging.LogRecord) -> None:
         is_warning, text = record.levelno >= logging.WARNING, record.getMessage()
         if text in self._warnings:
             return
         self._warnings |= {text} if is_warning else set()
-        if (self._details or record.name != "ggufmill.details") and (is_warning or not is_quiet()):
-            click.echo("warning: " * is_warning + text, err=True)
+        if (self._details or record.name != "ggufmill.details") and (is_warning or not self._quiet):
+            click.echo(f"{label('warning:', WARNING)} {text}" if is_warning else text, err=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ _LISTED = 6  # names in a line
 @click.command(cls=Verb)
 @options_of(CompareRequest)
 def command(**options: Any) -> None:
-    """Where model B differs from model A: errors of every layer's output on a text, and of every tensor's weights.
+    """Show where model B differs from model A: errors of every layer's output on a text, and of every tensor's weights.
 
     A is the better one, as a rule the bf16 model, B a quantisation of it. The two read the same tokens layer by layer.
     An output that is not finite (NaN) ends the comparison and is named, with exit code 1.

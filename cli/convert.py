@@ -6,15 +6,27 @@ from typing import Any
 
 import click
 
-from ..pipeline.requests.convert import ConvertRequest
+from ..pipeline.requests.convert import OUTTYPES, ConvertRequest
 from .command import Verb
 from .display.console import call
 from .display.plans import written_text
 from .options.fields import options_of
 
 
+class _Outtype(click.Choice):
+    """A type that `convert` writes; what only `quantize` writes is answered with its command."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from ..formats import TYPES
+        from ..quantize.recipes.mixes import file_type_name
+
+        if str(value).lower() not in self.choices and (value in TYPES or file_type_name(str(value)) is not None):
+            self.fail(f"{value} is made of a checkpoint by `ggufmill quantize MODEL OUT {value}`, in one pass", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(cls=Verb)
-@options_of(ConvertRequest)
+@options_of(ConvertRequest, outtype=_Outtype(OUTTYPES, case_sensitive=False))
 def command(**options: Any) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 

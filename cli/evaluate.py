@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @options_of(EvaluateRequest, models={"nargs": -1, "type": click.Path(path_type=Path), "required": False})
 def command(**options: Any) -> None:
-    """Size, perplexity, KL divergence, same top token and speed of many quants, in one table and one picture.
+    """Measure size, perplexity, KL divergence, same top token and speed of many quants, in one table and one picture.
 
     A folder stands for the GGUF files in it. What was measured is kept in the output folder: the same call resumes after an
     interruption, and a model is measured again only when it, the text, the baseline or a setting has changed.

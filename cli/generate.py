@@ -10,6 +10,7 @@ import click
 from ..pipeline.requests.generate import GenerateRequest
 from .command import Verb
 from .display.console import speeds_text
+from .messages import say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -44,4 +45,4 @@ def command(model: Any, prompt: str, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(result.as_json()))
         return
     click.echo()
-    click.echo(f"\n{speeds_text(result.timings)}; ended by {result.reason}", err=True)
+    say(f"\n{speeds_text(result.timings)}; ended by {result.reason}")

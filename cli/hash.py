@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @options_of(HashRequest)
 def command(**options: Any) -> None:
-    """Hashes of every tensor of the GGUF FILE and of all its tensors together, in the lines of llama.cpp's gguf-hash.
+    """Hash every tensor of the GGUF FILE and all its tensors together, in the lines of llama.cpp's gguf-hash.
 
     Of a split model all shards are hashed, each as a file. --check goes by the strongest hash that the manifest has, unless one
     is named; names are compared without their folder.

@@ -33,7 +33,8 @@ class _ComputeByDefault(Verbs):
 
 @click.group(cls=_ComputeByDefault)
 def command() -> None:
-    """Importance matrices. `ggufmill imatrix MODEL ...` is short for `ggufmill imatrix compute MODEL ...`.
+    """Compute, show, merge and convert importance matrices. `ggufmill imatrix MODEL ...` is short for `ggufmill imatrix compute
+    MODEL ...`.
 
     \b
     Examples:
@@ -106,10 +107,10 @@ def _refuse_for_covariances(other: Any, options: dict[str, Any]) -> None:
     refuse_unused(given, "an importance matrix; this is a file of covariances")
 
 
-@command.command(short_help="Statistics of a matrix, or how two differ")
+@command.command(short_help="Show statistics of a matrix, or how two differ")
 @options_of(ShowRequest)
 def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
-    """Statistics of an imatrix FILE; with OTHER, how the two differ; or those of a file of covariances.
+    """Show statistics of an imatrix FILE; with OTHER, how the two differ; or those of a file of covariances.
 
     sum is that of the columns' mean squares, active the share of columns above 1e-5, even the entropy of the distribution over
     the columns as a share of its maximum. Of covariances H: rank is (trace H)^2 / trace H^2, diagonal the share of the diagonal
@@ -138,7 +139,9 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
 
 @command.command(short_help="Add several matrices up")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("-o", "--output", "out", type=OUT_FILE, required=True, help=".dat: legacy format.")
+@click.option(
+    "-o", "--output", "out", type=OUT_FILE, required=True, help="Write this file; a name in .dat selects the legacy format."
+)
 @flags.force
 @flags.as_json
 def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:

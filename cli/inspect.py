@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @options_of(InspectRequest, file={"type": Source(), "required": False})
-@click.option("--cpu", is_flag=True, help="Without FILE: what the processor can do, and what kernels make use of.")
+@click.option("--cpu", is_flag=True, help="Show what the processor can do and what kernels make use of; this needs no FILE.")
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
-    """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
+    """Show metadata, tensors, types and sizes of a GGUF file (give any shard of a split one); unknown types by number.
 
     Of a checkpoint, a folder or hf:OWNER/NAME, config.json and the tensors as they are stored, and whether `convert` takes it;
     no weights are downloaded.
@@ -63,7 +63,8 @@ def _checkpoint_text(result: CheckpointSummary) -> str:
             metadata_text(result.config),
             table(("tensor", "shape", "type", "bytes", "file"), result.tensors, row),
             table(("type", "tensors", "size"), histogram),
-            f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} numbers, {gib(result.total_bytes)}",
+            f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} parameters, "
+            f"{gib(result.total_bytes)}",
             verdict,
             *(f"note: {note}" for note in result.notes),
         ]

@@ -47,7 +47,7 @@ def _pairs(name: str) -> dict[str, Any]:
 @click.command(cls=Verb)
 @options_of(MetadataRequest, set=_pairs("KEY[:TYPE]=VALUE"), set_file=_pairs("KEY=FILE"), rename=_pairs("KEY=NEW"))
 def command(**options: Any) -> None:
-    """Metadata of the GGUF FILE (any shard of a split one): shown, or with options changed. Tensors stay as they are.
+    """Show the metadata of the GGUF FILE (any shard of a split one), or change it by options. Tensors stay as they are.
 
     A header that keeps its size, rounded up to the alignment, is changed in place; else a new file is written and takes the
     place of the old one, which needs its size in free disk space. VALUE of an array is JSON. TYPE is uint8 ... uint64, int8 ...

@@ -12,8 +12,10 @@ from ..simd.compile.compile_time import seconds_without_compilation
 from .command import Verb
 from .display.console import call, emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text, stored_rows
+from .messages import say
 from .options import flags
 from .options.fields import options_of
+from .options.sections import SectionedOption
 from .options.types import MODEL, Model
 
 if TYPE_CHECKING:
@@ -34,16 +36,18 @@ class _Baseline(Model):
 
 # kind of tasks -> how many are taken without --KIND-tasks; None: all
 _TASKS = {"hellaswag": 400, "winogrande": None, "multiple-choice": None}
+_UNDER: dict[str, Any] = {"cls": SectionedOption, "section": "Tasks"}
 _TASK_OPTIONS = [
     option
     for kind, default in _TASKS.items()
     for option in (
-        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f)."),
+        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f).", **_UNDER),
         click.option(
             f"--{kind}-tasks",
             metavar="N",
             type=click.IntRange(0),
-            help=f"So many of them at random; 0: all. [default: {default or 'all'}]",
+            help=f"Take so many of them at random; 0: all. [default: {default or 'all'}]",
+            **_UNDER,
         ),
     )
 ]
@@ -76,7 +80,7 @@ _task_options = flags.gathered(_TASK_OPTIONS, _names, "task", _task)
 )
 @_task_options
 def command(model: tuple[Any, ...], text: Any, as_json: bool, task: tuple[str, int | None] | None, **options: Any) -> None:
-    """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.
+    """Measure the perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity does.
 
     The text is cut into windows of the context size, and the second half of each is scored. Compare figures only
     for the same text, context and number of windows. Several models are compared with a baseline in one pass of it.
@@ -179,10 +183,13 @@ class _RunningValues:
     def _estimate(self, total: int) -> None:
         seconds, together = seconds_without_compilation() - self.start, min(self.together, total)
         left = duration(seconds * total / together)
-        click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)
+        say(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}")
 
     def _say(self, text: str, newline: bool = True) -> None:
-        click.echo(text, nl=newline, err=self.err)
+        if self.err:
+            say(text, newline=newline)
+        else:
+            click.echo(text, nl=newline)
 
     def end(self) -> None:
         """Ends a line of values that an error interrupted."""
@@ -238,7 +245,7 @@ def _table(result: PerplexityTable) -> str:
     first = result.results[0]
     compared, is_bound = first.kld_mean is not None, first.kld_missing is not None  # of a baseline's most probable tokens
     divergence = ("KL divergence", *(("lacks about",) if is_bound else ()), "99.9 %", "same top token")
-    heads = ("model", "size", "bits", "perplexity", *(divergence if compared else ()), "t/s")
+    heads = ("model", "size", "bits/weight", "perplexity", *(divergence if compared else ()), "t/s")
     rows = []
     for r in result.results:
         row: list[object] = [r.model, gib(r.about["nbytes"]), r.about["bits_per_weight"]]

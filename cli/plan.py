@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options_of(PlanRequest)
 @click.option("--tensors", is_flag=True, help="Show every tensor.")
 def command(tensors: bool, **options: Any) -> None:
-    """What of MODEL (a GGUF or a Hugging Face folder) goes where, and whether it fits: weights, KV cache, compute buffers.
+    """Plan what of MODEL (a GGUF or a Hugging Face folder) goes where, and whether it fits: weights, KV cache, compute buffers.
 
     The weights are as --recipe or --type would make them; a GGUF that is quantised already counts as it is. For any other
     model without either, every shipped recipe and every file type is tried, and the largest that fits is shown. Devices are
@@ -44,7 +44,7 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
     chosen, placement, parts = result.chosen, result.chosen.placement, []
     if result.tried:
         rows = [(c.recipe, gib(c.nbytes), f"{c.bits_per_weight:.3f}", "fits" if c.placement.fits else "") for c in result.tried]
-        parts.append(table(("recipe or file type", "weights", "bits", ""), rows))
+        parts.append(table(("recipe or file type", "weights", "bits/weight", ""), rows))
     if tensors:
         kinds = [kind for _, kind in chosen.outputs.entries()]
         places = list(zip(kinds, placement.places.items(), strict=True))
@@ -54,7 +54,7 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
         (d.name, d.tensors, *map(_mib, (d.weights, d.cache, d.compute, d.total, d.capacity, d.free))) for d in placement.devices
     ]
     parts.append(f"{chosen.recipe}: {gib(chosen.nbytes)}, {chosen.bits_per_weight:.3f} bits per weight; sizes in MiB")
-    parts.append(table(("device", "tensors", "weights", "KV cache", "compute", "in all", "of", "free"), devices))
+    parts.append(table(("device", "tensors", "weights", "KV cache", "compute", "total", "of", "free"), devices))
     rules = [(rule, n, _mib(size)) for rule, (n, size) in placement.hits.items()]
     if rules:
         parts.append(table(("-ot", "tensors", "weights"), rules))

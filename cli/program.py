@@ -22,7 +22,24 @@ from ..operating_system.process import raise_open_file_limit
 from ..version import __version__
 from . import signals
 from .command import HELP
+from .messages import ERROR, label
 
+# what other programs call a verb -> what it is here
+_OTHER_NAMES = {
+    "ppl": "perplexity",
+    "kld": "perplexity --kl-divergence",
+    "eval": "evaluate",
+    "info": "inspect",
+    "show": "inspect",
+    "dump": "inspect",
+    "list": "recipes list",
+    "ls": "recipes list",
+    "push": "upload",
+    "dequantize": "quantize (to bf16, with --allow-requantize)",
+    "complete": "generate",
+    "server": "serve",
+    "calibrate": "imatrix",
+}
 _RAISE_AGAIN_AFTER = 0.05  # seconds
 
 
@@ -38,9 +55,14 @@ class _Verbs(click.Group):
             gc.freeze()
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = " or ".join(get_close_matches(args[0], VERBS, 2))
+            near = _OTHER_NAMES.get(args[0]) or " or ".join(get_close_matches(args[0], VERBS, 2))
             ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -51,7 +73,7 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": list(HELP), "max_content_width": 120})
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
-@click.version_option(__version__, prog_name="ggufmill")
+@click.version_option(__version__, "-V", "--version", prog_name="ggufmill")
 def group(debug: bool) -> None:
     """From a Hugging Face checkpoint to a validated, recipe-quantised, repacked GGUF.
 
@@ -151,5 +173,5 @@ def _make_writable() -> None:
 
 def _fail(text: str, code: int = 1) -> NoReturn:
     """Prints one line, whatever characters a name or message has, and exits."""
-    print("ggufmill:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
+    print(label("ggufmill:", ERROR), "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
     sys.exit(code)

@@ -12,7 +12,10 @@ from .command import Verb
 from .display.console import call
 from .display.plans import written_text
 from .options.fields import options_of
+from .options.sections import HELP_ALL, shows_all
 from .options.types import Output
+
+_COMMON = "Q8_0, Q6_K, Q5_K_M, Q4_K_M, IQ4_XS, IQ4_K, Q3_K_M, IQ3_K, IQ2_M, IQ2_KS"
 
 
 class _OutputBeforeType(Output):
@@ -28,7 +31,7 @@ class _OutputBeforeType(Output):
 
 
 class _QuantizeVerb(Verb):
-    """The command `quantize`: its help ends with the names of all types, and it answers a last argument that is a number of
+    """The command `quantize`: its help ends with the names of types, and it answers a last argument that is a number of
     threads."""
 
     allow_extra_args = True  # they are refused here
@@ -46,6 +49,12 @@ class _QuantizeVerb(Verb):
         from ..quantize import can_encode
         from ..quantize.recipes.mixes import default_type, file_types
 
+        if not shows_all(ctx):
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"File types are {_COMMON} and others; `ggufmill quantize {HELP_ALL}` lists them and all types."
+            )
+            return
         with formatter.section("File types (a mix of types, as llama-quantize makes it)"):
             formatter.write_text(" ".join(name for name in file_types() if can_encode(default_type(name))))
         with formatter.section("Tensor types (in rules, in options, and with --pure)"):

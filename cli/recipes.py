@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @click.group(cls=Verbs)
 def command() -> None:
-    """The recipes bundled with ggufmill (`--recipe NAME` takes them by name), and checks of any recipe.
+    """List and show the recipes bundled with ggufmill (`--recipe NAME` takes them by name); check and explain any recipe.
 
     Example: ggufmill recipes show deepseek-v3-iq4_k_r4.txt
     """
 
 
-@command.command("list", short_help="The bundled recipes")
+@command.command("list", short_help="List the bundled recipes")
 @flags.as_json
 def list_(as_json: bool) -> None:
-    """One line per recipe: its name and its first comment.
+    """List the bundled recipes, one line each: the name and the first comment.
 
     Example: ggufmill recipes list
     """
@@ -75,10 +75,10 @@ def _lint_text(result: LintResult) -> str:
     return "\n".join([*lines, f"{result.recipe}: {counts}"])
 
 
-@command.command(short_help="Which rule takes which tensors, in bytes")
+@command.command(short_help="Explain which rule takes which tensors")
 @options_of(ExplainRequest)
 def explain(**options: Any) -> None:
-    """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
+    """Explain which rule takes which of MODEL's tensors, how many bytes each gives, and which rules do nothing.
 
     The size of the file itself depends on the imatrix and metadata it names too: `ggufmill quantize --dry-run` says it.
 
@@ -96,7 +96,7 @@ def _explanation_text(result: Explanation) -> str:
     total = result.plan.total_bytes
     rows = [
         (
-            s.rule,
+            (f"line {s.line}: " if s.line else "") + (f"{s.rule} ({s.note})" if s.note else s.rule),
             " ".join(s.types),
             s.tensors,
             gib(s.nbytes),
@@ -106,6 +106,6 @@ def _explanation_text(result: Explanation) -> str:
         )
         for s in result.shares
     ]
-    shares = table(("decided by", "types", "tensors", "size", "share", "bits", "first"), rows)
+    shares = table(("decided by", "types", "tensors", "size", "share", "bits/weight", "first"), rows)
     warnings = "\n".join(f"warning: {warning}" for warning in result.plan.warnings)
     return "\n\n".join(filter(None, [shares, warnings, weights_text(result.plan)]))

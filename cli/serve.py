@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from ..pipeline.requests.generate import ServeRequest
 from .command import Verb
 from .display.console import speeds_text
+from .messages import is_quiet, say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -45,20 +47,21 @@ def command(model: Path, **options: Any) -> None:
     from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
-        click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
+        say(f"{model.name}: listening on {address} (a page to chat; the API is at {address}/v1; Ctrl-C ends it)")
 
-    limit = LineLimit()
+    limit, quiet = LineLimit(), is_quiet()
 
     def show(line: str) -> None:
-        dropped = limit.admit()
+        dropped = None if quiet else limit.admit()  # by threads of the server, which do not see the context
         if dropped is not None:
-            click.echo(f"({dropped} lines left out)\n{line}" if dropped else line, err=True)
+            line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}"
+            say(f"({dropped} lines left out)\n{line}" if dropped else line)
 
     def show_end(end: EndEvent) -> None:
         if end.error is not None:
-            show(f"a request failed: {end.error}")
+            show(f"{end.origin} failed: {end.error}")
         elif end.timings.prompt_tokens:
-            show(f"{speeds_text(end.timings)}; ended by {end.reason}")
+            show(f"{end.origin}: {speeds_text(end.timings)}; ended by {end.reason}")
 
     def show_refused(request: RefusedRequest) -> None:
         show(str(request))
@@ -66,4 +69,4 @@ def command(model: Path, **options: Any) -> None:
     try:
         serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options)
     except KeyboardInterrupt:
-        click.echo("ended", err=True)
+        say("ended")

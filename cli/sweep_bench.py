@@ -12,6 +12,7 @@ from .command import Verb
 from .display.console import emit, progress_bars
 from .display.origins import settings_text
 from .options.fields import options_of
+from .options.sections import GENERAL, SectionedOption
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
@@ -29,11 +30,18 @@ _HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), 
     type=click.Choice(["md", "jsonl", "json"]),
     default="md",
     show_default=True,
-    help="jsonl: a line per depth.",
+    help="Print this format; jsonl has a line per depth.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json: one JSON object on stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    cls=SectionedOption,
+    section=GENERAL,
+    is_flag=True,
+    help="Print one JSON object on stdout, as -o json does.",
+)
 def command(form: str, as_json: bool, **options: Any) -> None:
-    """How fast MODEL (a GGUF or a Hugging Face folder) reads and generates as its context fills up.
+    """Measure how fast MODEL (a GGUF or a Hugging Face folder) reads and generates as its context fills up.
 
     At each depth tokens are generated and taken back, then a prompt is read that stays, as llama-sweep-bench does.
 

@@ -9,8 +9,9 @@ import click
 
 from ..pipeline.common.messages import gib
 from ..pipeline.requests.run import UploadRequest
-from .command import Verb, is_quiet
+from .command import Verb
 from .display.console import call, table
+from .messages import is_quiet
 from .options.fields import options_of
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def rope_scaling_keys(architecture: str, rope: RopeConfig, notes: list[str], *, 
     """
     prefix = f"{architecture}.rope.scaling"
     if rope.scaling == "dynamic" and rope.settings.get("alpha") is None:
-        rope.settings.lose("a GGUF cannot say dynamic rotary scaling: texts beyond max_position_embeddings are not scaled")
+        rope.settings.lose("a GGUF has no keys for dynamic rotary scaling: texts beyond max_position_embeddings are not scaled")
     if rope.scaling not in ("linear", "yarn"):
         return {}
     keys: dict[str, Any] = {f"{prefix}.type": rope.scaling, f"{prefix}.factor": np.float32(rope.factor)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +20,15 @@ import numpy as np
 
 import ggufmill
 from ggufmill import VERBS
+from ggufmill.cli.options.sections import show_all
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of, tables
 from ggufmill.pipeline.requests.verb import documented
 from ggufmill.runtime import Sampling, Settings
 
 PAGES = Path(__file__).parent
+SECTION = re.compile(r"^(?=[A-Z][a-z A-Z]+:\n  -)", re.MULTILINE)
+_SHARED_BY, _SHARED_LINES = 3, 5  # what as many verbs have stands once, if it is as long
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -33,11 +37,32 @@ def command_line() -> str:
     lines = ["# Command line", "", "Generated from the commands themselves: `ggufmill VERB --help` says the same.", ""]
     lines += ["| verb | what it does |", "|---|---|"]
     lines += [f"| [`{verb}`](#{verb}) | {entry.summary} |" for verb, entry in VERBS.items()]
-    for verb in VERBS:
-        command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
-        for path, text in _help(command, verb):
-            lines += ["", f"{'#' * (1 + len(path.split()))} {path}", "", "```text", text.rstrip(), "```"]
+    helps = {
+        path: SECTION.split(text)
+        for verb in VERBS
+        for path, text in _help(import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command, verb)
+    }
+    counts = Counter(section.strip() for _, *sections in helps.values() for section in sections)
+    shared = [section for section, count in counts.items() if count >= _SHARED_BY and section.count("\n") >= _SHARED_LINES]
+    users = {section: [path for path, (_, *own) in helps.items() if section in map(str.strip, own)] for section in shared}
+    titles = {section: f"{section.partition(':')[0]} of {', '.join(users[section])}" for section in shared}
+    for path, (head, *sections) in helps.items():
+        own = "".join(section for section in sections if section.strip() not in shared)
+        lines += ["", f"{'#' * (1 + len(path.split()))} {path}", "", "```text", (head + own).rstrip(), "```"]
+        links = [
+            f"[{section.partition(':')[0]}](#{_anchor(titles[section])})"
+            for section in map(str.strip, sections)
+            if section in shared
+        ]
+        lines += ["", f"And options that several verbs have: {', '.join(links)}."] * bool(links)
+    lines += ["", "## Options that several verbs have"]
+    for section in sorted(shared):
+        lines += ["", f"### {titles[section]}", "", "```text", section.partition("\n")[2], "```"]
     return "\n".join(lines) + "\n"
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def _help(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
@@ -46,6 +71,7 @@ def _help(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
     context = click.Context(
         command, info_name=f"ggufmill {path}", max_content_width=100, terminal_width=100, help_option_names=names
     )
+    show_all(context)
     yield path, command.get_help(context)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

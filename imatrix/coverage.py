@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ def layer_and_role(name: str) -> tuple[int | None, str]:
     """The layer and role of a tensor: (3, 'ffn_up') for blk.3.ffn_up.weight, (None, 'output') for output.weight."""
     match = _LAYER.match(name)
     return (int(match[1]), match[2]) if match else (None, name.removesuffix(".weight"))
+
+
+# Roles whose data are collected only if that is asked for, by these options of `imatrix`.
+COLLECTED_ON_REQUEST = {"token_embd": "--process-embedding", "output": "--process-output"}
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,22 @@ def remarks(layers: Sequence[LayerCoverage]) -> list[str]:
         lines.append(
             f"no expert of layer {', '.join(str(row.layer) for row in unseen_layers)} saw a token: their tensors have no data"
         )
-    missing: dict[str, int] = {}
-    for row in layers:
-        for role in row.without_data:
-            missing[role] = missing.get(role, 0) + 1
+    missing = {role: n for role, n in _missing(layers).items() if role not in COLLECTED_ON_REQUEST}
     if missing:
         roles = ", ".join(role if n == 1 else f"{role} ({n} layers)" for role, n in missing.items())
         lines.append(f"without data: {roles}: quantised without importance")
     return lines
+
+
+def usual_gaps(layers: Sequence[LayerCoverage]) -> str:
+    """A note about the tensors that have data only on request, and have none; '' if there are none."""
+    options = [f"{COLLECTED_ON_REQUEST[role]} for {role}" for role in _missing(layers) if role in COLLECTED_ON_REQUEST]
+    return f"embeddings and output matrix are usually without data; to collect it: {', '.join(options)}" if options else ""
+
+
+def _missing(layers: Sequence[LayerCoverage]) -> dict[str, int]:
+    """Role of tensors without data -> in how many layers."""
+    return dict(Counter(role for row in layers for role in row.without_data))
 
 
 def coverage_json(imatrix: Imatrix, layers: Sequence[LayerCoverage]) -> dict[str, Any]:

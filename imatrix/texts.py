@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..formats import FormatError, PlanError
+from ..errors import FormatError, PlanError, installation
 from ..formats.file_range import check_regular, read_file
 from ..runtime import Model
 from ..runtime.text.chat import Message, find_template, prompt_tokens
@@ -201,5 +201,5 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise PlanError("parquet files need pyarrow: pip install pyarrow") from None
+        raise PlanError(f"parquet files need pyarrow: {installation('pyarrow')}") from None
     return pyarrow.parquet

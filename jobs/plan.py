@@ -309,8 +309,11 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Text such as '50G' (10^9, as in convert_hf_to_gguf.py) or '50GiB' (2^30) -> bytes. Raises PlanError."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+    """Text such as '50G' (10^9, as in convert_hf_to_gguf.py) or '50GiB' (2^30) -> bytes.
+
+    Raises PlanError, also for a number of less than 1 MiB without a unit: who writes 3.2 does not mean three bytes.
+    """
+    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?I?)(B?)\s*", text, re.IGNORECASE)
     try:
         if match is None:
             raise ValueError
@@ -319,4 +322,6 @@ def parse_size(text: str) -> int:
         raise PlanError(f"{text!r} is not a size; write for example 50G or 512MiB") from None
     if size <= 0:
         raise PlanError(f"a size of {text!r} is too small")
+    if size < 1 << 20 and not match[2] and not match[3]:
+        raise PlanError(f"{text} is a number of bytes, for a size in other units write {text}GiB or {text}MiB")
     return size

@@ -19,6 +19,7 @@ from ..runtime.settings import Placement
 from .common.dropped_config import warn_on_dropped_config
 from .common.models import open_model, settings_of_each
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .requests.groups import CheckpointOptions
 from .requests.measure import BenchRequest
 from .requests.verb import verb
@@ -60,6 +61,7 @@ class BenchRow:
     samples: list[float]
 
 
+@shown
 @dataclass
 class BenchResult:
     """A row per test, the models (files with digests, types), and the program with its processor."""

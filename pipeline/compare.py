@@ -15,6 +15,7 @@ from ..runtime.stored_sizes import stored_nbytes
 from .common.arguments import as_pattern, refuse_unused
 from .common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .reports.plots import plot_comparison
 from .reports.style import check_picture
 from .requests.measure import CompareRequest
@@ -24,6 +25,7 @@ from .requests.verb import verb
 N_CTX = 512
 
 
+@shown
 @dataclass
 class ComparisonResult(Comparison):
     """The errors of `Comparison` (tokens, layers, output, tensors, only_a, only_b, reshaped, nonfinite), and their origin.

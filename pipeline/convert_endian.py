@@ -15,12 +15,14 @@ from ..jobs.atomic_write import atomic_file
 from ..jobs.lock import output_lock
 from .common.arguments import check_new, check_space, refuse_inputs
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .requests.files import EndianRequest
 from .requests.verb import verb
 
 _BLOCK = 1 << 24  # bytes at a time, at most; whole blocks of the type
 
 
+@shown
 @dataclass(frozen=True)
 class EndianResult:
     """status: 'planned' (dry_run) or 'written'; order: the byte order of the output, `file`; tensors, nbytes: what it holds."""

@@ -22,6 +22,7 @@ from .cluster.covariance import SharedCovariance
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
 from .common.messages import duration, gib, note
 from .common.progress import Stage
+from .common.shown import shown
 
 _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
@@ -133,6 +134,7 @@ def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state
             return
 
 
+@shown
 @dataclass(frozen=True)
 class MergedCovariance:
     """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts;
@@ -174,6 +176,7 @@ def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: boo
     return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count, len(merged.outputs))
 
 
+@shown
 @dataclass(frozen=True)
 class CovarianceStatistics:
     """Statistics of a covariance file.

@@ -15,11 +15,13 @@ from ..runtime import Model
 from ..runtime.embedding import embed_tokens, model_pooling, pair_tokens, similarities
 from .common.models import open_model
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .requests.measure import EmbedRequest
 from .requests.running import settings_of
 from .requests.verb import verb
 
 
+@shown
 @dataclass(frozen=True)
 class TextEmbeddings:
     """Texts and their vectors.

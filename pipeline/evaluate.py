@@ -18,14 +18,15 @@ from ..runtime.evaluate.provenance import describe_text
 from .common.arguments import as_paths, check_folder
 from .common.baseline import stored_tokens
 from .common.importance import load_importance
-from .common.messages import warn
+from .common.messages import note, warn
 from .common.models import model_name, note_micro_batch, open_model, settings_of_each, window_settings
 from .common.progress import reporting
+from .common.shown import shown
 from .judging.candidates import find_models, stock_mix
 from .judging.judge import Judge
 from .judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
 from .reports.evaluation import EvaluationRow, evaluation_text, plot_evaluation, row_of
-from .reports.style import check_picture
+from .reports.style import check_picture, missing_matplotlib
 from .requests.measure import EvaluateRequest
 from .requests.running import settings_of
 from .requests.verb import verb
@@ -34,6 +35,7 @@ N_CTX = 512
 RESULTS, TABLE, PLOT = "results.json", "table.md", "plot.png"
 
 
+@shown
 @dataclass(frozen=True)
 class Evaluation:
     """A row per model, smallest first, and where they are kept.
@@ -90,7 +92,11 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
         raise UsageError("a text is missing (-f)")
     folder.mkdir(exist_ok=True)
     check_folder(folder / RESULTS)
-    if not request.no_plot:
+    missing = None if request.no_plot else missing_matplotlib()
+    if missing is not None:
+        note(f"no picture is drawn, which needs {missing}")
+    draws = not request.no_plot and missing is None
+    if draws:
         check_picture(folder / PLOT)
     kept = ResultsFile(folder / RESULTS)
     window = stored.n_ctx if stored is not None else request.n_ctx or N_CTX
@@ -135,7 +141,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
                 raise PlanError(f"--join {path}: {result.get('model')} was measured {reason}")
             if not any(is_same_model(result, other) for other in [*chosen, *others]):
                 others.append(result)
-    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), request.no_plot)
+    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), draws)
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
     return evaluation
@@ -152,7 +158,7 @@ def _file_types(stock: str | Sequence[str]) -> list[str]:
 
 
 def _summary(
-    folder: Path, results: list[Result], joined: list[Result], failed: dict[str, str], baseline: str, no_plot: bool
+    folder: Path, results: list[Result], joined: list[Result], failed: dict[str, str], baseline: str, draws: bool
 ) -> Evaluation:
     """Sorts the results by size, and writes table and picture."""
     rows = [(row_of(result, result in joined), result) for result in [*results, *joined]]
@@ -170,7 +176,7 @@ def _summary(
         ]
         files["table"] = str(folder / TABLE)
         write_text(folder / TABLE, evaluation_text([row for row, _ in rows], about))
-        if not no_plot:
+        if draws:
             files["plot"] = str(folder / PLOT)
             title = f"{some['about'].get('name') or Path(baseline).stem}: {about[1].removeprefix('Text: ').rstrip('.')}"
             plot_evaluation([row for row, _ in rows], some["baseline_perplexity"], title, folder / PLOT)

@@ -13,11 +13,13 @@ from ..runtime.generation.generate import generate, warm_up
 from ..runtime.generation.grammar import Grammar, compile_grammar, compile_schema
 from .common.models import open_generating_model
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .requests.generate import GenerateRequest, sampling_of
 from .requests.running import settings_of
 from .requests.verb import verb
 
 
+@shown
 @dataclass(frozen=True)
 class GeneratedText:
     """A prompt and what a model made of it.

@@ -14,10 +14,12 @@ from ..jobs.atomic_write import write_lines
 from ..jobs.streamed_json import StreamedJson
 from .common.arguments import check_new, refuse_inputs
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .requests.files import HashRequest
 from .requests.verb import verb
 
 
+@shown
 @dataclass
 class HashResult(StreamedJson):
     """Digests, and if they were checked how each compares with the manifest.

@@ -14,7 +14,7 @@ from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import CollectState, load_state
 from ..imatrix.covariance.job import CurvatureOptions
-from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
+from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks, usual_gaps
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
@@ -31,6 +31,7 @@ from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
 from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
 from .common.progress import WINDOWS, Stage, reporting
+from .common.shown import shown
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
 from .requests.imatrix import ImatrixRequest, ShowRequest
@@ -40,6 +41,7 @@ from .requests.verb import verb
 N_CTX, OUTPUT_FREQUENCY = 512, 10
 
 
+@shown
 @dataclass(frozen=True)
 class ImatrixResult:
     """An importance matrix, and what it covers of the model.
@@ -223,6 +225,8 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         imatrix, figures, layers, path, Path(request.plot) if request.plot is not None else None, covariance_path
     )
     warn(result.remarks)
+    if usual := usual_gaps(result.layers):
+        note(usual, detail=True)
     return result
 
 
@@ -247,6 +251,7 @@ def _numbered(out: Path | None, chunks: int) -> Path:
     return out.with_name(f"{out.stem}.at_{chunks}{out.suffix}")
 
 
+@shown
 @dataclass(frozen=True)
 class MergedImatrix:
     """An importance matrix that was made of others. path: where it is; lost: what its format does not keep, in words."""
@@ -298,6 +303,7 @@ def convert_imatrix(file: str | Path, out: str | Path, *, force: bool = False) -
     return result
 
 
+@shown
 @dataclass(frozen=True)
 class ImatrixStatistics:
     """Statistics of an importance matrix, and how another one differs.

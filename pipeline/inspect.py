@@ -23,6 +23,7 @@ from ..jobs.streamed_json import StreamedJson
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import Stage, reporting
 from .common.rows import Rows
+from .common.shown import shown
 from .requests.files import InspectRequest
 from .requests.verb import verb
 
@@ -31,6 +32,7 @@ _FIRST = 8  # values of a longer one
 _CHECKED = 1 << 22  # elements that are decoded at a time
 
 
+@shown
 @dataclass
 class InspectResult(StreamedJson):
     """Metadata, tensors, types and sizes of a GGUF file, all its shards together.
@@ -213,6 +215,7 @@ def plain_value(value: Any, full: bool = False) -> Any:
     return [plain_value(v, full) for v in value] if isinstance(value, list) else value
 
 
+@shown
 @dataclass(frozen=True)
 class ProcessorSummary:
     """What the processor can do, and what kernels make use of.

@@ -19,6 +19,7 @@ from ..jobs.lock import output_lock, remove_abandoned_lock
 from .common.arguments import check_folder, check_new, check_space, refuse_inputs
 from .common.messages import note
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .inspect import plain_metadata, plain_value
 from .requests.files import MetadataRequest
 from .requests.verb import verb
@@ -39,6 +40,7 @@ class MetadataChange:
     after: Any
 
 
+@shown
 @dataclass
 class MetadataResult:
     """What became of the metadata.

@@ -33,6 +33,7 @@ from .common.models import (
     window_settings,
 )
 from .common.progress import WINDOWS, Stage, reporting
+from .common.shown import shown
 from .requests.measure import PerplexityRequest, TasksRequest
 from .requests.running import settings_of
 from .requests.verb import verb
@@ -40,6 +41,7 @@ from .requests.verb import verb
 N_CTX = 512
 
 
+@shown
 @dataclass(frozen=True, kw_only=True)
 class PerplexityResult(Perplexity):
     """The figures of `Perplexity` (perplexity, error, chunks, ..., with a baseline kld_mean, top1_agreement, ...), and what
@@ -73,6 +75,7 @@ class PerplexityResult(Perplexity):
         return summary | ({"compared_with": self.compared_with} if self.compared_with is not None else {})
 
 
+@shown
 @dataclass(frozen=True)
 class PerplexityTable:
     """The results of several models on the same text, against the same baseline."""
@@ -180,6 +183,7 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
     return PerplexityTable(results) if is_list else results[0]
 
 
+@shown
 @dataclass(frozen=True)
 class TaskResult:
     """The score of a model in tasks with choices, in percent, and what it was measured on.

@@ -26,6 +26,7 @@ from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devic
 from .common.arguments import as_bytes, as_file_type, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import warn
+from .common.shown import shown
 from .planning import Quantization
 from .requests.plan import ForecastOptions, PlanRequest
 from .requests.quantize import QuantizeRequest
@@ -63,6 +64,7 @@ class Candidate:
         return {"recipe": self.recipe, "total_bytes": self.nbytes, "bits_per_weight": self.bits_per_weight}
 
 
+@shown
 @dataclass
 class MemoryPlan(StreamedJson):
     """The candidate that was chosen, and those that were tried, largest first and without their tensors (none if a recipe or

@@ -24,12 +24,14 @@ from ..request_fields import shared
 from .common.arguments import as_file_type
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import note
+from .common.shown import shown
 from .planning import Quantization
 from .requests.quantize import QuantizeRequest
 from .requests.recipes import ExplainRequest, LintRequest
 from .requests.verb import verb
 
 
+@shown
 @dataclass(frozen=True)
 class ShippedRecipes:
     """Name and first comment of each recipe that comes with the program."""
@@ -67,6 +69,7 @@ def read_recipe(name: str | Path) -> str:
     return path.read_text("utf-8")
 
 
+@shown
 @dataclass(frozen=True)
 class LintResult:
     """warnings: what may be wrong with a recipe; notes: what it depends on, such as types that need an imatrix."""
@@ -111,9 +114,10 @@ def lint_recipe(request: LintRequest) -> LintResult:
     return result
 
 
+@shown
 @dataclass(frozen=True)
 class Explanation:
-    """shares: what each rule, flag or default decided, in the order of its first tensor; plan: of all tensors."""
+    """shares: what each rule, flag or default decided, in the order of the recipe; plan: of all tensors."""
 
     shares: list[RuleShare]
     plan: Plan
@@ -146,7 +150,8 @@ def explain_recipe(request: ExplainRequest) -> Explanation:
     if request.recipe is None and request.type is None:
         raise UsageError("give --recipe FILE, --type TYPE or both")
     plan = _plan(request.model, request)
-    return Explanation(rule_shares(plan), plan)
+    rules = load_recipe(find(request.recipe)).rules if request.recipe is not None else []
+    return Explanation(rule_shares(plan, rules), plan)
 
 
 def _plan(model: str | Path, request: LintRequest | ExplainRequest) -> Plan:

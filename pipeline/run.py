@@ -17,6 +17,7 @@ from .common.arguments import refuse_unused
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import json_text, note, warn
 from .common.progress import reporting
+from .common.shown import shown
 from .common.vocabulary_check import vocabulary_differences
 from .reports.html_page import page_text
 from .reports.markdown import report_text
@@ -59,6 +60,7 @@ class QuantForecast:
         return named | self.plan.as_json() | ({"search": search} if self.target is not None else {})
 
 
+@shown
 @dataclass
 class RunResult:
     """What a run made, or with dry_run would make.
@@ -95,7 +97,7 @@ def run_recipe(request: RunRequest) -> RunResult:
     Files, types, exact sizes and disk space are checked first. An interrupted run is continued by the same call; a stage whose
     inputs have not changed is not repeated. One run at a time works in a folder.
 
-    Returns a `RunResult`. Raises PlanError for what stands in the way before any work, MillError for what fails on the way,
+    Returns a `RunResult`. Raises PlanError before any work if something prevents it, MillError for what fails on the way,
     CheckFailed when the result exceeds limits that the recipe sets.
 
     Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import UsageError, installation
 from .common.arguments import read_template
 from .common.models import open_generating_model
 from .requests.generate import ServeRequest, sampling_of
@@ -32,7 +32,7 @@ def serve_model(request: ServeRequest) -> None:
     try:
         from ..runtime.serve import serve
     except ImportError as error:
-        raise UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
+        raise UsageError(f"serving needs starlette and uvicorn ({error}): {installation('starlette')}") from None
     from ..runtime.serve.security_middleware import is_loopback
 
     if request.api_key is not None and not request.api_key.strip():

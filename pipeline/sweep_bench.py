@@ -10,6 +10,7 @@ from ..runtime.evaluate.bench import Depth, sweep
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from .common.models import open_model, window_settings
 from .common.progress import Stage, reporting
+from .common.shown import shown
 from .reports.plots import plot_sweep
 from .reports.style import check_picture
 from .requests.measure import SweepRequest
@@ -19,6 +20,7 @@ from .requests.verb import verb
 N_CTX, PROMPT = 4096, 512  # tokens
 
 
+@shown
 @dataclass
 class SweepResult:
     """Speeds by depth, and what they were measured on.

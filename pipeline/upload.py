@@ -14,6 +14,7 @@ from ..formats import open_gguf
 from .common import checksums
 from .common.messages import note
 from .common.progress import OnProgress, reporting
+from .common.shown import shown
 from .reports.model_card import NOT_FIT, for_repository
 from .requests.run import UploadRequest
 from .requests.verb import verb
@@ -34,6 +35,7 @@ class UploadFile:
     status: str
 
 
+@shown
 @dataclass
 class UploadResult:
     """What was sent, or without `yes` would be.

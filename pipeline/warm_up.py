@@ -23,6 +23,7 @@ from ..simd.compile.kernel_cache import is_marked_compiled, mark_compiled
 from .common.arguments import as_type
 from .common.models import ModelLike, model_name, open_model
 from .common.progress import OnProgress, Stage, reporting
+from .common.shown import shown
 from .requests.running import WarmUpRequest
 from .requests.verb import verb
 
@@ -30,6 +31,7 @@ _PASSES = (33, 4, 1)  # tokens: as for a prompt, for several requests at once, f
 _COLUMNS = 512
 
 
+@shown
 @dataclass(frozen=True)
 class WarmUpResult:
     """What `warm_up` compiled.

@@ -137,8 +137,8 @@ def plan_quantize(
         selection = selector.select(tensor)
         if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
             raise PlanError(
-                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} loses twice: "
-                "start from the f16 or bf16 model, or say --allow-requantize"
+                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} adds a second "
+                "error: start from the f16 or bf16 model, or say --allow-requantize"
             )
         if uses_importance(tensor, selection.type):
             noticed.note_covariance(tensor, selection.type, covariances)
@@ -255,7 +255,12 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
     unused_roles = [role for role in selector.overrides.roles if not selector.hits[role]]
     warnings += [f"--{role.replace('_', '-')}-type applies to no tensor" for role in unused_roles]
     if selector.unselected:
-        warnings.append(f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised")
+        kept = sum(kind.nbytes * n for kind, n in outputs.counts() if kind.rule == UNCHANGED)
+        share = kept / max(1, sum(kind.nbytes * n for kind, n in outputs.counts()))
+        warnings.append(
+            f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised "
+            f"({share:.0%} of the bytes)"
+        )
     if noticed.without_importance:
         missing = noticed.without_importance
         hint = " (imatrix --nextn collects those of draft layers)" * any(n.startswith(noticed.draft_layers) for n in missing)
@@ -264,11 +269,20 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
     for reason, names in noticed.without_curvature.items():
         warnings.append(f"rows of {abridged(names)} are encoded by themselves, without curvature: {reason}")
-    fallbacks = sum(n for kind, n in outputs.counts() if kind.note)
-    if fallbacks:
-        name, kind = next(outputs.of_kinds(lambda kind: kind.note))
-        warnings.append(f"another type than asked for: {abridged_count(f'{name} ({kind.type.name})', fallbacks)}")
-    return warnings
+    return warnings + _warnings_of_fallbacks(outputs)
+
+
+def _warnings_of_fallbacks(outputs: Outputs) -> list[str]:
+    """A line for each reason for which tensors have another type than asked for."""
+    reasons: dict[str, int] = {}
+    for kind, n in outputs.counts():
+        if kind.note:
+            reasons[kind.note] = reasons.get(kind.note, 0) + n
+    found = []
+    for reason, count in reasons.items():
+        name, kind = next(outputs.of_kinds(lambda kind, reason=reason: kind.note == reason))
+        found.append(f"another type than asked for: {abridged_count(f'{name} ({kind.type.name})', count)}: {reason}")
+    return found
 
 
 def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], outputs: Outputs) -> list[str]:

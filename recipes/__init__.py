@@ -8,6 +8,15 @@ FOLDER = Path(__file__).parent
 SUFFIXES = (".txt", ".toml")
 
 
+def bundled(path: str | Path) -> Path:
+    """The path itself if it exists or leads nowhere in this folder, else the bundled model or text of that name: `demo`,
+    `demo/calibration.txt`."""
+    given = Path(path)
+    if given.exists() or given.is_absolute() or ".." in given.parts or given.parts[:1] != ("demo",):
+        return given
+    return FOLDER / given if (FOLDER / given).exists() else given
+
+
 def names() -> list[str]:
     return sorted(p.name for p in FOLDER.iterdir() if p.suffix in SUFFIXES)
 

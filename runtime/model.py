@@ -121,7 +121,7 @@ class Model:
         self.files = MappedFiles(source.files)
 
     def __repr__(self) -> str:
-        return f"<Model {self.source.path}: {self.source.architecture}, {self.n_layers} layers, {self.n_vocab} tokens>"
+        return f"<Model {self.source.path}: {self.source.architecture}, {self.n_layers} layers, vocabulary of {self.n_vocab}>"
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +28,10 @@ _TYPES = ("cache_k", "cache_v")
 class Placement:
     """What runs where."""
 
+    section: ClassVar[str] = "Devices"
+
     device: tuple[str, ...] | None = option(
-        "Devices of torch: cuda (all), cuda:1, xpu, mps, cpu, auto; or none.",
+        "Use these devices of torch: cuda (all), cuda:1, xpu, mps, cpu, auto; or none.",
         default=None,
         flags="-dev --device",
         kind="device_names",
@@ -36,37 +39,39 @@ class Placement:
         shown="none; auto with -ngl, -ot, ...",
     )
     gpu_layers: int | None = option(
-        "Layers on devices, the last ones, and after them the output.",
+        "Put this many layers on devices, the last ones, and after them the output.",
         default=None,
         flags="-ngl --n-gpu-layers --gpu-layers",
         least=0,
         shown="all",
     )
     override_tensor: tuple[str, ...] = option(
-        "CPU, CUDA0, ... for the tensors that match; the first match wins.",
+        "Put the tensors that match on this device: CPU, CUDA0, ...; the first match wins.",
         default=(),
         flags="-ot --override-tensor",
         kind="texts",
         metavar="REGEX=DEVICE,...",
     )
-    cpu_moe: bool = option("Experts stay in RAM.", default=False)
-    n_cpu_moe: int | None = option("The experts of the first N layers stay in RAM.", default=None, least=0)
+    cpu_moe: bool = option("Keep all experts in RAM.", default=False, rare=True)
+    n_cpu_moe: int | None = option("Keep the experts of the first N layers in RAM.", default=None, least=0)
     tensor_split: tuple[float, ...] | None = option(
-        "Shares of the devices in the layers.",
+        "Share the layers out among the devices in these proportions.",
         default=None,
         flags="-ts --tensor-split",
         kind="shares",
         metavar="N,N,...",
         shown="by memory",
+        rare=True,
     )
     main_gpu: int | None = option(
-        "Use this one of the devices alone.", default=None, flags="-mg --main-gpu", least=0, shown="all of them"
+        "Use this one of the devices alone.", default=None, flags="-mg --main-gpu", least=0, shown="all of them", rare=True
     )
     device_memory: int | None = option(
-        "Weights take at most this many bytes of each device; others are copied there layer by layer, as they are used.",
+        "Use at most this much memory of each device for weights; others are copied there layer by layer, as they are used.",
         default=None,
         kind="size",
         shown="no limit",
+        rare=True,
     )
 
 
@@ -78,73 +83,88 @@ class Settings(Placement):
     """How a model is run; every field can be given to `load_model` by name."""
 
     reference: ClassVar[str] = "Settings of `load_model`, see `Settings`; none for a model that is loaded"
+    section: ClassVar[str] = "Model and threads"
 
     n_ctx: int | None = option(
-        "Context in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="the model's"
+        "Make room for this many tokens of context.",
+        default=None,
+        flags="-c --ctx-size",
+        least=4,
+        most=2**31 - 1,
+        shown="the model's",
     )
     cache_bytes: int | None = option(
-        "Decoded float32 weights kept in memory, in bytes.",
+        "Keep decoded float32 weights in memory, up to this many bytes.",
         default=None,
         shown="4 GiB, or a quarter of what is free if that is less",
         in_cli=False,
     )
-    threads: int | None = option("Threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    threads: int | None = option("Use this many threads.", default=None, flags="-t --threads", least=1, shown="all processors")
     cpus: tuple[int, ...] | None = option(
-        "Run on these processors: bits of a hexadecimal number.",
+        "Run on these processors: the bits of a hexadecimal number.",
         doc="Numbers of the processors that the threads may use.",
         default=None,
         flags="-C --cpu-mask",
         kind="cpus",
         shown="all that the process may use",
+        rare=True,
     )
     numa: str | None = option(
-        "distribute: threads and memory over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
+        "Place threads and memory. distribute: over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
         default=None,
         choices=NUMA_MODES,
         shown="by the system",
+        rare=True,
     )
     batch: int = option(
-        "Logical batch size: tokens of several sequences in one call.", default=2048, flags="-b --batch-size", least=1
+        "Set the logical batch size: tokens of several sequences in one call.",
+        default=2048,
+        flags="-b --batch-size",
+        least=1,
+        rare=True,
     )
     ubatch: int = option(
-        "Tokens per pass through the layers: more use big matrices better, fewer take less memory. Texts in windows are run in "
-        "whole ones, in pieces of 2048 tokens where they are longer.",
+        "Run this many tokens per pass through the layers: more use big matrices better, fewer take less "
+        "memory. Texts in windows are run in whole ones, in pieces of 2048 tokens where they are longer.",
         default=2048,
         flags="-ub --ubatch-size",
         least=1,
     )
     cache_k: str | None = option(
-        "Type of the cached keys; with -mla 2 and 3 of the latents.",
+        "Cache keys in this type; with -mla 2 and 3 the latents.",
         default=None,
         flags="-ctk --cache-type-k",
         choices=CACHE_TYPES,
         shown="f16",
     )
     cache_v: str | None = option(
-        "Type of the cached values.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
+        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
     )
     flash: bool = option(
-        "Attention whose scores are never stored.", default=True, flags="-fa --flash-attn", kind="switch", shown="on"
+        "Use flash attention, which never stores all scores.", default=True, flags="-fa --flash-attn", kind="switch", shown="on"
     )
     mla: int = option(
-        "Latent attention: 0 caches keys and values; 1 latents for keys and for values, and absorbs the matrices of both into "
-        "query and output; 2 caches latents once and expands keys and values from them; 3 caches them once, expands for "
-        "prompts and absorbs for generated tokens. The same numbers up to rounding.",
+        "Compute latent attention in this way: 0 caches keys and values; 1 latents for keys and for values, and absorbs the "
+        "matrices of both into query and output; 2 caches latents once and expands keys and values from them; 3 caches them "
+        "once, expands for prompts and absorbs for generated tokens. The numbers are the same up to rounding.",
         default=3,
         flags="-mla --mla-use",
         least=0,
         most=3,
+        rare=True,
     )
     attention_bytes: int = option(
-        "Most for the buffers of attention: scores, or keys and values that it expands from latents.",
+        "Use at most this much memory for the buffers of attention: for scores, or for keys and values that "
+        "it expands from latents.",
         doc="Most bytes for the buffers of attention: scores, or keys and values that it expands from latents.",
         default=512 << 20,
         flags="-amb --attn-max-batch",
         kind="mebibytes",
         shown="512 MiB",
+        rare=True,
     )
     repack: bool = option(
-        "Interleave rows of the weights when loading, in memory.", default=False, flags="-rtr --run-time-repack"
+        "Interleave rows of the weights when loading, in memory.", default=False, flags="-rtr --run-time-repack", rare=True
     )
     expert_reduction: tuple[int, float] | None = option(
         "Use N experts per token and more only if they weigh T times the strongest.",
@@ -153,30 +173,33 @@ class Settings(Placement):
         default=None,
         flags="-ser --smart-expert-reduction",
         kind="expert_reduction",
+        rare=True,
     )
     exact: bool = option(
-        "Weights multiply as float32, without rounding the activations to eight bits first.", default=False, in_cli=False
+        "Multiply weights as float32, without rounding the activations to eight bits first.", default=False, in_cli=False
     )
     checkpoints: int = option(
-        "Recurrent states of a sequence that are kept to go back to, of models with such layers.",
+        "Keep this many recurrent states of a sequence to go back to, of models with such layers.",
         default=8,
         flags="--ctx-checkpoints",
         least=1,
+        rare=True,
     )
     round_bf16: bool = option(
-        "Prompts' products with bf16 weights take activations rounded to bf16, as in llama.cpp, and not sums of two bf16 "
-        "numbers: up to twice as fast with AVX512-BF16, and as rough as eight-bit activations.",
+        "Round the activations of prompts to bf16 in products with bf16 weights, as llama.cpp does, instead "
+        "of making sums of two bf16 numbers of them: up to twice as fast with AVX512-BF16, and as rough as "
+        "eight-bit activations.",
         default=False,
         in_cli=False,
     )
     lora: tuple[str, ...] = option(
-        "Run with a LoRA adapter, a GGUF or (of a checkpoint) a folder of peft; several add up.",
+        "Run with a LoRA adapter: a GGUF, or (of a checkpoint) a folder that peft wrote; several add up.",
         default=(),
         kind="texts",
         metavar="FILE[=SCALE]",
     )
     parallel: int = option(
-        "Sequences served at once, each with the whole context.",
+        "Serve up to this many sequences at once, each with the whole context.",
         default=1,
         flags="-np --parallel",  # of all verbs, or -np would be read as -n p
         kind="one_sequence",
@@ -195,7 +218,9 @@ def settings_from(values: dict[str, Any]) -> Settings:
     known = sorted(field.name for field in fields_of(Settings))
     for name in values:
         if name not in known:
-            raise PlanError(f"unknown setting {name!r}; there are {', '.join(known)}")
+            near = " or ".join(get_close_matches(name, known, 2))
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            raise PlanError(f"unknown setting {name!r}; {hint}")
     chosen = Settings(**values)
     for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         value = getattr(chosen, name)

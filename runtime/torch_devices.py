@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
 
-from ..errors import PlanError
+from ..errors import PlanError, installation
 from ..operating_system.memory import free_bytes
 from ..operating_system.processors import may_have_accelerators
 
@@ -31,7 +31,7 @@ def import_torch(what: str) -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise PlanError(f"{what} needs torch ({error}): pip install 'ggufmill[gpu]'") from None
+        raise PlanError(f"{what} needs torch ({error}): {installation('torch')}") from None
     return torch
 
 
@@ -52,7 +52,7 @@ def accelerators_here() -> tuple[list[TorchDevice], str]:
     if not may_have_accelerators():
         return [], "there is no accelerator here"
     if find_spec("torch") is None:
-        return [], "torch is not installed (pip install 'ggufmill[gpu]')"
+        return [], f"torch is not installed ({installation('torch')})"
     return find_devices(), "torch finds no accelerator here"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from ...errors import CheckFailed
 from ...jobs.streamed_json import StreamedJson
 from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
-from ..command import is_quiet
+from ..messages import is_quiet
 from .compile_lines import lines_beside
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
 _GIB = 1 << 30
+_SHORT = 16  # characters that are left of a long text in a table
 _LINES = 1000  # that are printed at a time
 MOST_ROWS = 100_000  # of a table; the largest checkpoints have as many tensors
 # stage -> bytes below which it has no bar
@@ -93,8 +95,48 @@ def table(headings: Sequence[str], rows: Sequence[Any], row_of: Callable[[Any], 
     def line(values: Sequence[str]) -> str:
         return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)).rstrip()
 
+    if (columns := _terminal_width()) is not None and sum(widths) + 2 * (len(widths) - 1) > columns:
+        widths, cells, wide = _narrowed(headings, cells, widths, right, columns)
+        if wide:
+            return "\n".join([*_records(headings, cells), *([f"and {more:,} more, which --json has"] if more > 0 else [])])
     lines = [line(headings), line(["-" * w for w in widths]), *(line(r) for r in cells)]
     return "\n".join([*lines, f"and {more:,} more, which --json has"] if more > 0 else lines)
+
+
+def _terminal_width() -> int | None:
+    """Columns of the terminal that stdout is, or COLUMNS; None for a file or a pipe, which get tables as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _narrowed(
+    headings: Sequence[str], cells: list[list[str]], widths: list[int], right: list[bool], columns: int
+) -> tuple[list[int], list[list[str]], bool]:
+    """Widths and cells of a table that fits, and whether it is still too wide: texts are cut in their middle, down to _SHORT
+    characters, and numbers (right) never."""
+    widths, excess = list(widths), sum(widths) + 2 * (len(widths) - 1) - columns
+    for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
+        least = max(_SHORT, len(headings[i]))
+        if excess > 0 and widths[i] > least and not right[i]:
+            cut = min(excess, widths[i] - least)
+            widths[i], excess = widths[i] - cut, excess - cut
+    if excess > 0:
+        return widths, cells, True
+    return widths, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], False
+
+
+def _cut(text: str, width: int) -> str:
+    """The text with ... in its middle if it is longer than that."""
+    end = (width - 3) // 2
+    return text if len(text) <= width else f"{text[: width - 3 - end]}...{text[len(text) - end :]}"
+
+
+def _records(headings: Sequence[str], cells: list[list[str]]) -> list[str]:
+    """A table that is too wide, as a paragraph for each row."""
+    width = max(map(len, headings))
+    lines: list[str] = []
+    for row in cells:
+        lines += ["", *(f"{heading:{width}}  {cell}" for heading, cell in zip(headings, row, strict=True))]
+    return lines[1:]
 
 
 def _text(cell: object) -> str:
@@ -122,7 +164,7 @@ def emit(value: Callable[[], dict[str, Any]], as_json: bool, text: Callable[[], 
 
 def speeds_text(t: Timings) -> str:
     """Tokens read and generated, and how fast; no rate of what took no pass through the model."""
-    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} known)" if t.cached_tokens else "")]
+    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} cached)" if t.cached_tokens else "")]
     parts += [f"{t.generated_tokens} generated"]
     rates = t.prompt_per_second, t.generated_per_second
     texts = [part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True)]

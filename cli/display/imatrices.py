@@ -78,7 +78,16 @@ def coverage_text(layers: Sequence[LayerCoverage]) -> str:
         )
         for row in layers
     ]
-    headings = ("layer", "tensors", "without data", "experts", "no token", f"under {MIN_TOKENS}", "fewest", "median")
+    headings = (
+        "layer",
+        "tensors",
+        "without data",
+        "experts",
+        "without tokens",
+        f"under {MIN_TOKENS} tokens",
+        "fewest tokens",
+        "median tokens",
+    )
     if not any(row[3] for row in rows):
         headings, rows = headings[:3], [row[:3] for row in rows]
     return table(headings, rows)

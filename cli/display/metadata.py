@@ -19,6 +19,13 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
 def short_text(value: Any, width: int = _WIDTH) -> str:
     """A value in one line of at most `width` characters."""
     if isinstance(value, dict):
-        return f"[{value['length']:,}] {', '.join(repr(v) for v in value['first'][:5])}, ..."
+        return f"[{value['length']:,}] {', '.join(map(_item, value['first'][:5]))}, ..."
+    if isinstance(value, list | tuple):
+        value = f"[{', '.join(map(_item, value))}]"
     text = printable(str(value)[: width + 1])
     return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _item(value: Any) -> str:
+    """An item of an array; a text between quotes, its backslashes as they are."""
+    return f"'{value}'" if isinstance(value, str) else str(value)

@@ -81,7 +81,7 @@ def forecast_text(forecast: Forecast) -> str:
         slowest = sorted(forecast.seconds.items(), key=lambda item: -item[1])[:4]
         types = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)
         total = duration(sum(forecast.seconds.values()))
-        lines.append(f"time: about {total} of work on this machine ({types}), if reading keeps up")
+        lines.append(f"time: about {total} on this machine ({types}), unless reading the source takes longer")
     return "\n".join(lines)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ...request_fields import Field, fields_of
+from ...request_fields import Field, fields_of, section_of
 from ...runtime.generation.sampling_options import Sampling
 from ...runtime.settings import Placement, Settings
 from . import running
 from .flags import Decorator, as_json, together
-from .types import FILE, FILE_TYPE, MEMORIES, MEMORY, MODEL, OUT, OUT_FILE, REGEX, SIZE, TEXT, TYPE, Listed, Override, Source
+from .sections import SectionedOption
+from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, SIZES, TEXT, TYPE, Listed, Override, Source
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -41,8 +42,7 @@ KINDS: dict[str, Any] = {
         "flag_value": "1,2,4,8,16,32,64",
         "default": (),
     },
-    "memories": {"type": MEMORIES, "default": ()},
-    "memory": MEMORY,
+    "sizes": {"type": SIZES, "default": ()},
     "model": MODEL,
     "name": click.STRING,  # of a file, or of something bundled
     "names": click.STRING,  # with commas between
@@ -62,19 +62,25 @@ KINDS: dict[str, Any] = {
 
 
 def options_of(request: type, *, json: bool = True, **kinds: Any) -> Decorator:
-    """The arguments and options of a request's fields, in their order, as a decorator of a command.
+    """The arguments and options of a request's fields, by sections of the help, as a decorator of a command.
 
     json: --json at the end. kinds: field -> what its kind is for this command, as a value of KINDS. Settings of `load_model`
     and fields of `Sampling` come to the command where they are given only: a model that is loaded already takes no settings,
     and a model's file may recommend how to sample.
     """
-    fields = [field for field in fields_of(request) if field.option.in_cli]
+    sections = {field.name: section_of(request, field.name) for field in fields_of(request) if field.option.in_cli}
+    # Groups in their order; a field of the verb's own that says that it belongs to one of them comes behind it.
+    own = {field.name for field in fields_of(request) if field.option.section}
+    order = list(dict.fromkeys(["", *(section for name, section in sections.items() if name not in own), *sections.values()]))
+    shown = [field for field in fields_of(request) if field.option.in_cli]
+    fields = sorted(shown, key=lambda field: (order.index(sections[field.name]), field.name in own))
     settings = {field.name for field in fields_of(Settings)} if issubclass(request, Placement) else set[str]()
     sampling = {field.name for field in fields_of(Sampling)} if settings and issubclass(request, Sampling) else set[str]()
     made = []
     for field in fields:
-        made.append(_parameter(field, kinds.get(field.name), may_be_unset=field.name in settings))
-        made += [running.FURTHER[field.name]] if field.name in running.FURTHER else []
+        under = {"cls": SectionedOption, "section": sections[field.name], "is_rare": field.option.rare}
+        made.append(_parameter(field, kinds.get(field.name), under, may_be_unset=field.name in settings))
+        made += [running.FURTHER[field.name](**under)] if field.name in running.FURTHER else []
     options = together(*made, *([as_json] if json else []))
     return (lambda command: options(_without_unset(command, settings, sampling))) if settings else options
 
@@ -101,12 +107,14 @@ def words_of(group: type, values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(name if value else f"--no-{name.removeprefix('--')}")
         else:
-            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, str(each))]
+            unit = "B" * (field.option.kind == "size")
+            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, f"{each}{unit}")]
     return words
 
 
-def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
-    """may_be_unset: the command gets None where the option is not given."""
+def _parameter(field: Field, kind: Any, under: Mapping[str, Any], may_be_unset: bool) -> Decorator:
+    """under: where the help has it, as arguments of click.option. may_be_unset: the command gets None where the option is not
+    given."""
     option = field.option
     kind = kind if kind is not None else KINDS[option.kind] if option.kind else _kind_of_type(field)
     how: dict[str, Any] = dict(kind) if isinstance(kind, Mapping) else {"type": kind}
@@ -115,7 +123,9 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     if option.is_argument:
         how.setdefault("required", field.is_required)
         return click.argument(field.name, **how)
-    how = {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required} | how
+    if isinstance(how.get("type"), click.IntRange | click.FloatRange | type(click.INT) | type(click.FLOAT)):
+        how.setdefault("metavar", "N" if isinstance(how["type"], type(click.INT)) else "X")
+    how = {"help": _help(field, may_be_unset), "hidden": option.hidden, "required": field.is_required, **under} | how
     if option.envvar is not None:
         how |= {"envvar": option.envvar, "show_envvar": True, "cls": _FromVariable}
     if "Sequence" in field.type and field.default == () and not option.kind:
@@ -130,7 +140,7 @@ def _parameter(field: Field, kind: Any, may_be_unset: bool) -> Decorator:
     return click.option(*names, field.name, **how)
 
 
-class _FromVariable(click.Option):
+class _FromVariable(SectionedOption):
     """An option that a variable of the environment sets, also where it is empty: click passes over one that is."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:

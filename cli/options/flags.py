@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from .sections import GENERAL, SectionedOption
+
 Decorator = Callable[[Callable], Callable]
 
 
@@ -35,5 +37,7 @@ def gathered(
     return decorate
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+as_json = click.option(
+    "--json", "as_json", cls=SectionedOption, section=GENERAL, is_flag=True, help="Print one JSON object on stdout."
+)
 force = click.option("--force", is_flag=True, help="Replace an existing output.")

@@ -1,5 +1,5 @@
-"""Options of llama.cpp's and ik_llama.cpp's programs: taken as they are meant, noted as without effect, or answered with what
-to write instead."""
+"""Options of llama.cpp's and ik_llama.cpp's programs, and of those that are used with Hugging Face's models: taken as they are
+meant, noted as without effect, or answered with what to write instead."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 
 
 class LlamaOption(NamedTuple):
-    """An option of llama.cpp's programs.
+    """An option of another program.
 
     names     the option's names there
     n_values  values that follow it
-    here      the option, or the first or last argument (names that it may have), that means the same; '' if there is none
+    here      the argument or the option (names that it may have) that means the same; '' if there is none
     reason    without `here`: why it has no effect, which is a note ('': no note), or how it is written, which is an error
     is_error  that `reason` is an error
-    verb      the only verb for which this holds; '' for all
+    verbs     those for which this holds; '' for all
     """
 
     names: str
@@ -25,20 +25,30 @@ class LlamaOption(NamedTuple):
     here: str = ""
     reason: str = ""
     is_error: bool = False
-    verb: str = ""
+    verbs: str = ""
 
 
-def _refused(names: str, reason: str, verb: str = "") -> LlamaOption:
-    return LlamaOption(names, 0, "", reason, True, verb)
+def _refused(names: str, reason: str, verbs: str = "") -> LlamaOption:
+    return LlamaOption(names, 0, "", reason, True, verbs)
 
 
+_TEXT_VERBS = ("generate", "embed")  # which take texts as further arguments: -p may be left out
 _OF_FILE = "it belongs to the file: ggufmill metadata FILE --set KEY=VALUE"
 _TABLE = (
-    LlamaOption("-m --model", 1, "model models file"),
-    LlamaOption("-o --output --outfile", 1, "out"),
+    LlamaOption("-m --model", 1, "model models file source"),
+    LlamaOption("-o --output --outfile", 1, "out --output"),
     LlamaOption("--chat-template --chat-template-file", 1, "--template"),
     LlamaOption("-a", 1, "--alias"),
-    LlamaOption("--predict", 1, "--n-predict"),
+    LlamaOption("-q --type --outtype --format --quantization --quant-type", 1, "type", verbs="quantize"),
+    LlamaOption("--type", 1, "--outtype", verbs="convert"),
+    LlamaOption("--dtype --torch-dtype", 1, "--outtype", verbs="convert"),
+    LlamaOption("--predict --max-tokens --max-new-tokens", 1, "--n-predict"),
+    LlamaOption("--temperature", 1, "--temp"),
+    LlamaOption("--repetition-penalty", 1, "--repeat-penalty"),
+    LlamaOption("--max-model-len --max-seq-len --context-length", 1, "--ctx-size"),
+    LlamaOption("--served-model-name", 1, "--alias"),
+    LlamaOption("--prompt-file", 1, "--file", verbs="embed"),
+    LlamaOption("--trust-remote-code", reason="no code of a repository is run"),
     LlamaOption("-fmoe --fused-moe"),  # always so; else -fmoe would be read as -f moe
     LlamaOption("--jinja", reason="chat templates are always Jinja"),
     LlamaOption("--mmap --no-mmap", reason="files are mapped, and read as they are used"),
@@ -59,6 +69,20 @@ _TABLE = (
     _refused("--api-key-file", "GGUFMILL_API_KEY holds the key"),
     _refused("--ssl-key-file --ssl-cert-file", "a proxy in front of the server does that"),
     _refused("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --override-kv", _OF_FILE),
+    _refused("--dtype --torch-dtype", "weights keep the types of the file"),
+    _refused("--device-map", "layers are put on devices by --device and -ngl"),
+    _refused("--revision", "a revision is part of the name: hf:OWNER/NAME@REVISION"),
+    _refused("--dataset --calib-data --calibration-dataset", "--calibration FILE names a text", "quantize"),
+    _refused(
+        "--dataset --calib-data --calibration-dataset",
+        "-f FILE names a text, a .jsonl or a .parquet file; data sets of the Hub are downloaded first",
+        "imatrix compute perplexity evaluate compare search",
+    ),
+    _refused("--nsamples --num-samples --num-calibration-samples", "--chunks N reads N windows of the text"),
+    _refused(
+        "--bits --w-bit --wbits", "the TYPE says it: Q4_K_M, iq3_k, ...; --target-bpw BITS searches for types", "quantize"
+    ),
+    _refused("--group-size --q-group-size", "each TYPE has its own size of blocks", "quantize"),
     _refused("-sm --split-mode", "layers are split over devices, -ts and -ot"),
     _refused("--tensor-type", 'rules are given by --custom-q "REGEX=TYPE,..."', "quantize"),
     _refused("--tensor-type-file", "a file of rules is given by --recipe FILE", "quantize"),
@@ -73,44 +97,85 @@ _TABLE = (
 
 
 def translated(command: click.Command, ctx: click.Context, args: Sequence[str]) -> list[str]:
-    """The command line with options of llama.cpp's programs as they are written here.
+    """The command line with options of other programs as they are written here.
 
     Options that the command has itself, and what follows them, stay. What has no effect is a note on stderr. Raises
-    click.UsageError for an option that is written otherwise.
+    click.UsageError for an option that is written otherwise, and for an argument that is missing before one that an
+    option gave.
     """
+    arguments = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
+    kept, named, rest = _sorted(command, ctx, args, arguments)
+    places = [words for words, is_argument in kept if is_argument] + [[word] for word in rest if word != "--"]
+    text = places[len(arguments) :] if ctx.info_name in _TEXT_VERBS and not any(w[:1] == ["-p"] for w, _ in kept) else []
+    if not named and not text:
+        return [word for words, _ in kept for word in words] + rest
+    options = [word for words, is_argument in kept if not is_argument for word in words]
+    options += [word for (each,) in text for word in ("-p", each)]
+    return [*options, "--", *_in_order(arguments, [word for (word,) in places[: len(places) - len(text)]], named, ctx)]
+
+
+def _sorted(
+    command: click.Command, ctx: click.Context, args: Sequence[str], arguments: Sequence[click.Argument]
+) -> tuple[list[tuple[list[str], bool]], dict[str, list[str]], list[str]]:
+    """(words that belong together and whether they are an argument, values of arguments that options gave, what follows --)."""
     options = {
         name: parameter
         for parameter in command.get_params(ctx)
         if isinstance(parameter, click.Option)
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
-    others = {name: one for one in _TABLE if one.verb in ("", ctx.info_name) for name in one.names.split()}
-    arguments = [parameter.human_readable_name.lower() for parameter in command.params if isinstance(parameter, click.Argument)]
-    first, kept, last = list[str](), list[str](), list[str]()
-    i = 0
+    held = [one for one in _TABLE if not one.verbs or ctx.info_name in one.verbs.split()]
+    others = {name: one for one in sorted(held, key=lambda one: bool(one.verbs)) for name in one.names.split()}
+    names = {str(argument.name) for argument in arguments}
+    kept, named, i = list[tuple[list[str], bool]](), dict[str, list[str]](), 0
     while i < len(args) and args[i] != "--":
         name, equals, value = args[i].partition("=")
+        if name.startswith("--") and name not in options:
+            name = name.replace("_", "-")
         n = 1
         if name in options:
-            option = options[name]
-            n += 0 if equals or option.is_flag or option.count else option.nargs
+            n += 0 if equals else _n_values(options[name], args[i + 1 : i + 2])
+            kept.append(([f"{name}{equals}{value}", *args[i + 1 : i + n]], False))
         elif (other := others.get(name)) is not None and i + other.n_values * (not equals) < len(args):
             n += other.n_values * (not equals)
             values = [value] if equals else list(args[i + 1 : i + n])
-            if arguments[:1] and arguments[0] in other.here.split():
-                first += values
-            elif arguments[1:] and arguments[-1] == other.here:
-                last += values
-            elif other.here in options:
-                kept += [other.here, *values]
+            known = [here for here in other.here.split() if here in names or here in options]
+            if known and known[0] in names:
+                named.setdefault(known[0], []).extend(values)
+            elif known:
+                kept.append(([known[0], *values], False))
             elif other.here:
-                kept += args[i : i + n]
+                kept.append((list(args[i : i + n]), False))
             elif other.is_error:
                 raise click.UsageError(f"{name} is not an option here: {other.reason}", ctx)
             elif other.reason and "--quiet" not in args:
                 click.echo(f"note: {name} has no effect here: {other.reason}", err=True)
-            i += n
-            continue
-        kept += args[i : i + n]
+        else:
+            kept.append(([args[i]], not args[i].startswith("-") or args[i] == "-"))
         i += n
-    return [*first, *kept, *last, *args[i:]]
+    return kept, named, list(args[i:])
+
+
+def _n_values(option: click.Option, following: Sequence[str]) -> int:
+    """How many of the following words are an option's values; one that may stand alone takes no other option for its value."""
+    if option.is_flag or option.count:
+        return 0
+    may_stand_alone = getattr(option, "_flag_needs_value", False)  # click's name
+    return 0 if may_stand_alone and any(word.startswith("-") for word in following) else option.nargs
+
+
+def _in_order(
+    arguments: Sequence[click.Argument], words: list[str], named: dict[str, list[str]], ctx: click.Context
+) -> list[str]:
+    """The words of the command line in the order of its arguments, those that options gave among them."""
+    free, ordered = [argument for argument in arguments if str(argument.name) not in named], list[str]()
+    for argument in arguments:
+        if str(argument.name) in named:
+            ordered += named[str(argument.name)]
+            continue
+        free.remove(argument)
+        count = len(words) - len(free) if argument.nargs < 0 else argument.nargs
+        if not words and argument.required:
+            raise click.MissingParameter(ctx=ctx, param=argument)
+        ordered, words = ordered + words[:count], words[count:]
+    return ordered + words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from itertools import chain
@@ -14,6 +15,7 @@ from ...errors import FormatError, PlanError
 from ...formats.file_range import read_text
 from ...runtime.generation.sampling_options import DEFAULT_BREAKERS, DEFAULT_ORDER, parse_samplers
 from ...runtime.settings import CACHE_TYPES
+from .flags import Decorator
 from .types import WEIGHTED_TEXT, CpuMask, CpuRange, ExpertReduction, Listed
 
 _ESCAPE = re.compile(r"\\([ntr\\\"'])")
@@ -139,15 +141,22 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _file(name: str, flags: str, content: str) -> Callable[[Callable], Callable]:
-    return click.option(
-        *flags.split(), name, metavar="FILE", expose_value=False, callback=_read_text, help=f"File with {content}."
+def _file(name: str, flags: str, content: str) -> Callable[..., Decorator]:
+    return functools.partial(
+        click.option,
+        *flags.split(),
+        name,
+        metavar="FILE",
+        expose_value=False,
+        callback=_read_text,
+        help=f"Read {content} from this file.",
     )
 
 
-# field -> a further option that gives its value
-FURTHER: dict[str, Callable[[Callable], Callable]] = {
-    "cpus": click.option(
+# field -> click.option of a further one that gives its value
+FURTHER: dict[str, Callable[..., Decorator]] = {
+    "cpus": functools.partial(
+        click.option,
         "-Cr",
         "--cpu-range",
         type=CpuRange(),
@@ -155,6 +164,6 @@ FURTHER: dict[str, Callable[[Callable], Callable]] = {
         callback=_with_earlier,
         help="Run on these processors, and those of --cpu-mask.",
     ),
-    "grammar": _file("grammar_file", "--grammar-file", "a grammar"),
-    "json_schema": _file("json_schema_file", "-jf --json-schema-file", "a JSON schema"),
+    "grammar": _file("grammar_file", "--grammar-file", "the grammar"),
+    "json_schema": _file("json_schema_file", "-jf --json-schema-file", "the JSON schema"),
 }

@@ -18,6 +18,8 @@ from ...formats import TensorType
 from ...formats.file_range import PIPED_TEXTS, pipe_blocks
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
+from ...recipes import bundled
+from ..messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -31,6 +33,7 @@ class Model(click.Path):
         self.hub = hub
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        value = bundled(os.fsdecode(value)) if ctx is not None else value
         name = os.fsdecode(value).removeprefix("hf:")
         if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf") and not Path(value).exists():
             if Path(name).parent.is_dir():
@@ -67,7 +70,7 @@ class Text(click.Path):
         super().__init__(exists=True, dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_copy_of_pipe(value, ctx) if ctx is not None else value, param, ctx)
+        return super().convert(_copy_of_pipe(str(bundled(value)), ctx) if ctx is not None else value, param, ctx)
 
 
 TEXT = Text()
@@ -82,43 +85,25 @@ class WeightedText(click.ParamType):
         path, colon, weight = value.rpartition(":")
         if not weight.isdecimal() or not colon:
             path, colon, weight = value, "", ""
-        return f"{_copy_of_pipe(path, ctx)}{colon}{weight}" if ctx is not None else value
+        return f"{_copy_of_pipe(str(bundled(path)), ctx)}{colon}{weight}" if ctx is not None else value
 
 
 WEIGHTED_TEXT = WeightedText()
 
 
 class Size(click.ParamType):
-    """A number of bytes: 180G, 20GiB, 300000."""
+    """A number of bytes: 180G, 20GiB, 3000000."""
 
     name = "size"
-    parse = staticmethod(parse_size)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return value if isinstance(value, int) else self.parse(value)
+            return value if isinstance(value, int) else parse_size(value)
         except PlanError as error:
             self.fail(str(error), param, ctx)
 
 
 SIZE = Size()
-
-
-def parse_memory(text: str) -> int:
-    """`parse_size` of what memory a machine has. Raises click.BadParameter for less than 1 MiB without a unit."""
-    nbytes = parse_size(text)
-    if nbytes < 2**20 and text.strip().isdecimal():
-        raise click.BadParameter(f"{text} is a number of bytes; write {text}GiB or {text}MiB")
-    return nbytes
-
-
-class Memory(Size):
-    """A number of bytes with its unit, since a few bytes are never meant."""
-
-    parse = staticmethod(parse_memory)
-
-
-MEMORY = Memory()
 
 
 class Listed(click.ParamType):
@@ -132,11 +117,13 @@ class Listed(click.ParamType):
             return value
         try:
             return tuple(self.item(part.strip()) for part in value.split(","))
-        except (ValueError, KeyError, MillError):
+        except MillError as error:
+            self.fail(str(error), param, ctx)
+        except (ValueError, KeyError):
             self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
 
-MEMORIES = Listed(parse_memory, "a size such as 24GiB")
+SIZES = Listed(parse_size, "a size such as 24GiB")
 
 
 class Regex(click.ParamType):
@@ -224,7 +211,7 @@ class FileType(click.ParamType):
             number, value = value, next((name for name in file_types() if str(file_type_id(name)) == value), None)
             if value is None:
                 self.fail(f"there is no file type {number}; give one by its name (threads are given by -t)", param, ctx)
-            click.echo(f"note: file type {number} is {value}", err=True)
+            say(f"note: file type {number} is {value}")
         try:
             return parse_default(value, "")
         except RecipeError as error:

@@ -39,7 +39,9 @@ def smollm3(config: Config, mla_layout: str) -> ModelSpec:
     rotates = [(i + 1) % period != 0 for i in range(n_layers)] if listed is None else listed
     spec = DecoderSpec("llama" if rotates == [True] * n_layers else "smollm3", config)
     if spec.architecture == "smollm3" and rotates != [(i + 1) % SMOLLM3_PERIOD != 0 for i in range(n_layers)]:
-        raise config.error("no_rope_layers: a GGUF can say rotation in three of four layers, or in all, but not in others")
+        raise config.error(
+            "no_rope_layers: a GGUF has a key for rotation in three of four layers, or in all, but for no others"
+        )
     if config.flag("use_sliding_window", False):
         spec.add_sliding_window(spec.local_layers(lambda i: rotates[i]))
         spec.notes.append("llama.cpp does not know of the sliding window in this architecture")

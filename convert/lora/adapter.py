@@ -61,5 +61,7 @@ def parse_adapter(text: str | Path | AdapterFile) -> AdapterFile:
         if not abs(scale) < 1e6:
             raise PlanError(f"--lora {text}: a factor of {factor} makes no sense; write FILE=0.5")
     if not path.exists():
-        raise PlanError(f"--lora {text}: {path} does not exist; write FILE or FILE=SCALE, with a GGUF or a folder of peft")
+        raise PlanError(
+            f"--lora {text}: {path} does not exist; write FILE or FILE=SCALE, with a GGUF or a folder that peft wrote"
+        )
     return AdapterFile(path, scale)

@@ -35,8 +35,8 @@ def load_adapters(files: Sequence[str | Path | AdapterFile], source: TensorSourc
         if is_peft_folder(file.path):
             if model is None:
                 raise PlanError(
-                    f"{file.path} is a folder of peft and {source.path} a GGUF; `ggufmill convert {file.path} OUT.gguf --base "
-                    "CHECKPOINT` makes a GGUF of the adapter first"
+                    f"{file.path} is a folder that peft wrote and {source.path} a GGUF; `ggufmill convert {file.path} OUT.gguf "
+                    "--base CHECKPOINT` makes a GGUF of the adapter first"
                 )
             adapter = adapter_of_folder(read_peft_folder(file.path), model, file.scale)
         elif file.path.is_dir():

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MillError, PlanError
+from ...errors import MillError, PlanError, installation
 from ...operating_system.memory import free_bytes
 from ..common.messages import note, warn
 from .identity import difference, program_identity
@@ -187,7 +187,7 @@ def open_cluster(address: str, *, wait: float = WAIT_SECONDS) -> Iterator[Cluste
     try:
         import distributed
     except ImportError:
-        raise PlanError("--cluster needs dask.distributed: pip install 'ggufmill[cluster]'") from None
+        raise PlanError(f"--cluster needs dask.distributed: {installation('distributed')}") from None
     local = re.fullmatch(r"local:([1-9]\d{0,3})", address)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost workers and the like are said by us, in one line
     if local is not None:

@@ -17,8 +17,10 @@ from ...errors import FormatError
 from ...formats.safetensors import StoredTensor
 from ...jobs.streamed_json import StreamedJson
 from .rows import Rows
+from .shown import shown
 
 
+@shown
 @dataclass
 class CheckpointSummary(StreamedJson):
     """What a checkpoint folder, or a repository on the hub, holds.

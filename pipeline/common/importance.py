@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...formats import PlanError, TensorSource
 from ...imatrix import Imatrix, load
-from ...imatrix.coverage import layer_and_role
+from ...imatrix.coverage import COLLECTED_ON_REQUEST, layer_and_role
 from ...imatrix.entries import MIN_TOKENS
 from ...quantize.importance import IMPORTANCE_SUBSTITUTES, Importance
 from ...quantize.recipes.type_selection import is_quantizable
@@ -50,6 +50,7 @@ def _coverage_lines(imatrix: Imatrix, importance: Importance, source: TensorSour
         f"imatrix {name}: data for {len(wanted) - len(without)} of {len(wanted)} weight tensors"
         + (f", {borrowed} of them from a tensor with the same input" if borrowed else "")
     ]
+    without = [name for name in without if layer_and_role(name)[1] not in COLLECTED_ON_REQUEST]  # which is usual
     if without:
         roles: dict[str, list[int]] = {}
         for layer, role in map(layer_and_role, without):

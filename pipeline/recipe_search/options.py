@@ -92,9 +92,7 @@ def parse_types(
         for one in loader.usual(DEFAULT_TYPES) if name.lower() == "default" else [name]:
             parsed = parse_type(one, where)
             if not loader.reads(parsed):
-                raise PlanError(
-                    f"{where}: {program} does not know {parsed.name}; it knows {', '.join(loader.alternatives(parsed))}"
-                )
+                raise PlanError(f"{where}: {program} does not know {parsed.name}; {loader.alternatives(parsed)}")
             parsed_types[parsed.name] = parsed
     return tuple(parsed_types.values())
 

@@ -11,6 +11,7 @@ from ...formats.metadata_values import text_of
 from ...jobs.plan import Plan
 from ...quantize.search.type_search import TypeAssignment
 from ...version import __version__
+from ..common.shown import shown
 from .options import SearchOptions, Target
 from .weighting import ErrorWeighting
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ...runtime.evaluate.sensitivity import Divergence
 
 
+@shown
 @dataclass
 class SearchResult:
     """A recipe and what is known of it.

@@ -65,7 +65,7 @@ def row_of(result: dict[str, Any], joined: bool) -> EvaluationRow:
     )
 
 
-HEADINGS = ("model", "size", "bits", "perplexity", "KL divergence", "99.9 %", "same top token", "t/s")
+HEADINGS = ("model", "size", "bits/weight", "perplexity", "KL divergence", "99.9 %", "same top token", "t/s")
 
 
 def cells(row: EvaluationRow) -> tuple[object, ...]:

@@ -136,7 +136,7 @@ def _tiles(data: dict[str, Any]) -> str:
 def _plus_minus(figures: dict[str, Any], error: str, form: str, label: str) -> str:
     """The label, and before it the figure's standard error; a single prediction has none."""
     value = figures.get(error)
-    return label if value is None else f"+/- {value:{form}}; {label}"
+    return label if value is None else f"± {value:{form}}; {label}"
 
 
 def _count(n: int) -> str:
@@ -209,7 +209,7 @@ def _validation(data: dict[str, Any]) -> list[str]:
         plots.append(("KL divergence so far", lines(shown, "windows read", "nats per token", from_zero=True)))
     if v.get("kld_percentiles"):
         percent = [float(p) for p in v["kld_percentiles"]]
-        spread = Series("of the predictions diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
+        spread = Series("share of the predictions that diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
         plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
     tables = f"<p>{escape(measured(v))}</p>{table(COMPARISON, [*comparison(data), *stock_rows(data)])}"
     return [_section("Quality", plots, tables + _texts(v.get("texts", []), v["baseline"]))]

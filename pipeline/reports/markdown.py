@@ -14,7 +14,7 @@ COMPARISON = ("model", "size", "bits/weight", "perplexity", "KL divergence", "sa
 def comparison(data: dict[str, Any]) -> list[tuple[str, ...]]:
     """Rows under COMPARISON: the baseline, the result."""
     v = data["validation"]
-    error = f" +/- {v['error']:.4f}" if v.get("error") is not None else ""
+    error = f" ± {v['error']:.4f}" if v.get("error") is not None else ""
     return [
         (v["baseline"], gib(v["baseline_bytes"]), f"{v['baseline_bits']:.3f}", f"{v['baseline_perplexity']:.4f}", "", ""),
         (
@@ -36,12 +36,12 @@ def stock_rows(data: dict[str, Any]) -> list[tuple[str, ...]]:
 def divergence(v: dict[str, Any]) -> str:
     """The mean KL divergence with its standard error; a single prediction has none."""
     error = v.get("kld_error")
-    return f"{v['kld_mean']:.5f}" + (f" +/- {error:.5f}" if error is not None else "")
+    return f"{v['kld_mean']:.5f}" + (f" ± {error:.5f}" if error is not None else "")
 
 
 def ratio(v: dict[str, Any]) -> str:
     error = v.get("ratio_error")  # a single prediction has none
-    return f"{v['ratio']:.4f}" + (f" +/- {error:.4f}" if error is not None else "")
+    return f"{v['ratio']:.4f}" + (f" ± {error:.4f}" if error is not None else "")
 
 
 def measured(v: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def search_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
         ("bits per weight", asked["bits"], f"{s['bits_per_weight']:.3f}", f"{data['bits_per_weight']:.3f}"),
     ]
     if s["kld_mean"] is not None:
-        error = f" +/- {s['kld_error']:.5f}" if s["kld_error"] is not None else ""
+        error = f" ± {s['kld_error']:.5f}" if s["kld_error"] is not None else ""
         rows.append((f"KL divergence, {s['text']}", asked["divergence"], divergence, f"{s['kld_mean']:.5f}{error}"))
     if v is not None and (s["kld_mean"] is None or v["dataset"] != s["text"]):
         rows.append((f"KL divergence, {v['dataset']}", "", divergence, f"{v['kld_mean']:.5f}"))

@@ -70,7 +70,7 @@ def multi_card(data: dict[str, Any]) -> str:
     if v is not None:
         lines += ["", f"{measured_on(v)} Compared with the same model in {v['baseline']}, token by token."]
     lines += [*_imatrix(data), "", f"sha256 of all files: `{CHECKSUMS}` (`sha256sum -c {CHECKSUMS}`)."]
-    lines += ["", "## Use", "", *_use(data["card"], quants)]
+    lines += ["", "## Use", "", *_choice(quants), *_use(data["card"], quants)]
     return "\n".join([*lines, *_how(data), ""])
 
 
@@ -118,6 +118,23 @@ def _how(data: dict[str, Any]) -> list[str]:
         *lines,
         f"The same recipe, source and version give the same bytes. More figures and plots: `{Path(data['report']).name}`.",
     ]
+
+
+def _choice(quants: Sequence[dict[str, Any]]) -> list[str]:
+    """Which file to take: the largest that fits, and what the smallest costs, where that was measured."""
+    by_size = sorted(quants, key=lambda data: data["file_bytes"])
+    small, large = by_size[0], by_size[-1]
+    if len(quants) < 2 or small["file_bytes"] == large["file_bytes"]:
+        return []
+
+    def named(data: dict[str, Any]) -> str:
+        return f"`{Path(data['files'][0]).name}` ({gib(data['file_bytes'])})"
+
+    text = f"Take the largest file that fits your memory with room for the context: from {named(large)} down to {named(small)}"
+    least, most = ((data["validation"] or {}).get("kld_mean") or 0.0 for data in (large, small))
+    if most > least > 0:
+        text += f", whose KL divergence from the baseline is {most / least:.1f} times as large"
+    return [f"{text}.", ""]
 
 
 def _use(card: dict[str, Any], files: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from ...formats import PlanError
+from ...errors import PlanError, installation
 from .labels import label_boxes
 
 P = ParamSpec("P")
@@ -30,12 +30,19 @@ _RC: dict[Any, Any] = {
 }
 
 
-def check_picture(path: Path) -> None:
-    """Raises PlanError if no picture can be drawn to that file; called before the work is done, not after."""
+def missing_matplotlib() -> str | None:
+    """None if pictures can be drawn, else what is missing for that and how it is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
+        return f"matplotlib: {installation('matplotlib')}"
+    return None
+
+
+def check_picture(path: Path) -> None:
+    """Raises PlanError if no picture can be drawn to that file; called before the work is done, not after."""
+    if (missing := missing_matplotlib()) is not None:
+        raise PlanError(f"--plot needs {missing}")
     if path.suffix.lower() not in ("", ".png", ".svg", ".pdf"):
         raise PlanError(f"--plot: {path} cannot be drawn; its name may end in .png, .svg or .pdf")
     if not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):

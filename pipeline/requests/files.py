@@ -16,7 +16,7 @@ from ..common.progress import OnProgress
 class _Writing:
     force: bool = option("Replace an existing output.", default=False)
     progress: OnProgress | bool | None = option(
-        "Called with each `Progress` report, in bytes; True: a bar.", default=None, in_cli=False
+        "Call this with each `Progress` report, in bytes; True shows a bar.", default=None, in_cli=False
     )
 
 
@@ -26,19 +26,19 @@ class InspectRequest:
     check: bool = option("Decode every tensor and count NaN and infinite values.", default=False)
     checksums: bool = option("Compute the xxh3-64 of every tensor's bytes.", default=False)
     arrays: bool = option(
-        "Give long arrays in full in --json; else their first values and their length.",
+        "Give long arrays in full in --json; otherwise they are shortened to their first values and their length.",
         doc="Long arrays of the metadata are given in full; else their first values and their length.",
         default=False,
     )
     program: str | None = option(
-        "Say whether this program loads the file, as far as is known; exit code 1 if not.",
+        "Say whether this program loads the file, as far as is known; the exit code is 1 if it does not.",
         doc="Whether this program loads the file, as far as is known, and what it computes otherwise.",
         default=None,
         flags="--for",
         choices=PROGRAMS,
     )
     progress: OnProgress | bool | None = option(
-        "Called with each `Progress` report, in bytes; True: a bar.", default=None, in_cli=False
+        "Call this with each `Progress` report, in bytes; True shows a bar.", default=None, in_cli=False
     )
 
 
@@ -49,7 +49,7 @@ class MetadataRequest(_Writing):
         "Write this file instead of changing FILE.", default=None, flags="-o --output", kind="out_file", kw_only=False
     )
     set: Mapping[str, Any] | None = option(
-        "Set KEY; it keeps its type without TYPE.",
+        "Set KEY; without TYPE it keeps its type.",
         doc="Key -> value: a key that is there keeps its type, a new one takes that of the value; KEY:TYPE chooses one "
         "(uint8 to float64, bool, string, int32[] ...). A text stands for a number too, a JSON text for an array.",
         default=None,
@@ -70,15 +70,18 @@ class HashRequest(_Writing):
     file: str | Path = argument(
         "A GGUF file, or any shard of a split one: all shards are hashed, each as a file.", kind="file", kw_only=False
     )
-    xxh64: bool = option("Use xxh64: the default, but with a manifest to check the strongest that it has.", default=False)
+    xxh64: bool = option(
+        "Use xxh64, which is the default; when a manifest is checked, the strongest hash that it has is the default.",
+        default=False,
+    )
     sha1: bool = option("Use sha1.", default=False)
     sha256: bool = option("Use sha256.", default=False)
     all: bool = option("Use all of these.", default=False)
-    uuid: bool = option("Make a UUIDv5 of the tensors of each file.", default=False)
-    no_layer: bool = option("Hash only the files, not each tensor.", default=False)
+    uuid: bool = option("Make a UUIDv5 of the tensors of each file.", default=False, rare=True)
+    no_layer: bool = option("Hash only the files, not each tensor.", default=False, rare=True)
     output: str | Path | None = option("Write the manifest to this file.", default=None, flags="-o --output", kind="out_file")
     check: str | Path | None = option(
-        "Compare with a manifest; names are compared without their folder, and the name of a single file may differ.",
+        "Compare with this manifest; names are compared without their folder, and the name of a single file may differ.",
         default=None,
         flags="-c --check",
         kind="file",

@@ -29,7 +29,8 @@ class Generating(Sampling, RunningModel):
         "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave.", kind="model", kw_only=False
     )
     draft_max: int = option(
-        "Tokens that the model's draft layer (MTP) proposes for each pass; the text stays the same; 0: none.",
+        "Let the model's draft layer (MTP) propose up to this many tokens for each pass; the text stays the "
+        "same; 0 switches it off.",
         default=0,
         least=0,
     )
@@ -51,24 +52,28 @@ def sampling_of(request: Generating, model: Model) -> dict[str, Any]:
 @request
 class GenerateRequest(Generating):
     prompt: str = option(
-        "Text to continue; control tokens spelled out in it are recognised.", flags="-p --prompt", kw_only=False
+        "Continue this text; control tokens spelled out in it are recognised.", flags="-p --prompt", kw_only=False
     )
-    n_predict: int = option("Tokens at most; -1: no limit.", default=128, flags="-n --n-predict", least=-1)
-    stop: Sequence[str] = option("Texts that end the generation and are not given out.", default=(), in_cli=False)
+    n_predict: int = option(
+        "Generate at most this many tokens; -1 sets no limit.", default=128, flags="-n --n-predict", least=-1
+    )
+    stop: Sequence[str] = option("End the generation at one of these texts, which is not given out.", default=(), in_cli=False)
     ignore_eos: bool = option("Go on after the end-of-text token.", default=False)
     grammar: str | None = option(
-        "Grammar that the text follows: GBNF, or Lark as llguidance reads it.", default=None, kind="once", metavar="GRAMMAR"
+        "Follow this grammar: GBNF, or Lark as llguidance reads it.", default=None, kind="once", metavar="GRAMMAR"
     )
     json_schema: str | Mapping[str, Any] | None = option(
-        "The text is JSON that fits this schema; {}: any JSON.",
+        "Generate JSON that fits this schema; {} stands for any JSON.",
         default=None,
         flags="-j --json-schema",
         kind="once",
         metavar="SCHEMA",
     )
-    on_text: Callable[[str], None] | None = option("Called with each piece of the text.", default=None, in_cli=False)
+    on_text: Callable[[str], None] | None = option("Call this with each piece of the text.", default=None, in_cli=False)
     progress: OnProgress | bool | None = option(
-        "Stage 'generate' in tokens, from when the model is loaded.", default=None, in_cli=False
+        "Call this with each `Progress` report; True shows a bar. Stage 'generate' in tokens, from when the model is loaded.",
+        default=None,
+        in_cli=False,
     )
 
 
@@ -77,53 +82,64 @@ class Answering(Generating):
     """How the messages of a conversation are written, and answered."""
 
     template: str | Path | None = option(
-        "Chat template: a Jinja file, or a name such as chatml, llama3, gemma.",
+        "Use this chat template: a Jinja file, or a name such as chatml, llama3, gemma.",
         default=None,
         metavar="FILE|NAME",
         shown="the model's own",
     )
-    n_predict: int = option("Tokens per answer; -1: no limit.", default=-1, flags="-n --n-predict", least=-1)
+    n_predict: int = option(
+        "Generate at most this many tokens per answer; -1 sets no limit.", default=-1, flags="-n --n-predict", least=-1
+    )
 
 
 @request
 class ChatRequest(Answering):
-    system: str | None = option("System message, before the first turn.", default=None, metavar="TEXT")
+    system: str | None = option("Put this system message before the first turn.", default=None, metavar="TEXT")
 
 
 @request
 class ServeRequest(Answering):
-    host: str = option("Where to listen; 0.0.0.0: for other machines (needs a key or --no-key).", default="127.0.0.1")
-    port: int = option("Port to listen on; 0: any that is free.", default=8080, least=0, most=65535)
+    host: str = option(
+        "Listen at this address; 0.0.0.0 lets other machines connect (and needs a key or --no-key).", default="127.0.0.1"
+    )
+    port: int = option("Listen on this port; 0 takes any that is free.", default=8080, least=0, most=65535)
     api_key: str | None = option(
-        "Key that clients have to give. Other users of this machine can see arguments, but not the variable.",
+        "Refuse clients that do not give this key. Other users of this machine can see arguments, but not the variable.",
         default=None,
         envvar="GGUFMILL_API_KEY",
     )
-    no_key: bool = option("Let other machines in without a key.", default=False)
+    no_key: bool = option("Let other machines in without a key.", default=False, rare=True)
     allow_host: Sequence[str] = option(
-        "Another name by which clients call this machine; repeatable.", default=(), metavar="NAME"
+        "Accept this name too as one by which clients call this machine; repeatable.", default=(), metavar="NAME", rare=True
     )
-    alias: str | None = option("Name of the model in the API.", default=None, shown="general.name")
-    max_queue: int = option("Requests that may wait; more get 503.", default=16, least=0)
-    max_body: int = option("Maximum size of a request, in MiB.", default=8, least=1, metavar="MiB")
+    alias: str | None = option("Give the model this name in the API.", default=None, shown="general.name")
+    max_queue: int = option("Let at most this many requests wait; further ones get 503.", default=16, least=0, rare=True)
+    max_body: int = option("Refuse requests larger than this many MiB.", default=8, least=1, metavar="MiB", rare=True)
     max_connections: int = option(
-        "Connections open at once; one more ends the one that has kept the server waiting longest, or gets 503.",
+        "Keep at most this many connections open; one more ends the one that has kept the server waiting longest, or gets 503.",
         default=256,
         least=1,
+        rare=True,
     )
     metrics: bool = option("Report at /metrics what the server has done, for Prometheus.", default=False)
     slot_save_path: str | Path | None = option(
-        "Folder in which clients save the KV cache of a slot, and restore it after a restart (POST "
+        "Let clients save the KV cache of a slot in this folder, and restore it after a restart (POST "
         "/slots/0?action=save, restore).",
         default=None,
         kind="folder",
         metavar="DIR",
     )
-    no_warmup: bool = option("Do not read a short prompt first.", default=False)
-    parallel: int = option("Sequences served at once, each with the whole context.", default=1, flags="-np --parallel", least=1)
-    on_ready: Callable[[str], None] | None = option("Called with the address when it listens.", default=None, in_cli=False)
-    on_end: Callable[[EndEvent], None] | None = option("Called with the `EndEvent` of each answer.", default=None, in_cli=False)
-    on_refused: Callable[[RefusedRequest], None] | None = option(
-        "Called with each `RefusedRequest`.", default=None, in_cli=False
+    no_warmup: bool = option("Start without reading a short prompt first.", default=False, rare=True)
+    parallel: int = option(
+        "Serve up to this many sequences at once, each with the whole context.", default=1, flags="-np --parallel", least=1
     )
-    stop: threading.Event | None = option("Ends the server when it is set, by any thread.", default=None, in_cli=False)
+    on_ready: Callable[[str], None] | None = option(
+        "Call this with the address once the server listens.", default=None, in_cli=False
+    )
+    on_end: Callable[[EndEvent], None] | None = option(
+        "Call this with the `EndEvent` of each answer.", default=None, in_cli=False
+    )
+    on_refused: Callable[[RefusedRequest], None] | None = option(
+        "Call this with each `RefusedRequest`.", default=None, in_cli=False
+    )
+    stop: threading.Event | None = option("End the server when this is set, by any thread.", default=None, in_cli=False)

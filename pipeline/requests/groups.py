@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import UsageError
 from ...formats.loaders import PROGRAMS
@@ -17,16 +17,21 @@ from ..common.progress import OnProgress
 class CheckpointOptions:
     """How a checkpoint's configuration is read."""
 
+    section: ClassVar[str] = "Source"
+
     architecture: str | None = option(
         "Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
         default=None,
         metavar="NAME",
         key="convert.architecture",
+        rare=True,
     )
     allow_lossy_config: bool = option(
-        "Leave out settings of a checkpoint that a GGUF cannot say, instead of refusing it: each is a warning.",
+        "Leave out settings of a checkpoint that a GGUF has no key for, with a warning for each, instead of "
+        "refusing the checkpoint.",
         default=False,
         key="convert.allow_lossy_config",
+        rare=True,
     )
 
 
@@ -34,27 +39,32 @@ class CheckpointOptions:
 class SourceOptions(CheckpointOptions):
     """How a source is read. What `open_source` takes has its names, see `planning.reading_of`."""
 
+    section: ClassVar[str] = "Source"
+
     mla_layout: str | None = option(
-        "Matrices of DeepSeek's latent attention, of a checkpoint.",
+        "Lay out the matrices of latent attention (MLA) of a DeepSeek checkpoint as this program does.",
         default=None,
         choices=("ik", "mainline", "legacy"),
         shown="the recipe's, else ik",
         key="convert.mla_layout",
+        rare=True,
     )
     mtp: bool | None = option(
         "Keep draft layers (multi-token prediction), or leave them out.",
         default=None,
         shown="keep; not of DeepSeek-V3 in the ik layout, since ik_llama.cpp does not load them",
         key="convert.mtp",
+        rare=True,
     )
     vocab: bool = option(
         "Write no vocabulary. Otherwise a checkpoint without a tokenizer is refused: nothing could run its GGUF.",
         doc="False: the file has no vocabulary; else a checkpoint without a tokenizer is an error: nothing could run the file.",
         default=True,
         key="convert.vocab",
+        rare=True,
     )
     lora: str | Path | Sequence[str | Path] = option(
-        "Merge a LoRA adapter into the weights, a GGUF or (into a checkpoint) a folder of peft; several add up.",
+        "Merge a LoRA adapter into the weights: a GGUF, or (into a checkpoint) a folder that peft wrote; several add up.",
         default=(),
         metavar="FILE[=SCALE]",
         key="convert.lora",
@@ -73,31 +83,38 @@ class SourceOptions(CheckpointOptions):
 class TargetOptions:
     """The target of a search for types, and the types it chooses from."""
 
+    section: ClassVar[str] = "Search for types"
+
     target_size: Size | None = option(
-        "The file's size to stay below (180G, 20GiB).", default=None, kind="size", key="quantize.target_size", one_of="target"
+        "Choose types so that the file stays below this size (180G, 20GiB).",
+        default=None,
+        kind="size",
+        key="quantize.target_size",
+        one_of="target",
     )
     target_bpw: float | None = option(
-        "Bits per weight to stay below, over all tensors.",
+        "Choose types so that the file stays below this many bits per weight, over all tensors.",
         default=None,
         metavar="BITS",
         key="quantize.target_bpw",
         one_of="target",
     )
     max_kld: float | None = option(
-        "The smallest file with at most this KL divergence.",
+        "Choose types for the smallest file with at most this KL divergence.",
         default=None,
         metavar="NATS",
         key="quantize.max_kld",
         one_of="target",
     )
     types: str | Sequence[TypeName] | None = option(
-        "Types to choose from; `default` stands for the usual ones.",
+        "Choose from these types; `default` stands for the usual ones.",
         default=None,
         kind="names",
         metavar="T,T,...",
         shown="default",
         key="search.types",
         travel="no",
+        rare=True,
     )
 
 
@@ -105,39 +122,63 @@ class TargetOptions:
 class Measuring:
     """What a search for types measures."""
 
+    section: ClassVar[str] = "Search for types"
+
     text: str | Path | None = option(
-        "Text to measure sensitivity on.", default=None, kind="text", flags="-f --file", key="search.text"
+        "Measure sensitivity on this text.", default=None, kind="text", flags="-f --file", key="search.text"
     )
     n_ctx: int | None = option(
-        "Window in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="512", key="search.ctx"
+        "Read the text in windows of this many tokens.",
+        default=None,
+        flags="-c --ctx-size",
+        least=4,
+        most=2**31 - 1,
+        shown="512",
+        key="search.ctx",
     )
-    chunks: int | None = option("Windows of the text to read.", default=None, least=1, shown="8", key="search.chunks")
+    chunks: int | None = option("Read this many windows of the text.", default=None, least=1, shown="8", key="search.chunks")
     repacked: bool = option(
-        "Interleaved types (_R4, _R8) where there are such, but for --gpu tensors.", default=False, key="search.repacked"
+        "Choose interleaved types (_R4, _R8) where there are such, except for --gpu tensors.",
+        default=False,
+        key="search.repacked",
     )
-    gpu: Pattern | None = option("Tensors for a GPU: their rows stay plain.", default=None, kind="regex", key="search.gpu")
+    gpu: Pattern | None = option(
+        "Keep the rows of these tensors plain, because they are for a GPU.", default=None, kind="regex", key="search.gpu"
+    )
     gpu_size: Size | None = option(
-        "A budget of their own for --gpu tensors, within the target.", default=None, kind="size", key="search.gpu_size"
+        "Give --gpu tensors a budget of their own, within the target.",
+        default=None,
+        kind="size",
+        key="search.gpu_size",
+        rare=True,
     )
-    rows: int = option("Rows per tensor that errors come from.", default=64, least=8, key="search.rows")
-    seed: int = option("Picks the rows.", default=0, least=0, key="search.seed")
+    rows: int = option("Measure errors on this many rows of each tensor.", default=64, least=8, key="search.rows", rare=True)
+    seed: int = option("Pick the rows by this seed.", default=0, least=0, key="search.seed", rare=True)
     measurements: int | None = option(
-        "Groups of tensors whose sensitivity is measured one by one: each tensor, or roles by bands of layers.",
+        "Measure the sensitivity of at most this many groups of tensors one by one: of each tensor, or of "
+        "roles by bands of layers.",
         default=None,
         least=1,
         shown="128",
         key="search.measurements",
+        rare=True,
     )
-    refine: int | None = option("Rounds of measuring around the result.", default=None, least=0, shown="0", key="search.refine")
+    refine: int | None = option(
+        "Measure this many further rounds around the result.", default=None, least=0, shown="0", key="search.refine"
+    )
 
 
 @request
 class Weighting:
     """What weighs the errors of types."""
 
-    imatrix: str | Path | None = option("Importance matrix, GGUF or .dat.", default=None, kind="file", travel="file")
+    section: ClassVar[str] = "Importance of weights"
+
+    imatrix: str | Path | None = option(
+        "Weigh errors by this importance matrix, GGUF or .dat.", default=None, kind="file", travel="file"
+    )
     covariance: str | Path | None = option(
-        "Covariances of inputs (`ggufmill imatrix --covariance`): a smaller loss.",
+        "Reduce the loss with these covariances of inputs (`ggufmill imatrix --covariance` makes them).",
         doc="File of covariances of the matrices' inputs (`ggufmill imatrix --covariance`): codes, and with more effort "
         "scales, are chosen for a small error of the products instead of the weights.",
         default=None,
@@ -146,16 +187,17 @@ class Weighting:
         travel="file",
     )
     curvature: str | Path | None = option(
-        "Use both sides' second moments (`ggufmill imatrix --curvature`): the smallest loss, instead of --covariance.",
-        doc="File of covariances of inputs and second moments of gradients at outputs (`ggufmill imatrix --curvature`): rows "
-        "are encoded together, for a small change of the model's predictions. Takes the place of `covariance`.",
+        "Encode rows together by the second moments in this file (`ggufmill imatrix --curvature`), for the smallest loss; it takes "
+        "the place of --covariance.",
+        doc="Encode rows together, for a small change of the model's predictions, by this file's covariances of inputs and second "
+        "moments of gradients at outputs (`ggufmill imatrix --curvature`). It takes the place of `covariance`.",
         default=None,
         kind="file",
         key="quantize.curvature",
         travel="file",
     )
     effort: int | None = option(
-        "How much is searched with --covariance or --curvature: 0 and 1 codes, 2 and 3 scales too.",
+        "Search this much with --covariance or --curvature: 0 and 1 choose codes, 2 and 3 scales too.",
         default=None,
         least=0,
         most=3,
@@ -175,6 +217,8 @@ def moments_of(asked: Weighting) -> str | Path | None:
 class Splits:
     """How the output is cut into files."""
 
+    section: ClassVar[str] = "Output"
+
     split_max_size: Size | None = option(
         "Split the output into files of at most this size (50G).",
         default=None,
@@ -187,6 +231,7 @@ class Splits:
         "Write no tensors to the first file of a split, only the metadata.",
         doc="False: the first file of a split holds the metadata only.",
         default=True,
+        rare=True,
     )
 
 
@@ -194,15 +239,17 @@ class Splits:
 class CheckpointOutput:
     """What `convert` and `quantize` alone can be asked for when they write: of checkpoints, and with a cluster."""
 
-    allow_nonfinite: bool = option("Write 0 for weights that are NaN or infinite, and count them.", default=False)
+    section: ClassVar[str] = "Output"
+
+    allow_nonfinite: bool = option("Write 0 for weights that are NaN or infinite, and count them.", default=False, rare=True)
     remote: bool = option(
         "Read the weights of an hf: repository as they are needed, without downloading its files.", default=False
     )
     delete_source_shards: bool = option(
-        "DELETE each file of the checkpoint once all its tensors are written.", default=False, travel="no"
+        "DELETE each file of the checkpoint once all its tensors are written.", default=False, travel="no", rare=True
     )
     metadata: str | Path | None = option(
-        'Metadata to set: {"general.author": "...", ...}. --override-kv beats it.',
+        'Set the metadata in this file: {"general.author": "...", ...}. --override-kv beats it.',
         default=None,
         kind="file",
         metavar="FILE.json",
@@ -214,9 +261,10 @@ class CheckpointOutput:
         default=None,
         kind="override",
         metavar="KEY=TYPE:VALUE",
+        rare=True,
     )
     partial_requant: bool = option(
-        "Keep the files of a split that are there already, and write those that are not.", default=False, travel="no"
+        "Keep the files of a split that are there already, and write those that are not.", default=False, travel="no", rare=True
     )
     cluster: str | None = option(
         "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.",
@@ -225,11 +273,12 @@ class CheckpointOutput:
         travel="no",
     )
     cluster_output: str | None = option(
-        "Whether workers write into OUT's folder, which all machines share, or send what they make.",
+        "Let workers write into OUT's folder, which all machines share, or send what they make.",
         default=None,
         choices=("shared", "collect"),
         shown="shared",
         travel="no",
+        rare=True,
     )
 
 
@@ -237,11 +286,14 @@ class CheckpointOutput:
 class Output:
     """How a plan is carried out, whatever verb made it."""
 
+    section: ClassVar[str] = "Output"
+
     verify: bool = option(
         "Read a sample of every tensor back, decode it and compare it with the source.", default=False, travel="no"
     )
     manifest: bool = option(
-        "Write OUT.manifest: sha256 of every tensor, for `ggufmill hash --check`. A split's has its first file's name.",
+        "Write OUT.manifest: sha256 of every tensor, for `ggufmill hash --check`. The manifest of a split has"
+        " the name of its first file.",
         default=False,
         travel="no",
     )
@@ -249,10 +301,10 @@ class Output:
     resume: bool = option("Resume an interrupted job.", default=False, travel="no")
     force: bool = option("Replace an existing output.", default=False, travel="no")
     threads: int | None = option(
-        "Worker threads.", default=None, flags="-t --threads", least=1, shown="all processors", travel="no"
+        "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors", travel="no"
     )
     progress: OnProgress | bool | None = option(
-        "Called with each `Progress` report; True: a bar. See pipeline/common/progress.py.",
+        "Call this with each `Progress` report; True shows a bar. See pipeline/common/progress.py.",
         default=None,
         in_cli=False,
         travel="no",

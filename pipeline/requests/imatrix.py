@@ -21,7 +21,8 @@ class ImatrixRequest(RunningModel):
         "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave.", kind="model", kw_only=False
     )
     text: str | Path | Sequence[str | Path] = option(
-        "Text, .jsonl or .parquet, - for standard input; may be given several times. A token of a:3 counts three times.",
+        "Read this text, .jsonl or .parquet file, or - for standard input; may be given several times. A "
+        "token of a:3 counts three times.",
         doc="PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times.",
         flags="-f --file",
         kind="weighted_texts",
@@ -29,7 +30,7 @@ class ImatrixRequest(RunningModel):
         kw_only=False,
     )
     out: str | Path | None = option(
-        "The file to write, .dat: legacy format.",
+        "Write this file; a name in .dat selects the legacy format.",
         doc="The file to write, .dat for the legacy format; None: only the result is returned.",
         default=None,
         flags="-o --output",
@@ -37,60 +38,76 @@ class ImatrixRequest(RunningModel):
         kw_only=False,
     )
     column: str | None = option(
-        "Column of .jsonl and .parquet files.", default=None, shown="messages, conversations, text or content"
+        "Read this column of .jsonl and .parquet files.",
+        default=None,
+        shown="messages, conversations, text or content",
+        rare=True,
     )
     template: str | Path | None = option(
-        "Chat template for conversations.", default=None, metavar="NAME|FILE", shown="the model's own"
+        "Use this chat template for conversations.", default=None, metavar="NAME|FILE", shown="the model's own"
     )
     in_file: str | Path | Sequence[str | Path] = option(
-        "Add what this imatrix holds; without -f that is all that is done.", default=(), kind="files"
+        "Add what this imatrix holds; without -f nothing else is done.", default=(), kind="files"
     )
     n_ctx: int | None = window("512")
     chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")
     from_chunk: int | None = option(
-        "Leave out this many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0
+        "Leave out this many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0, rare=True
     )
     process_output: bool = option("Collect data for the output matrix too (the embeddings, if they are it).", default=False)
     process_embedding: bool = option(
         "Collect data for token_embd.weight: its rows, as often as the text uses them.", default=False
     )
-    nextn: bool = option("Collect data for the draft layers (MTP) too, which are run after the model.", default=False)
+    nextn: bool = option(
+        "Collect data for the draft layers (MTP) too, which are run after the model.", default=False, rare=True
+    )
     output_frequency: int | None = option(
-        "Windows between saves of what --resume needs, to OUT.state; 0: never.",
+        "Save what --resume needs to OUT.state after this many windows; 0 never does.",
         default=None,
         flags="-ofreq --output-frequency",
         least=0,
         shown="10",
+        rare=True,
     )
     save_frequency: int | None = option(
-        "Also write OUT.at_N after every N windows, at the end of the pass that they are in.", default=None, least=0
+        "Write OUT.at_N too after every N windows, at the end of the pass that they are in.", default=None, least=0, rare=True
     )
     covariance: str | Path | None = option(
-        "Also write the covariances of all inputs to this file, for `quantize`.",
+        "Write the covariances of all inputs to this file too, for `quantize`.",
         default=None,
         kind="out_file",
         metavar="FILE",
     )
-    covariance_experts: bool = option("Also those of the down matrices of experts, each with its own.", default=False)
+    covariance_experts: bool = option(
+        "Collect the covariances of the down matrices of experts too, one for each expert.", default=False
+    )
     curvature: str | Path | None = option(
-        "Instead of --covariance: also write both sides of all matrices to this file, covariances of inputs (experts' too) and "
-        "second moments of gradients at outputs. Needs torch.",
+        "Write both sides of all matrices to this file instead: covariances of inputs (experts' too) and second moments of "
+        "gradients at outputs. Needs torch.",
         default=None,
         kind="out_file",
         metavar="FILE",
     )
     curvature_rows: int | None = option(
-        "Rows of a matrix, at most, whose gradients have second moments with each other.",
+        "Collect second moments of the gradients of this many rows of a matrix, at most, with each other.",
         default=None,
         least=1,
         shown="1024",
+        rare=True,
     )
     curvature_seed: int | None = option(
-        "Seed of the labels, which are drawn from the model's own predictions.", default=None, least=0, shown="0"
+        "Draw the labels, which come from the model's own predictions, with this seed.",
+        default=None,
+        least=0,
+        shown="0",
+        rare=True,
     )
-    covariance_bits: int | None = option("Bits of a number in that file, 16 or 32.", default=None, kind="bits", shown="16")
+    covariance_bits: int | None = option(
+        "Store each number of that file in 16 or 32 bits.", default=None, kind="bits", shown="16", rare=True
+    )
     memory: Size | None = option(
-        "Memory for sums of covariances, of each worker with a cluster; more passes over the text if short.",
+        "Use this much memory for sums of covariances (with a cluster, of each worker); if it is short, the "
+        "text is read in several passes.",
         default=None,
         kind="size",
         shown="half of what is free",
@@ -105,7 +122,8 @@ class ImatrixRequest(RunningModel):
     resume: bool = option("Resume an interrupted job, which ends in the same bytes.", default=False)
     force: bool = option("Replace an existing output.", default=False)
     progress: OnProgress | bool | None = option(
-        "Called with each `Progress` report; True: a bar. Stage 'imatrix' in windows, `partial` the `Perplexity` so far.",
+        "Call this with each `Progress` report; True shows a bar. Stage 'imatrix' in windows, `partial` the "
+        "`Perplexity` so far.",
         default=None,
         in_cli=False,
     )
@@ -115,9 +133,9 @@ class ImatrixRequest(RunningModel):
 class ShowRequest:
     file: str | Path = argument("An importance matrix, GGUF or legacy .dat.", kind="file", kw_only=False)
     other: str | Path | None = argument("Another one, to compare with.", default=None, kind="file", kw_only=False)
-    top: int = option("Columns named of each tensor.", default=5, least=1)
+    top: int = option("Name this many columns of each tensor.", default=5, least=1)
     layer_similarity: bool = option(
-        "Cosine of each tensor with the same one of the layer before.", default=False, flags="--layer-similarity -lsim"
+        "Show the cosine of each tensor with the same one of the layer before.", default=False, flags="--layer-similarity -lsim"
     )
     plot: str | Path | None = option(
         "Draw a heat map, layers by tensors, to this file, which needs matplotlib.", default=None, kind="plot"

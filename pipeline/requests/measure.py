@@ -22,7 +22,7 @@ PROMPT, GENERATION = (512,), (128,)  # tokens
 
 
 def _progress(stages: str) -> OnProgress | bool | None:
-    return option(f"Called with each `Progress` report; True: a bar. {stages}", default=None, in_cli=False)
+    return option(f"Call this with each `Progress` report; True shows a bar. {stages}", default=None, in_cli=False)
 
 
 def _chunks(shown: str) -> int | None:
@@ -31,7 +31,9 @@ def _chunks(shown: str) -> int | None:
 
 @request
 class FullHash:
-    full_hash: bool = option("Digest of every byte of the model files, not of samples of large ones.", default=False)
+    full_hash: bool = option(
+        "Make the digest of every byte of the model files, instead of samples of large ones.", default=False, rare=True
+    )
 
 
 @request
@@ -44,7 +46,7 @@ class PerplexityRequest(FullHash, RunningModel):
         kw_only=False,
     )
     text: str | Path | None = option(
-        "Text to read.",
+        "Read this text.",
         default=None,
         flags="-f --file -bf --binary-file",
         kind="text",
@@ -69,15 +71,19 @@ class PerplexityRequest(FullHash, RunningModel):
         metavar="FILE",
     )
     top_logits: int | None = option(
-        "Only the K most probable tokens of each prediction go into this file, in a format of ggufmill's own.",
+        "Write only the K most probable tokens of each prediction to this file, in a format of ggufmill's own.",
         default=None,
         least=1,
         most=1 << 16,
         metavar="K",
+        rare=True,
     )
-    mtp: bool = option("Rate each draft layer too: perplexity, agreement with the model, acceptance.", default=False)
+    mtp: bool = option(
+        "Measure each draft layer too: its perplexity, its agreement with the model, how many drafts are accepted.",
+        default=False,
+    )
     compare_with: str | Path | None = option(
-        "What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
+        "Compare with what an earlier run wrote with --json: say whether the two can be compared, and how they differ.",
         default=None,
         kind="file",
         metavar="RESULT",
@@ -96,13 +102,15 @@ class PerplexityRequest(FullHash, RunningModel):
 @request
 class TasksRequest(FullHash, RunningModel):
     model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
-    text: str | Path = option("The file of tasks.", kw_only=False)
+    text: str | Path = option("Read the tasks from this file.", kw_only=False)
     kind: str = option(
-        "'hellaswag' (six lines per task), 'winogrande' (a line with commas per task) or 'multiple-choice' (binary; ARC, MMLU, "
-        "TruthfulQA).",
+        "Read tasks of this kind: 'hellaswag' (six lines per task), 'winogrande' (a line with commas per "
+        "task) or 'multiple-choice' (binary; ARC, MMLU, TruthfulQA).",
         kw_only=False,
     )
-    tasks: int | None = option("So many tasks at random, the ones that llama-perplexity takes.", default=None, shown="all")
+    tasks: int | None = option(
+        "Score only this many tasks at random, the ones that llama-perplexity takes.", default=None, shown="all"
+    )
     progress: OnProgress | bool | None = _progress("A stage of the kind's name, in tasks.")
 
 
@@ -114,7 +122,7 @@ class EvaluateRequest(RunningModel):
         kw_only=False,
     )
     text: str | Path | None = option(
-        "Text to read.",
+        "Read this text.",
         default=None,
         flags="-f --file",
         kind="text",
@@ -122,12 +130,12 @@ class EvaluateRequest(RunningModel):
         kw_only=False,
     )
     against: str | Path = option(
-        "The baseline, usually the bf16 model, or a file of its predictions.", kind="model", metavar="BASE"
+        "Compare with this baseline, usually the bf16 model, or a file of its predictions.", kind="model", metavar="BASE"
     )
     n_ctx: int | None = window("512, or that of the baseline's predictions")
     chunks: int | None = _chunks("all")
     out: str | Path = option(
-        "Folder for results.json, table.md, plot.png and the baseline's outputs; made if it is not there.",
+        "Write results.json, table.md, plot.png and the baseline's outputs to this folder, which is made if it is not there.",
         default="evaluation",
         flags="-o --out",
         kind="folder",
@@ -139,14 +147,14 @@ class EvaluateRequest(RunningModel):
         default="",
         metavar="T,T,...",
     )
-    imatrix: str | Path | None = option("Importance matrix for --stock, GGUF or .dat.", default=None, kind="file")
+    imatrix: str | Path | None = option("Use this importance matrix for --stock, GGUF or .dat.", default=None, kind="file")
     join: str | Path | Sequence[str | Path] = option(
         "Add what another call measured on the same text, from its file of results.",
         default=(),
         kind="files",
         metavar="RESULTS",
     )
-    no_plot: bool = option("Draw nothing; the picture needs matplotlib.", default=False)
+    no_plot: bool = option("Draw no picture, which needs matplotlib; without it none is drawn.", default=False)
     progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")
 
 
@@ -155,7 +163,7 @@ class CompareRequest(FullHash, RunningModel):
     a: ModelLike = argument("The better model, usually the bf16 one; as for `perplexity`.", kind="model", kw_only=False)
     b: ModelLike = argument("A quantisation of it; as for `perplexity`.", kind="model", kw_only=False)
     text: str | Path | None = option(
-        "Text that both read, for the errors of the layers; without it only weights are compared.",
+        "Let both models read this text, for the errors of the layers; without it only weights are compared.",
         default=None,
         flags="-f --file",
         kind="text",
@@ -164,11 +172,11 @@ class CompareRequest(FullHash, RunningModel):
     n_ctx: int | None = window("512")
     chunks: int | None = _chunks("1")
     tensors: Pattern | None = option(
-        "Only weights of tensors with this in their name.", default=None, kind="regex", shown="all weights"
+        "Compare only weights of tensors with this in their name.", default=None, kind="regex", shown="all weights"
     )
-    no_weights: bool = option("Layers only: comparing weights decodes every tensor of both models.", default=False)
+    no_weights: bool = option("Compare layers only: comparing weights decodes every tensor of both models.", default=False)
     products: bool = option(
-        "Also errors of each tensor's products with what model A puts into it (needs a text).", default=False
+        "Compare each tensor's products with what model A puts into it too (this needs a text).", default=False
     )
     plot: str | Path | None = option(
         "Draw the errors to this file (.png, .svg, .pdf), which needs matplotlib.", default=None, kind="plot"
@@ -179,13 +187,15 @@ class CompareRequest(FullHash, RunningModel):
 @request
 class SweepRequest(RunningModel):
     model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
-    n_ctx: int | None = option("Context in tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="4096")
-    pp: int | None = option("Prompt tokens per step.", default=None, least=1, shown="-ub, or 512")
+    n_ctx: int | None = option(
+        "Measure up to this many tokens of context.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown="4096"
+    )
+    pp: int | None = option("Read this many prompt tokens per step.", default=None, least=1, shown="-ub, or 512")
     tg: int | None = option(
-        "Tokens generated per step.", default=None, flags="-n --tg", least=1, shown="a quarter of the prompt's"
+        "Generate this many tokens per step.", default=None, flags="-n --tg", least=1, shown="a quarter of the prompt's"
     )
     repetitions: int = option(
-        "Measurements at each depth, whose means are shown; with bars of error in the picture.",
+        "Measure this many times at each depth and show the means; the picture then has bars of error.",
         default=1,
         flags="-r --repetitions",
         least=1,
@@ -200,12 +210,14 @@ class SweepRequest(RunningModel):
 @request
 class EmbedRequest(RunningModel):
     model: ModelLike = argument("As for `perplexity`.", kind="model", kw_only=False)
-    prompt: str | Sequence[str] = option("A text; may be given several times.", default=(), flags="-p --prompt", kw_only=False)
+    prompt: str | Sequence[str] = option(
+        "Embed this text; may be given several times.", default=(), flags="-p --prompt", kw_only=False
+    )
     file: str | Path | None = option(
-        "A file with one text per line; empty lines are left out.", default=None, flags="-f --file", kind="text"
+        "Embed each line of this file; empty lines are left out.", default=None, flags="-f --file", kind="text"
     )
     pooling: str | None = option(
-        "What becomes of the tokens' vectors; rank scores a query and a document, with a tab between.",
+        "Pool the tokens' vectors in this way; rank scores a query and a document, with a tab between.",
         doc="'none': a vector per token; 'mean' of all tokens, 'cls': the first one's, 'last': the last one's; 'rank': the "
         "score of a query and a document, which a tab separates. None: what the model says, else 'mean', or 'last' of a model "
         "whose tokens do not see later ones.",
@@ -217,8 +229,8 @@ class EmbedRequest(RunningModel):
     progress: OnProgress | bool | None = _progress("Stage 'embed' in texts.")
 
 
-def _grid(help: str, flags: str, kind: str, shown: str) -> Sequence:
-    return option(help, default=(), flags=flags, kind=kind, shown=shown)
+def _grid(help: str, flags: str, kind: str, shown: str, rare: bool = False) -> Sequence:
+    return option(help, default=(), flags=flags, kind=kind, shown=shown, section="Model and threads", rare=rare)
 
 
 @request
@@ -227,31 +239,35 @@ class BenchRequest(Placement, CheckpointOptions):
         "A GGUF file or checkpoint folder, or several.", kind="model", kw_only=False
     )
     n_prompt: int | Sequence[int] = option(
-        "Prompt lengths; 0: none.", default=PROMPT, flags="-p --n-prompt", kind="numbers", shown="512"
+        "Read prompts of these lengths; 0 reads none.", default=PROMPT, flags="-p --n-prompt", kind="numbers", shown="512"
     )
     n_gen: int | Sequence[int] = option(
-        "Tokens to generate after an empty context; 0: none.",
+        "Generate this many tokens after an empty context; 0 generates none.",
         default=GENERATION,
         flags="-n --n-gen",
         kind="numbers",
         shown="128",
     )
     prompt_and_gen: Sequence[tuple[int, int]] = option(
-        "A prompt and then generation, timed together.", default=(), flags="-pg", kind="pairs"
+        "Time a prompt and then generation together.", default=(), flags="-pg", kind="pairs"
     )
     gen_after_prompt: Sequence[tuple[int, int]] = option(
-        "Generation after a prompt that is not timed.", default=(), flags="-gp", kind="pairs"
+        "Time generation after a prompt that is not timed.", default=(), flags="-gp", kind="pairs"
     )
-    repetitions: int = option("Repetitions of each test.", default=5, flags="-r --repetitions", least=1)
-    warmup: bool = option("Run before measuring.", default=True, flags="-w --warmup", kind="zero_one", shown="1")
-    threads: int | Sequence[int] = _grid("Numbers of threads.", "-t --threads", "numbers", "all processors")
-    batch: int | Sequence[int] = _grid("Logical batch size in tokens.", "-b --batch-size", "numbers", "2048")
-    ubatch: int | Sequence[int] = _grid("Tokens per pass.", "-ub --ubatch-size", "numbers", "2048")
-    cache_k: str | Sequence[str] = _grid("Types of the cached keys.", "-ctk --cache-type-k", "cache_types", "f16")
-    cache_v: str | Sequence[str] = _grid("Types of the cached values.", "-ctv --cache-type-v", "cache_types", "f16")
-    flash: bool | Sequence[bool] = _grid("0, 1 or both.", "-fa --flash-attn", "zeros_ones", "1")
-    mla: int | Sequence[int] = _grid("Ways of latent attention, 0 to 3.", "-mla --mla-use", "numbers", "3")
-    attn_max_batch: int | Sequence[int] = _grid("MiB for the buffers of attention.", "-amb --attn-max-batch", "numbers", "512")
+    repetitions: int = option("Repeat each test this many times.", default=5, flags="-r --repetitions", least=1)
+    warmup: bool = option("Run each test once before measuring.", default=True, flags="-w --warmup", kind="zero_one", shown="1")
+    threads: int | Sequence[int] = _grid("Use these numbers of threads.", "-t --threads", "numbers", "all processors")
+    batch: int | Sequence[int] = _grid("Use these logical batch sizes, in tokens.", "-b --batch-size", "numbers", "2048")
+    ubatch: int | Sequence[int] = _grid("Run this many tokens per pass.", "-ub --ubatch-size", "numbers", "2048")
+    cache_k: str | Sequence[str] = _grid("Cache keys in these types.", "-ctk --cache-type-k", "cache_types", "f16")
+    cache_v: str | Sequence[str] = _grid("Cache values in these types.", "-ctv --cache-type-v", "cache_types", "f16")
+    flash: bool | Sequence[bool] = _grid("Use flash attention: 0, 1 or both.", "-fa --flash-attn", "zeros_ones", "1")
+    mla: int | Sequence[int] = _grid(
+        "Compute latent attention in these ways, 0 to 3.", "-mla --mla-use", "numbers", "3", rare=True
+    )
+    attn_max_batch: int | Sequence[int] = _grid(
+        "Use at most this many MiB for the buffers of attention.", "-amb --attn-max-batch", "numbers", "512", rare=True
+    )
     repack: bool | Sequence[bool] = _grid(
         "Interleave rows when loading: 0, 1 or both.", "-rtr --run-time-repack", "zeros_ones", "0"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ...request_fields import argument, option, request
 from ...runtime.settings import CACHE_TYPES
@@ -15,19 +16,38 @@ from .groups import SourceOptions
 class ForecastOptions:
     """The cluster for which it is forecast how long making the model takes."""
 
+    section: ClassVar[str] = "Forecast of a cluster"
+
     cluster: int | Sequence[int] = option(
-        "How long making the model takes on N machines, simulated. [without numbers: 1 to 64]",
+        "Simulate how long making the model takes on N machines. [without numbers: 1 to 64]",
         doc="Numbers of machines, such as (1, 8, 64): how long making the model takes on a cluster of them, simulated.",
         default=(),
         kind="machines",
         metavar="[N,...]",
     )
-    cluster_threads: int | None = option("Of each of these machines.", default=None, least=1, shown="as this one has")
-    cluster_output: str | None = option("As of `quantize`.", default=None, choices=("shared", "collect"), shown="shared")
-    read_rate: Size | None = option("Bytes per second that their storage reads for all together.", default=None, kind="size")
-    write_rate: Size | None = option("Bytes per second that it writes.", default=None, kind="size")
-    network_rate: Size | None = option("Bytes per second of a machine's network, each way.", default=None, kind="size")
-    encode_rate: float | None = option("Weights per second of a thread.", default=None, shown="measured here for each type")
+    cluster_threads: int | None = option(
+        "Give each of these machines this many threads.", default=None, least=1, shown="as this one has", rare=True
+    )
+    cluster_output: str | None = option(
+        "Let workers write into a shared folder, or send what they make, as in `quantize`.",
+        default=None,
+        choices=("shared", "collect"),
+        shown="shared",
+        rare=True,
+    )
+    read_rate: Size | None = option(
+        "Assume that their storage reads this many bytes per second for all together.", default=None, kind="size", rare=True
+    )
+    write_rate: Size | None = option("Assume that it writes this many bytes per second.", default=None, kind="size", rare=True)
+    network_rate: Size | None = option(
+        "Assume that a machine's network carries this many bytes per second, each way.", default=None, kind="size", rare=True
+    )
+    encode_rate: float | None = option(
+        "Assume that a thread encodes this many weights per second.",
+        default=None,
+        shown="measured here for each type",
+        rare=True,
+    )
 
 
 @request
@@ -36,13 +56,21 @@ class PlanRequest(SourceOptions, ForecastOptions):
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
     ram: Size | None = option(
-        "Memory of the machine (256G, 256GiB).", default=None, kind="memory", metavar="SIZE", shown="not limited"
+        "Fit the model into this much memory of the machine (256G, 256GiB).",
+        default=None,
+        kind="size",
+        metavar="SIZE",
+        shown="not limited",
     )
     vram: Size | Sequence[Size] = option(
-        "Memory of each GPU (24GiB,24GiB).", default=(), kind="memories", metavar="SIZE,...", shown="what torch finds"
+        "Use this much memory of each GPU (24GiB,24GiB).",
+        default=(),
+        kind="sizes",
+        metavar="SIZE,...",
+        shown="what torch finds",
     )
     device: str | Sequence[str] | None = option(
-        "Devices of torch: cuda (all), cuda:1, xpu, mps, cpu, auto; or none.",
+        "Use these devices of torch: cuda (all), cuda:1, xpu, mps, cpu, auto; or none.",
         doc="Devices of torch, as for `load_model`, with the memory that they and the machine have free.",
         default=None,
         flags="-dev --device",
@@ -50,46 +78,59 @@ class PlanRequest(SourceOptions, ForecastOptions):
         metavar="NAME,...",
         shown="those that there are, if torch is installed",
     )
-    n_ctx: int = option("Context in tokens.", default=32768, flags="-c --ctx-size", least=1, most=2**31 - 1)
-    ubatch: int = option("Tokens per pass.", default=512, flags="-ub --ubatch-size", least=1)
+    n_ctx: int = option("Plan a context of this many tokens.", default=32768, flags="-c --ctx-size", least=1, most=2**31 - 1)
+    ubatch: int = option("Run this many tokens per pass.", default=512, flags="-ub --ubatch-size", least=1, rare=True)
     cache_k: str | None = option(
-        "Type of cached keys.", default=None, flags="-ctk --cache-type-k", choices=CACHE_TYPES, shown="f16"
+        "Cache keys in this type.", default=None, flags="-ctk --cache-type-k", choices=CACHE_TYPES, shown="f16"
     )
     cache_v: str | None = option(
-        "Type of cached values.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
+        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
     )
-    mla: int | None = option("Latent attention's mode.", default=None, flags="-mla --mla-use", least=0, most=3, shown="3")
+    mla: int | None = option(
+        "Compute latent attention in this way.", default=None, flags="-mla --mla-use", least=0, most=3, shown="3", rare=True
+    )
     flash: bool = option(
-        "Attention whose scores are not stored.", default=True, flags="-fa --flash-attn", kind="switch", shown="on"
+        "Use flash attention, which never stores all scores.",
+        default=True,
+        flags="-fa --flash-attn",
+        kind="switch",
+        shown="on",
+        rare=True,
     )
     attn_max_batch: int | None = option(
-        "Bound of attention's buffer, in MiB.", default=None, flags="-amb --attn-max-batch", least=1, metavar="MiB"
+        "Use at most this many MiB for the buffers of attention.",
+        default=None,
+        flags="-amb --attn-max-batch",
+        least=1,
+        metavar="MiB",
+        rare=True,
     )
     n_gpu_layers: int | None = option(
-        "Layers on devices, the last ones.",
+        "Put this many layers on devices, the last ones.",
         default=None,
         flags="-ngl --n-gpu-layers --gpu-layers",
         least=0,
         shown="all",
     )
     override_tensor: str | Sequence[str] = option(
-        "CPU, CUDA0, ... for the tensors that match; the first match wins.",
+        "Put the tensors that match on this device: CPU, CUDA0, ...; the first match wins.",
         default=(),
         flags="-ot --override-tensor",
         kind="texts",
         metavar="REGEX=DEVICE,...",
     )
-    cpu_moe: bool = option("Experts stay in RAM.", default=False)
-    n_cpu_moe: int | None = option("The experts of the first N layers stay in RAM.", default=None, least=0)
+    cpu_moe: bool = option("Keep all experts in RAM.", default=False, rare=True)
+    n_cpu_moe: int | None = option("Keep the experts of the first N layers in RAM.", default=None, least=0)
     tensor_split: Sequence[float] | None = option(
-        "Shares of the devices in the layers.",
+        "Share the layers out among the devices in these proportions.",
         default=None,
         flags="-ts --tensor-split",
         kind="shares",
         metavar="N,N,...",
         shown="by memory",
+        rare=True,
     )
     recipe: str | Path | None = option(
-        "Recipe that the model is to be quantised by.", default=None, kind="name", metavar="FILE", shown="all are tried"
+        "Plan the model as this recipe quantises it.", default=None, kind="name", metavar="FILE", shown="all are tried"
     )
-    type: FileType | None = option("File type for what no rule takes.", default=None, kind="file_type")
+    type: FileType | None = option("Give tensors that no rule takes this file type.", default=None, kind="file_type")

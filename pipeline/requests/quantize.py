@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ...request_fields import argument, option, request
 from ..common.arguments import FileType, TypeName
@@ -14,8 +15,10 @@ from .groups import CheckpointOutput, Output, SourceOptions, Splits, TargetOptio
 class Rules:
     """Which types tensors get, but for those that single options name."""
 
+    section: ClassVar[str] = "Types of tensors"
+
     recipe: str | Path | None = option(
-        "Recipe of `regex=type` rules (text or TOML), or the name of a bundled one.",
+        "Follow this recipe of `regex=type` rules (text or TOML): a file, or the name of a bundled one.",
         doc="A file of `regex=type` rules (text or TOML), or the name of a bundled one; what a TOML recipe says under "
         "[quantize] and [convert] counts where the arguments say nothing.",
         default=None,
@@ -24,7 +27,7 @@ class Rules:
         travel="file",
     )
     custom_q: str | Sequence[str] = option(
-        "Rules on the command line: regex=type,regex=type,...",
+        "Follow these rules first: regex=type,regex=type,...",
         doc="Rules 'regex=type,regex=type', which come before the recipe's.",
         default=(),
         metavar="RULES",
@@ -32,17 +35,23 @@ class Rules:
 
 
 def _role(part: str) -> TypeName | None:
-    return option(f"Type of tensors with {part} in their name; rules beat it.", default=None, kind="type")
+    return option(f"Give tensors with {part} in their name this type; rules beat it.", default=None, kind="type", rare=True)
 
 
 @request
 class TensorTypes:
     """Types of single tensors and of roles."""
 
-    token_embedding_type: TypeName | None = option("Type of token_embd.weight; beats the rules.", default=None, kind="type")
-    output_tensor_type: TypeName | None = option("Type of output.weight; beats the rules.", default=None, kind="type")
+    section: ClassVar[str] = "Types of tensors"
+
+    token_embedding_type: TypeName | None = option(
+        "Give token_embd.weight this type, whatever the rules say.", default=None, kind="type"
+    )
+    output_tensor_type: TypeName | None = option(
+        "Give output.weight this type, whatever the rules say.", default=None, kind="type"
+    )
     ffn_gate_inp_type: TypeName | None = option(
-        "Type of the routers ffn_gate_inp, which otherwise stay f32.", default=None, kind="type"
+        "Give the routers ffn_gate_inp this type; otherwise they stay f32.", default=None, kind="type", rare=True
     )
     attn_v_type: TypeName | None = _role("attn_v.weight")
     attn_qkv_type: TypeName | None = _role("attn_qkv")
@@ -52,10 +61,10 @@ class TensorTypes:
     ffn_down_type: TypeName | None = _role("ffn_down")
     ffn_gate_type: TypeName | None = _role("ffn_gate")
     ffn_up_type: TypeName | None = _role("ffn_up")
-    pure: bool = option("Every weight becomes TYPE; mix and rules are left aside.", default=False)
+    pure: bool = option("Give every weight TYPE; mix and rules are left aside.", default=False)
     leave_output_tensor: bool = option("Copy output.weight as it is.", default=False)
     extra_output_tensor: TypeName | None = option(
-        "Also write a copy of the output matrix, of this type.", default=None, kind="type"
+        "Write a copy of the output matrix too, of this type.", default=None, kind="type", rare=True
     )
 
 
@@ -77,32 +86,64 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         kw_only=False,
     )
     calibration: str | Path | None = option(
-        "Text to measure the tensors' sensitivity on, for --target-size and its like.",
+        "Measure the tensors' sensitivity on this text, for --target-size, --target-bpw and --max-kld.",
         default=None,
         kind="file",
         travel="no",
+        section="Search for types",
     )
     prune_layers: str | None = option(
-        "Leave these layers out, for example 20,22-25; the others move up.", default=None, metavar="LAYERS"
+        "Leave these layers out, for example 20,22-25; the others move up.",
+        default=None,
+        metavar="LAYERS",
+        rare=True,
+        section="Source",
     )
-    include_weights: Sequence[str] = option("Use imatrix entries with TEXT in their name only.", default=(), metavar="TEXT")
-    exclude_weights: Sequence[str] = option("Leave imatrix entries with TEXT in their name aside.", default=(), metavar="TEXT")
-    allow_requantize: bool = option("Allow quantising what is quantised already.", default=False)
-    ignore_imatrix_rules: bool = option("Allow types that should not be made without an imatrix.", default=False)
-    hide_imatrix: bool = option("Do not name the imatrix in the file.", default=False)
-    strict: bool = option("Make every warning an error before any work.", default=False)
-    keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False, one_of="split")
+    include_weights: Sequence[str] = option(
+        "Use imatrix entries with TEXT in their name only.",
+        default=(),
+        metavar="TEXT",
+        rare=True,
+        section="Importance of weights",
+    )
+    exclude_weights: Sequence[str] = option(
+        "Leave imatrix entries with TEXT in their name aside.",
+        default=(),
+        metavar="TEXT",
+        rare=True,
+        section="Importance of weights",
+    )
+    allow_requantize: bool = option("Allow quantising what is quantised already.", default=False, section="Types of tensors")
+    ignore_imatrix_rules: bool = option(
+        "Allow types that should not be made without an imatrix.", default=False, rare=True, section="Importance of weights"
+    )
+    hide_imatrix: bool = option(
+        "Do not name the imatrix in the file.", default=False, rare=True, section="Importance of weights"
+    )
+    strict: bool = option("Make every warning an error before any work.", default=False, section="Output")
+    keep_split: bool = option(
+        "Write as many files as the source has, with the same tensors.",
+        default=False,
+        one_of="split",
+        rare=True,
+        section="Output",
+    )
     only_shards: str | None = option(
         "Write only these files of the split, counted from 1: machines that share nothing divide a job.",
         doc="Numbers of the split's files to write, '1,4,6-9': machines that share nothing divide a job, and each file is as "
         "the whole job writes it; `merge_model` and `hash_model` refuse files of another job.",
         default=None,
         metavar="N-M,...",
+        rare=True,
+        section="Output",
     )
     device: str | None = option(
-        "Device of torch that encodes k-quants and IQK types: cuda, cuda:1, xpu, mps, cpu, auto; or none.",
+        "Encode k-quants and IQK types on this device of torch: cuda, cuda:1, xpu, mps, cpu, auto; or none.",
         default=None,
         metavar="NAME",
         shown="none",
+        section="Devices",
     )
-    no_timing: bool = option("With --dry-run: do not time this machine's encoders.", default=False, travel="no")
+    no_timing: bool = option(
+        "Leave out the timing of this machine's encoders in --dry-run.", default=False, travel="no", rare=True, section="Output"
+    )

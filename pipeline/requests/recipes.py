@@ -13,8 +13,10 @@ from .groups import SourceOptions
 class _Checked(SourceOptions):
     """What a recipe is checked with."""
 
-    type: FileType | None = option("File type for what no rule takes.", default=None, kind="file_type", shown="the recipe's")
-    imatrix: str | Path | None = option("Importance matrix, GGUF or .dat.", default=None, kind="file")
+    type: FileType | None = option(
+        "Give tensors that no rule takes this file type.", default=None, kind="file_type", shown="the recipe's"
+    )
+    imatrix: str | Path | None = option("Check with this importance matrix, GGUF or .dat.", default=None, kind="file")
 
 
 @request
@@ -34,4 +36,6 @@ class ExplainRequest(_Checked):
     model: str | Path = argument(
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
-    recipe: str | Path | None = option("The recipe; left out, --type alone counts.", default=None, kind="name", metavar="FILE")
+    recipe: str | Path | None = option(
+        "Explain this recipe; left out, --type alone counts.", default=None, kind="name", metavar="FILE"
+    )

@@ -16,12 +16,12 @@ class RepackRequest(Output):
     source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
     out: str | Path = argument("The file to write.", kind="out", kw_only=False)
     pattern: Pattern | Sequence[Pattern] = option(
-        "Only tensors whose name this matches anywhere; may be given again.", default=(), kind="regexes"
+        "Repack only tensors whose name this matches anywhere; may be given again.", default=(), kind="regexes"
     )
     undo: bool = option("Turn repacked tensors back into their base types.", default=False)
     keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
     program: str | None = option(
-        "The program that is to load the file: what it would not load is an error.",
+        "Refuse what this program would not load.",
         default=None,
         flags="--for",
         choices=PROGRAMS,

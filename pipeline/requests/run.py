@@ -15,7 +15,7 @@ class RunRequest:
         "A recipe's file, or the name of a bundled one; paths in it are relative to its folder.", kind="name", kw_only=False
     )
     out: str | Path | None = option(
-        "Folder of results.", default=None, flags="-o --out", kind="folder", shown="out/RECIPE", kw_only=False
+        "Write the results to this folder.", default=None, flags="-o --out", kind="folder", shown="out/RECIPE", kw_only=False
     )
     force: bool = option("Do every stage again.", default=False)
     program: str | None = option(
@@ -25,21 +25,24 @@ class RunRequest:
         choices=PROGRAMS,
         shown="what the recipe says",
     )
-    allow_nonfinite: bool = option("Write 0 for weights that are NaN or infinite, and count them.", default=False)
+    allow_nonfinite: bool = option("Write 0 for weights that are NaN or infinite, and count them.", default=False, rare=True)
     dry_run: bool = option("Show the plan with exact sizes; write nothing.", default=False)
-    threads: int | None = option("Worker threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    threads: int | None = option(
+        "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
+    )
     cluster: str | None = option(
         "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
     )
     cluster_output: str | None = option(
-        "Whether workers write into OUT's folder, which all machines share, or send what they make.",
+        "Let workers write into OUT's folder, which all machines share, or send what they make.",
         default=None,
         choices=("shared", "collect"),
         shown="shared",
+        rare=True,
     )
     progress: OnProgress | bool | None = option(
-        "Called with reports of 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and 'checksum' in bytes, "
-        "and those of `search_recipe`.",
+        "Call this with reports of 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and "
+        "'checksum' in bytes, and those of `search_recipe`.",
         default=None,
         in_cli=False,
     )
@@ -48,7 +51,7 @@ class RunRequest:
 @request
 class UploadRequest:
     folder: str | Path = argument("As `run_recipe` leaves it, or any with GGUF files.", kind="existing_folder", kw_only=False)
-    repo: str = option("Repository on the Hub; it is made if it is not there.", metavar="OWNER/NAME")
-    public: bool = option("A new repository is public; an existing one stays what it is.", default=False)
-    yes: bool = option("Send. Without it nothing is sent, and what would be is printed.", default=False)
-    progress: OnProgress | bool | None = option("Called with reports of 'checksum' in bytes.", default=None, in_cli=False)
+    repo: str = option("Send to this repository on the Hub; it is made if it is not there.", metavar="OWNER/NAME")
+    public: bool = option("Make a new repository public; an existing one stays what it is.", default=False)
+    yes: bool = option("Send the files. Without this nothing is sent, and what would be is printed.", default=False)
+    progress: OnProgress | bool | None = option("Call this with reports of 'checksum' in bytes.", default=None, in_cli=False)

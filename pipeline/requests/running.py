@@ -28,10 +28,12 @@ class WarmUpRequest(CheckpointOptions):
         kind="model",
         kw_only=False,
     )
-    types: Sequence[TypeName] = option("Codecs of these types, separated by commas.", default=(), kind="types")
-    threads: int | None = option("Threads of the model.", default=None, flags="-t --threads", least=1, shown="all processors")
+    types: Sequence[TypeName] = option("Compile the codecs of these types, separated by commas.", default=(), kind="types")
+    threads: int | None = option(
+        "Run the model with this many threads.", default=None, flags="-t --threads", least=1, shown="all processors"
+    )
     progress: OnProgress | bool | None = option(
-        "Called with each `Progress` report; True: a bar. Stages 'codecs' in types and 'model' in passes.",
+        "Call this with each `Progress` report; True shows a bar. Stages 'codecs' in types and 'model' in passes.",
         default=None,
         in_cli=False,
     )
@@ -51,4 +53,6 @@ def settings_of(request: RunningModel, *without: str) -> dict[str, Any]:
 
 def window(shown: str) -> Any:
     """The field n_ctx of a verb that reads a text in windows. shown: its default, in words."""
-    return option("Tokens per window.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown=shown)
+    return option(
+        "Read windows of this many tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown=shown
+    )

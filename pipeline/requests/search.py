@@ -16,7 +16,7 @@ class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placemen
     out: str | Path = argument("The recipe to write.", kind="out_file", kw_only=False)
     strict: bool = option("Refuse a tensor whose errors --covariance cannot weight.", default=False)
     rules: str | Path | None = option(
-        "A recipe whose rules stay as they are; types are chosen for the other tensors.",
+        "Follow the rules of this recipe; types are chosen for the other tensors.",
         default=None,
         kind="name",
         metavar="FILE",
@@ -27,16 +27,18 @@ class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placemen
         kind="out_file",
         shown="OUT.state.json",
     )
-    threads: int | None = option("Worker threads.", default=None, flags="-t --threads", least=1, shown="all processors")
+    threads: int | None = option(
+        "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
+    )
     cluster: str | None = option(
         "Share the measuring out to dask workers, with the same results: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
         metavar="ADDRESS",
     )
     force: bool = option("Replace an existing output.", default=False)
-    command: str = option("What is said of the call in the recipe's header.", default="", in_cli=False)
+    command: str = option("Write this about the call to the recipe's header.", default="", in_cli=False)
     progress: OnProgress | bool | None = option(
-        "Called with reports of 'errors of types' in tensors, 'sensitivity' and 'refining' in groups.",
+        "Call this with reports of 'errors of types' in tensors, 'sensitivity' and 'refining' in groups.",
         default=None,
         in_cli=False,
     )

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from textwrap import wrap
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,7 +35,10 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Callable[P, R]
             try:
                 given = signature.bind(*arguments, **keywords).arguments
             except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+                names = [field.name for field in fields]
+                near = [n for name in keywords if name not in names for n in get_close_matches(name, names, 2)]
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
             made = request(**given)  # type: ignore[call-arg]
             object.__setattr__(made, "given", tuple(given))  # of these, see `running.settings_of`
             return function(made)

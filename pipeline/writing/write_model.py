@@ -21,6 +21,7 @@ from ..common.arguments import refuse_inputs
 from ..common.dropped_config import warn_on_dropped_config
 from ..common.messages import note, warn
 from ..common.progress import OnProgress
+from ..common.shown import shown
 from ..common.vocabulary_check import vocabulary_differences
 from .carry_out import carry_out
 from .checks import problem_line, verify_written, write_manifest
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..cluster.writing import Share
 
 
+@shown
 @dataclass
 class WriteResult(StreamedJson):
     """What became of a plan to write a model.

@@ -175,7 +175,8 @@ class Covariances:
         columns, _, matrices = dims(tensor.shape)
         collected = self.collected(tensor)
         if collected is None:
-            return "none was collected"
+            hint = " (imatrix --covariance-experts collects those of experts)" if "ffn_down_exps" in tensor.name else ""
+            return f"none was collected{hint}"
         if collected.columns != columns or len(collected.tokens) not in (1, matrices):
             raise PlanError(
                 f"the covariance of {tensor.name} is of {collected.columns} columns and {len(collected.tokens)} matrices, the "

@@ -15,19 +15,48 @@ from .rules import Rule
 TERNARY_TYPES = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "q2_0")
 TERNARY_WARNING = "is for models trained with ternary weights; others are lost in it"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+# parts of the names in checkpoints of Hugging Face -> of a GGUF's
+_NAMES_OF_CHECKPOINTS = {
+    "gate_up_proj": "ffn_gate_exps and ffn_up_exps",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "qkv_proj": "attn_qkv",
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "kv_b_proj": "attn_kv_b",
+    "lm_head": "output",
+    "embed_tokens": "token_embd",
+    "model.layers": "blk",
+}
+_NAME_OF_CHECKPOINT = re.compile(r"(?<![a-z])(" + "|".join(n.replace(".", r"\\?\.") for n in _NAMES_OF_CHECKPOINTS) + ")")
+_OUTPUTS = ("output.weight", "blk.0.attn_output.weight")
 _MATCH_ALL_PATTERNS = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")
 
 
 def suspicious_rules(rules: Sequence[Rule]) -> list[str]:
-    """One line for each character set that looks like a range of numbers, and for each type for ternary models."""
+    """One line for each character set that looks like a range of numbers, each pattern for the output matrix that takes
+    attention's too, each name that only checkpoints have, and each type for ternary models."""
     warnings: list[str] = []
+    of_attention = [rule for rule in rules if rule.regex.search(_OUTPUTS[1])]  # the first one decides
+    wrong_output = of_attention[:1] if len({rule.type.name for rule in of_attention[:2]}) > 1 or len(of_attention) == 1 else []
     for rule in rules:
         where = f"line {rule.line}: "
         for low, high in _RANGE.findall(rule.pattern):
             if len(low) > 1 or len(high) > 1:
                 warnings.append(
-                    f"{where}[{low}-{high}] in {rule.pattern!r} is a set of single digits, not the numbers {low} to {high}"
+                    f"{where}[{low}-{high}] in '{rule.pattern}' is a set of single digits, not the numbers {low} to {high}"
                 )
+        if rule in wrong_output and "attn" not in rule.pattern and "output" in rule.pattern and rule.regex.search(_OUTPUTS[0]):
+            warnings.append(
+                f"{where}{rule} takes attn_output.weight of every layer too; ^output\\.weight is the output matrix alone"
+            )
+        if (name := _NAME_OF_CHECKPOINT.search(rule.pattern)) is not None:
+            known = _NAMES_OF_CHECKPOINTS[name[1].replace("\\", "")]
+            warnings.append(f"{where}{name[1]} in '{rule.pattern}' is a name in checkpoints, which GGUF calls {known}")
         if rule.type.name in TERNARY_TYPES:
             warnings.append(f"{where}{rule.type.name} {TERNARY_WARNING}")
     return warnings
@@ -60,7 +89,7 @@ def unportable_rules(rules: Sequence[Rule]) -> list[str]:
         for character, what in ((",", "a comma"), ("=", "an equals sign")):
             if character in rule.pattern:
                 warnings.append(
-                    f"line {rule.line}: {rule.pattern!r} holds {what}, where llama-quantize --custom-q would cut it"
+                    f"line {rule.line}: '{rule.pattern}' holds {what}, where llama-quantize --custom-q would cut it"
                 )
     return warnings
 
@@ -87,7 +116,10 @@ def tensors_needing_imatrix(plan: Plan) -> list[str]:
 
 @dataclass
 class RuleShare:
-    """What one rule, flag or default decided: types, number of tensors, weights and bytes, and the first tensor's name."""
+    """What one rule, flag or default decided: types, number of tensors, weights and bytes, and the first tensor's name.
+
+    note: why these tensors have another type than the rule asks for; '' if they have that. line: the rule's in the recipe.
+    """
 
     rule: str
     types: list[str]
@@ -95,6 +127,8 @@ class RuleShare:
     weights: int
     nbytes: int
     first: str
+    note: str = ""
+    line: int | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -104,14 +138,18 @@ class RuleShare:
         return self.__dict__ | {"bits_per_weight": self.bits_per_weight}
 
 
-def rule_shares(plan: Plan) -> list[RuleShare]:
-    """The plan's tensors grouped by what decided their type, in the order of each group's first tensor."""
-    shares: dict[str, RuleShare] = {}
+def rule_shares(plan: Plan, rules: Sequence[Rule] = ()) -> list[RuleShare]:
+    """The plan's tensors grouped by what decided their type and why it is another one than asked for: in the order of the
+    rules, and without rules of each group's first tensor."""
+    shares: dict[tuple[str, str], RuleShare] = {}
     for (kind, n), first in zip(plan.outputs.counts(), plan.outputs.first_of_kinds(), strict=True):
-        share = shares.setdefault(kind.rule, RuleShare(kind.rule, [], 0, 0, 0, first))
+        share = shares.setdefault((kind.rule, kind.note), RuleShare(kind.rule, [], 0, 0, 0, first, kind.note))
         if kind.type.name not in share.types:
             share.types.append(kind.type.name)
         share.tensors += n
         share.weights += kind.n_elements * n
         share.nbytes += kind.nbytes * n
-    return list(shares.values())
+    lines = {str(rule): (place, rule.line) for place, rule in reversed(list(enumerate(rules)))}
+    for share in shares.values():
+        share.line = lines[share.rule][1] if share.rule in lines else None
+    return sorted(shares.values(), key=lambda share: lines.get(share.rule, (len(rules), 0))[0])

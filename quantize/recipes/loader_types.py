@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.loaders import loader_of
+
+_KEEPS_WELL = re.compile(r"i?q\d_(?![01])", re.IGNORECASE)  # k- and i-quants: less error than the older types of the same size
 
 
 class LoaderTypes:
@@ -36,20 +39,27 @@ class LoaderTypes:
     def check(self, name: str, tensor_type: TensorType, reason: str) -> None:
         """Raises PlanError for a tensor of a type that the program does not know. reason: the rule that asks for it."""
         if not self.reads(tensor_type):
-            instead = ", ".join(self.alternatives(tensor_type))
             raise PlanError(
-                f"{name} is to become {tensor_type.name} ({reason}), which {self.program} does not know; it knows {instead}"
+                f"{name} is to become {tensor_type.name} ({reason}), which {self.program} does not know; "
+                f"{self.alternatives(tensor_type)}"
             )
 
-    def alternatives(self, tensor_type: TensorType) -> list[str]:
-        """Names of types that the program knows: the plain one of the same bits, else the three nearest in size."""
+    def alternatives(self, tensor_type: TensorType) -> str:
+        """Which types the program knows instead, for a message: 'it knows q4_K', 'of like size it knows iq4_xs, q4_K'."""
+        names = self._alternatives(tensor_type)
+        plain = TYPES.plain(tensor_type).name
+        return f"it knows {plain}" if names == [plain] else f"of like size it knows {', '.join(names)}"
+
+    def _alternatives(self, tensor_type: TensorType) -> list[str]:
+        """The plain type of the same bits, else the three nearest in size, k- and i-quants before others."""
         assert self.loader is not None
         plain = TYPES.plain(tensor_type)
         if plain is not tensor_type and self.reads(plain):
             return [plain.name]
         known = [TYPES[n] for n in TYPES if TYPES[n].codec is not None and TYPES[n].ftype is not None and self.reads(TYPES[n])]
         known = [t for t in known if t.rows == 1]
-        return [t.name for t in sorted(known, key=lambda t: (abs(_bits(t) - _bits(tensor_type)), t.name))[:3]]
+        near = sorted(known, key=lambda t: (not _KEEPS_WELL.match(t.name), abs(_bits(t) - _bits(tensor_type)), t.name))
+        return [t.name for t in near[:3]]
 
 
 def _bits(tensor_type: TensorType) -> float:

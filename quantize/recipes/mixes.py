@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.metadata_values import whole_number
@@ -160,6 +160,35 @@ _CONDITIONS: dict[str, Callable[[ModelTraits, LayerPosition, int], bool]] = {
 }
 
 
+# A condition -> what it says, after the role: "attn_v (8 experts or more)".
+_WORDS = {
+    "falcon": "Falcon",
+    "not falcon": "",
+    "columns % 256": "rows that are no multiple of 256 long",
+    "tied": "the embeddings serve as output",
+    "imatrix": "with an imatrix",
+    "no imatrix": "without an imatrix",
+    **{f"experts>={n}": f"{n} experts or more" for n in (2, 4, 8)},
+    **{f"gqa>={n}": f"{n} query heads or more per key-value head" for n in (2, 4)},
+    "70B": "a model of 70B",
+    "large vocab": "a large vocabulary",
+    "first 2": "the first 2 layers",
+    "first 4": "the first 4 layers",
+    "first 1/16": "the first sixteenth of the layers",
+    "first 1/8": "the first eighth of the layers",
+    "first 1/8 by count": "the first eighth of the layers",
+    "middle 3/4": "the middle three quarters of the layers",
+    "more bits": "the outer eighths of the layers and every third between",
+}
+
+
+class MixType(NamedTuple):
+    """A type, and why the mix chose it: the role and the conditions that held; '' for the default type."""
+
+    type: TensorType
+    reason: str = ""
+
+
 @dataclass
 class Mix:
     """A file type's mix for one model. `select` counts tensors: call it once per quantisable tensor, in the file's order."""
@@ -173,7 +202,7 @@ class Mix:
     def default(self) -> TensorType:
         return default_type(self.file_type)
 
-    def select(self, name: str, columns: int) -> TensorType:
+    def select(self, name: str, columns: int) -> MixType:
         """The type of the tensor `name` with rows of `columns` elements, before rules, flags and fallbacks."""
         if name == "output.weight" or (self.model.tied and name == "token_embd.weight"):
             return self._apply(OUTPUT_ROLE, LayerPosition(), columns)
@@ -183,7 +212,7 @@ class Mix:
         if key not in self._roles:
             self._roles[key] = self._role(name, columns)
         role = self._roles[key]
-        return self.default if role is None else self._apply(role, self._position(role, name), columns)
+        return MixType(self.default) if role is None else self._apply(role, self._position(role, name), columns)
 
     def _role(self, name: str, columns: int) -> Role | None:
         section = next(s for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
@@ -207,14 +236,23 @@ class Mix:
     def _holds(self, condition: str, at: LayerPosition, columns: int) -> bool:
         return not condition or _CONDITIONS[condition](self.model, at, columns)
 
-    def _apply(self, role: Role, at: LayerPosition, columns: int) -> TensorType:
+    def _apply(self, role: Role, at: LayerPosition, columns: int) -> MixType:
         default = self.default
         for row in _parse_table(role.rows):
             if row.file_types and self.file_type not in row.file_types:
                 continue
             if all(self._holds(condition, at, columns) for condition in row.conditions):
-                return TYPES[row.types.get("", row.types.get(default.name, default.name))]
-        return default
+                chosen = TYPES[row.types.get("", row.types.get(default.name, default.name))]
+                return MixType(chosen, "" if chosen is default else _reason(role, row.conditions))
+        return MixType(default)
+
+
+def _reason(role: Role, conditions: Sequence[str]) -> str:
+    """'attn_v (8 experts or more)'."""
+    single = {id(OUTPUT_ROLE): "output", id(EMBEDDING_ROLE): "token_embd"}.get(id(role))
+    name = single or ", ".join(part.strip(".").removesuffix(".weight") for part in role.parts) or "all other tensors"
+    words = [_WORDS[condition] for condition in filter(None, (role.when, *conditions)) if _WORDS[condition]]
+    return f"{name} ({', '.join(words)})" if words else name
 
 
 @cache

@@ -21,7 +21,7 @@ from .mixes import default_type, file_type_name, file_types
 
 
 class RecipeError(MillError):
-    """A recipe cannot be understood; the text says where and why."""
+    """A recipe cannot be understood; the text says where and why, of every rule that cannot."""
 
 
 _FORMS = 4096  # of names, whose candidates are kept
@@ -123,22 +123,34 @@ class RuleMatcher:
 RULE_END = re.compile(r"(?<!\s)\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
 _COMMENT = re.compile(r"(?<!\s)\s+#.*$")
 _NO_SPACE = re.compile(r"\S")
+_MOST_WRONG = 20  # rules that an error names
 _MAX_ENDS = 32  # ends tried for one rule, so that a long line whose first rule is wrong is not tried to its end
 
 
 def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
     """The rules of a text, in order. where: names the text in errors.
 
-    Raises RecipeError with line and column and, for an unknown type, the most similar names.
+    Raises RecipeError with line and column of each rule that is wrong and, for an unknown type, the most similar names.
     """
     rules: list[Rule] = []
+    wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip().startswith("#"):
             continue
         line, column = _COMMENT.sub("", line).rstrip().rstrip(","), 0
         while (first := _NO_SPACE.search(line, column)) is not None:
-            rule, column = _parse_rule(line, first.start(), number, where)
-            rules.append(rule)
+            try:
+                rule, column = _parse_rule(line, first.start(), number, where)
+            except RecipeError as error:
+                wrong.append(str(error))
+                if len(wrong) == _MOST_WRONG:
+                    raise RecipeError("; ".join([*wrong, "what follows was not read"])) from None
+                end = RULE_END.search(line, first.start() + 1)
+                column = end.end() if end is not None else len(line)
+            else:
+                rules.append(rule)
+    if wrong:
+        raise RecipeError("; ".join(wrong))
     return rules
 
 
@@ -189,6 +201,17 @@ def parse_type(name: str, where: str) -> TensorType:
     return TYPES[name]
 
 
+_FOUR, _EIGHT = ("Q4_K_M", "IQ4_XS", "IQ4_K"), ("Q8_0",)
+# what others call quantised models -> file types of as many bits
+_ALIKE = {
+    **dict.fromkeys(("awq", "gptq", "int4", "4bit", "w4a16", "nf4", "bnb4bit", "marlin"), _FOUR),
+    **dict.fromkeys(("int8", "8bit", "fp8", "w8a8", "w8a16", "bnb8bit"), _EIGHT),
+    **dict.fromkeys(("int3", "3bit"), ("Q3_K_M", "IQ3_K", "IQ3_S")),
+    **dict.fromkeys(("int2", "2bit"), ("Q2_K", "IQ2_K", "IQ2_M")),
+    "fp4": ("NVFP4", "MXFP4"),
+}
+
+
 def parse_default(name: str, where: str) -> TensorType | str:
     """What tensors become that no rule matches: a file type ('q4_k_m' -> 'Q4_K_M', as llama-quantize reads it) or a type.
 
@@ -198,7 +221,7 @@ def parse_default(name: str, where: str) -> TensorType | str:
     if file_type is not None and can_encode(default_type(file_type)):
         return file_type
     if name not in TYPES:
-        similar = get_close_matches(name.upper(), file_types(), 3, 0.5)
+        similar = _ALIKE.get(name.lower().replace("-", "")) or get_close_matches(name.upper(), file_types(), 3, 0.5)
         hint = f"; near it are {', '.join(similar)}" if similar else ""
-        raise RecipeError(f"{where}: there is no file type {name!r}{hint}")
+        raise RecipeError(f"{where}: there is no file type {name!r}{hint}; `ggufmill quantize --help-all` lists all")
     return parse_type(name, where)

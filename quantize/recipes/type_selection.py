@@ -154,7 +154,7 @@ class TypeSelector:
         if not is_quantizable(tensor):
             return self._unquantized(tensor)
         # The mix counts tensors by role: it is asked about every tensor, also where something else decides.
-        mix_type = self.mix.select(tensor.name, tensor.shape[0]) if self.mix is not None else None
+        of_mix = self.mix.select(tensor.name, tensor.shape[0]) if self.mix is not None else None
         if self.overrides.leave_output and tensor.name == OUTPUT:
             return Selection(_lossless_type(tensor), "--leave-output-tensor")
         role = _role(form_of(tensor.name))
@@ -166,10 +166,11 @@ class TypeSelector:
         elif role in self.overrides.roles:
             self.hits[role] += 1
             requested, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
-        elif mix_type is not None:
+        elif of_mix is not None:
             assert self.mix is not None
-            is_exception = mix_type is not self.default
-            requested, reason = self.types.of_mix(mix_type) if is_exception else mix_type, self.mix.file_type
+            requested, reason = of_mix.type, self.mix.file_type
+            if of_mix.reason:
+                requested, reason = self.types.of_mix(of_mix.type), f"{self.mix.file_type}: {of_mix.reason}"
         elif isinstance(self.default, TensorType):
             requested, reason = self.default, "default"
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...formats import PlanError
+from ...errors import PlanError, installation
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import UNUSED
 from .gbnf import gbnf_to_lark
@@ -124,7 +124,7 @@ def _compile(tokenizer: Tokenizer, lark: str, awaited: str, inclusive: bool) -> 
     try:
         from llguidance import LLMatcher, LLParserLimits
     except ImportError:
-        raise PlanError("grammars need llguidance: pip install llguidance") from None
+        raise PlanError(f"grammars need llguidance: {installation('llguidance')}") from None
     limits = LLParserLimits(**_LIMITS)
     matcher = LLMatcher(_token_table(tokenizer), LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     matcher.compute_bitmask()  # finds grammars that take too much work at once

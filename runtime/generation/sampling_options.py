@@ -52,13 +52,18 @@ class Sampling:
     recommends a value (general.sampling.*), it takes the place of the default."""
 
     reference: ClassVar[str] = "Fields of `Sampling`"
+    section: ClassVar[str] = "Sampling"
 
     temp: float = option(
-        "Divides the logits; 0: always the most probable token.", default=0.8, least=0, json="temperature", json_range=(0, 100)
+        "Divide the logits by this; 0 always takes the most probable token.",
+        default=0.8,
+        least=0,
+        json="temperature",
+        json_range=(0, 100),
     )
-    top_k: int = option("Keep the k most probable tokens; 0: all.", default=40, least=0, json_range=(-1, _MOST_TOKENS))
+    top_k: int = option("Keep the k most probable tokens; 0 keeps all.", default=40, least=0, json_range=(-1, _MOST_TOKENS))
     top_p: float = option(
-        "Nucleus sampling: keep the most probable tokens that together have this probability; 1: all.",
+        "Keep the most probable tokens that together have this probability (nucleus sampling); 1 keeps all.",
         default=0.95,
         least=0,
         most=1,
@@ -66,117 +71,161 @@ class Sampling:
         json_range=(0, 1),
     )
     min_p: float = option(
-        "Keep tokens at least this fraction as probable as the most probable one; 0: all.", default=0.05, least=0, most=1
+        "Keep the tokens that are at least this fraction as probable as the most probable one; 0 keeps all.",
+        default=0.05,
+        least=0,
+        most=1,
     )
     typical_p: float = option(
-        "Locally typical sampling (arXiv:2202.00666): keep the tokens whose surprise is nearest to the entropy and that "
-        "together have this probability; 1: all.",
+        "Keep the tokens whose surprise is nearest to the entropy and that together have this probability "
+        "(locally typical sampling, arXiv:2202.00666); 1 keeps all.",
         default=1.0,
         flags="--typical --typical-p",
         least=0,
         most=1,
         is_above=True,
         json_range=(1e-6, 1),
+        rare=True,
     )
     top_n_sigma: float = option(
-        "Keep tokens whose logit is within this many standard deviations of the largest (arXiv:2411.07641); 0 or less: all.",
+        "Keep the tokens whose logit is within this many standard deviations of the largest "
+        "(arXiv:2411.07641); 0 or less keeps all.",
         default=-1.0,
         flags="--top-nsigma --top-n-sigma",
         json_range=(-1, 1000),
+        rare=True,
     )
     xtc_probability: float = option(
-        "Exclude top choices: how often all tokens above xtc_threshold but the least probable of them are excluded; 0: never.",
+        "Exclude top choices (XTC) with this probability: all tokens above xtc_threshold but the least "
+        "probable of them; 0 never does.",
         default=0.0,
         least=0,
         most=1,
+        rare=True,
     )
-    xtc_threshold: float = option("Probability from which on a token counts for that.", default=0.1, least=0, most=1)
+    xtc_threshold: float = option(
+        "Count a token as a top choice of XTC from this probability on.", default=0.1, least=0, most=1, rare=True
+    )
     dynatemp_range: float = option(
-        "The temperature follows the entropy of the candidates, from temp minus this to temp plus this; 0: off.",
+        "Let the temperature follow the entropy of the candidates, from temp minus this to temp plus this; 0 switches it off.",
         default=0.0,
         least=0,
         json_range=(0, 100),
+        rare=True,
     )
     dynatemp_exponent: float = option(
-        "Exponent of the entropy, relative to the largest possible, in that.",
+        "Raise the entropy, relative to the largest possible, to this exponent for --dynatemp-range.",
         default=1.0,
         flags="--dynatemp-exp",
         least=0,
         json_range=(0, 100),
+        rare=True,
     )
     logit_bias: Mapping[int, float] = option(
-        "Added to the logit of a token, such as 15043+1 or 15043-inf; repeatable.",
+        "Add to the logit of a token, for example 15043+1 or 15043-inf; repeatable.",
         doc="Token id -> what is added to its logit; -inf: the token is never sampled.",
         default_factory=dict,
         flags="-l --logit-bias",
         kind="token_biases",
+        rare=True,
     )
     repeat_penalty: float = option(
-        "Positive logits of recent tokens are divided by this, negative ones multiplied; 1: off.",
+        "Divide positive logits of recent tokens by this, and multiply negative ones; 1 switches it off.",
         default=1.0,
         least=0,
         is_above=True,
         json_range=(0.01, 100),
     )
     repeat_last_n: int = option(
-        "Tokens that count as recent, those of the prompt too; -1: all.",
+        "Count this many tokens as recent, those of the prompt too; -1 counts all.",
         default=64,
         least=-1,
         json_range=(-1, _MOST_TOKENS),
+        rare=True,
     )
-    presence_penalty: float = option("Is subtracted from recent tokens' logits.", default=0.0, json_range=(-100, 100))
+    presence_penalty: float = option(
+        "Subtract this from the logits of recent tokens.", default=0.0, json_range=(-100, 100), rare=True
+    )
     frequency_penalty: float = option(
-        "Is subtracted from recent tokens' logits once for each occurrence.", default=0.0, json_range=(-100, 100)
+        "Subtract this from the logits of recent tokens once for each occurrence.",
+        default=0.0,
+        json_range=(-100, 100),
+        rare=True,
     )
     dry_multiplier: float = option(
-        "DRY (don't repeat yourself): a token that would lengthen a repetition of more than dry_allowed_length tokens loses "
-        "this times dry_base to the power of what is beyond that; 0: off.",
+        "Penalise repetitions (DRY, don't repeat yourself): a token that would lengthen a repetition of more "
+        "than dry_allowed_length tokens loses this times dry_base to the power of what is beyond that; 0 "
+        "switches it off.",
         default=0.0,
         least=0,
         json_range=(0, 1000),
+        rare=True,
     )
-    dry_base: float = option("Base of that penalty.", default=1.75, least=1, json_range=(1, 1000))
+    dry_base: float = option("Set the base of the DRY penalty.", default=1.75, least=1, json_range=(1, 1000), rare=True)
     dry_allowed_length: int = option(
-        "Tokens of a repetition that cost nothing.", default=2, least=0, json_range=(0, _MOST_TOKENS)
+        "Allow DRY repetitions of this many tokens without a penalty.",
+        default=2,
+        least=0,
+        json_range=(0, _MOST_TOKENS),
+        rare=True,
     )
     dry_penalty_last_n: int = option(
-        "Tokens that are searched for repetitions, those of the prompt too; -1: all, 0: none.",
+        "Search this many tokens for DRY repetitions, those of the prompt too; -1: all, 0: none.",
         default=-1,
         least=-1,
         json_range=(-1, _MOST_TOKENS),
+        rare=True,
     )
     dry_sequence_breakers: tuple[str, ...] = option(
-        "No repetition goes across this text; repeatable, in place of the default; none: no text.",
+        "Let no DRY repetition go across this text; repeatable, in place of the default; `none` stands for no text.",
         doc="Texts that no repetition goes across.",
         default=DEFAULT_BREAKERS,
         flags="--dry-sequence-breaker",
         kind="breakers",
         metavar="TEXT",
         shown='line end, ":", double quote, "*"',
+        rare=True,
     )
     mirostat: int = option(
-        "Mirostat of this version (arXiv:2007.14966), in place of filters and penalties, keeps the surprise of the tokens near "
-        "mirostat_tau; 0: off.",
+        "Keep the surprise of the tokens near mirostat_tau by this version of Mirostat (arXiv:2007.14966), in"
+        " place of filters and penalties; 0 switches it off.",
         default=0,
         least=0,
         most=2,
+        rare=True,
     )
     mirostat_tau: float = option(
-        "Target of Mirostat: bits of surprise per token.", default=5.0, flags="--mirostat-ent", least=0, json_range=(0, 1000)
+        "Set the target of Mirostat, in bits of surprise per token.",
+        default=5.0,
+        flags="--mirostat-ent",
+        least=0,
+        json_range=(0, 1000),
+        rare=True,
     )
     mirostat_eta: float = option(
-        "How fast Mirostat follows its target.", default=0.1, flags="--mirostat-lr", least=0, json_range=(0, 1000)
+        "Set how fast Mirostat follows its target.",
+        default=0.1,
+        flags="--mirostat-lr",
+        least=0,
+        json_range=(0, 1000),
+        rare=True,
     )
     samplers: tuple[str, ...] = option(
-        "Samplers in their order, by name, or by llama.cpp's letters (edskypmxt); one that is not named does nothing.",
+        "Apply these samplers in their order, by name, or by llama.cpp's letters (edskypmxt); one that is not"
+        " named does nothing.",
         default=DEFAULT_ORDER,
         flags="--samplers --sampling-seq --sampler-seq",
         kind="samplers",
         metavar="NAME;NAME",
         shown=";".join(DEFAULT_ORDER),
+        rare=True,
     )
     seed: int | None = option(
-        "The same seed, prompt and settings give the same text.", default=None, flags="-s --seed", least=0, shown="random"
+        "Sample with this seed: the same seed, prompt and settings give the same text.",
+        default=None,
+        flags="-s --seed",
+        least=0,
+        shown="random",
     )
 
     def __post_init__(self) -> None:

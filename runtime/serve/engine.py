@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...formats import MillError
@@ -342,7 +342,7 @@ class Engine:
                 setattr(self.totals, name, getattr(self.totals, name) + value)
         _notify(task, end)
         if self._on_end is not None and task.reported:
-            self._on_end(end)
+            self._on_end(replace(end, origin=task.origin))
 
 
 def _set(set_outcome: Callable[[Any], None], outcome: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...formats import PlanError
+from ...errors import PlanError, installation
 from .engine import Engine
 
 
@@ -16,7 +16,7 @@ def metrics_text(engine: Engine) -> tuple[bytes, str]:
         from prometheus_client.metrics_core import Metric
         from prometheus_client.registry import Collector
     except ImportError:
-        raise PlanError("metrics need prometheus-client: pip install prometheus-client") from None
+        raise PlanError(f"metrics need prometheus-client: {installation('prometheus-client')}") from None
 
     class Metrics(Collector):
         def collect(self) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
 
 from .checks import RequestError
+from .tasks import origin
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -109,6 +110,10 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+
+        client = (scope.get("client") or ("?",))[0]
+        asked = f"{client} {scope['method']} {scope['path'][:80]}"
+        origin.set("".join(c if c.isprintable() else ascii(c)[1:-1] for c in asked))
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

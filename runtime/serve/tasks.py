@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..generation.generate import Timings
 from ..generation.sampling import SampledToken
+
+origin: ContextVar[str] = ContextVar("origin", default="")  # client, method and path of the request that is answered
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class EndEvent:
     reason  that of the `Generation`, as its stop_text; ending: its token
     error   the exception that ended it, or None
     slot    number of the slot that it was generated in; -1: none
+    origin  of the task; only in what the engine's `on_end` gets
     """
 
     reason: str = ""
@@ -43,6 +47,7 @@ class EndEvent:
     error: Exception | None = None
     stop_text: str = ""
     slot: int = -1
+    origin: str = ""
 
     @property
     def was_cut(self) -> bool:
@@ -61,6 +66,7 @@ class Task:
     notify    called by the engine's thread with the PromptEvent if there is one, each TextEvent, and the EndEvent
     reported  the engine calls its `on_end` for this task
     slot      number of the slot that it waits for; one that the engine does not have, or -1: any
+    origin    client, method and path of the request
     """
 
     prompt: list[int]
@@ -69,6 +75,7 @@ class Task:
     reported: bool = True
     cancelled: bool = False
     slot: int = -1
+    origin: str = field(default_factory=origin.get)
 
     def cancel(self) -> None:
         """Ends the task after the pass under way, or before it has started. May be called from any thread."""

@@ -38,9 +38,9 @@ def test_each_line_gets_an_answer(chat):
     assert code == 0
     assert len(out.strip().splitlines()) >= 2
     first, second = (line for line in err.splitlines() if "prompt tokens" in line)
-    assert "known" not in first
+    assert "cached" not in first
     assert "; 8 generated" in first
-    assert " known), " in second
+    assert " cached), " in second
     assert err.count("(-n tokens are reached)") == 2
 
 

@@ -96,7 +96,7 @@ REFUSALS = [
     (["compare", "junk", "junk", "--tensors", "("], 2, "'(' is not a regular expression"),
     (["search", "MODEL", "r.txt", "--gpu", "("], 2, "'(' is not a regular expression"),
     (["plan", "MODEL", "--ram", "5Q"], 2, "'5Q' is not a size"),
-    (["plan", "MODEL", "--vram", "5G,5Q"], 2, "'5G,5Q' is not a size such as 24GiB"),
+    (["plan", "MODEL", "--vram", "5G,5Q"], 2, "'5Q' is not a size; write for example 50G or 512MiB"),
     (["split", "junk", "out", "--split-max-size", "9" * 400 + "G"], 2, "is not a size"),
     (["generate", "MODEL", "-p", "x", "--top-p", "7"], 2, "7.0 is not in the range"),
     (["search", "MODEL", "r.txt", "--target-bpw", "nan"], 1, "a target of nan cannot be reached"),
@@ -462,7 +462,7 @@ def test_a_second_signal_ends_what_does_not_end():
 
 
 def test_help_of_quantize_lists_the_types(mill):
-    _, out, _ = mill("quantize", "--help")
+    _, out, _ = mill("quantize", "--help-all")
     assert {"Q4_K_M", "IQ4_K_R4"} <= set(out.partition("File types")[2].split())
     assert {"q6_K", "iq4_k_r4", "bf16"} <= set(out.partition("Tensor types")[2].split())
 

@@ -157,7 +157,7 @@ def test_what_is_wrong_is_one_line(text):
         (("--device", "tpu"), "--device 'tpu' is none of"),
         (("--device", DEVICE, "-mg", "9"), "-mg 9: there are"),
         (("--device", DEVICE, "-ts", "1,2"), "one share for each of"),
-        (("--device", DEVICE, "--device-memory", "10"), "the largest layer on"),
+        (("--device", DEVICE, "--device-memory", "10B"), "the largest layer on"),
     ):
         result = CliRunner().invoke(group, ["perplexity", MODEL, "-f", str(text), "-c", "64", *options])
         assert result.exit_code

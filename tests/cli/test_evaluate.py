@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -139,3 +140,14 @@ def test_the_picture(quants, tmp_path, monkeypatch):
     assert texts == {row.name for row in rows}
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_without_matplotlib_there_is_a_table_and_a_note(mill, quants, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "judged"
+    code, text, err = mill("evaluate", quants / "a-q4.gguf", "--against", DEMO, *CUT[:-1], "-o", out)
+    assert code == 0, err
+    assert "no picture is drawn, which needs matplotlib: pip install 'ggufmill[plot]'" in err
+    assert (out / "table.md").exists()
+    assert not (out / "plot.png").exists()
+    assert "plot.png" not in text

@@ -240,7 +240,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_work(mill, files, tmp_p
     for arguments in (("sweep-bench", files[1]), ("compare", *files)):
         code, out, err = mill(*arguments, "--plot", tmp_path / "x.png")
         assert code == 1
-        assert "pip install matplotlib" in err
+        assert "pip install 'ggufmill[plot]'" in err
         assert out == ""
 
 

@@ -1,5 +1,7 @@
 """Command lines as llama-quantize takes them: understood, or answered with what is to be written here."""
 
+import json
+
 import click
 import pytest
 
@@ -51,9 +53,95 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
     assert numbered.partition('"disk"')[0] == named.partition('"disk"')[0]
 
 
+def test_the_bundled_demo_is_found_in_any_folder(mill, tmp_path, monkeypatch):
+    """The steps of docs/quickstart.md need no clone; a file or folder of the same name comes first."""
+    monkeypatch.chdir(tmp_path)
+    assert mill("convert", "demo", "o.gguf", "--dry-run")[0] == 0
+    code, _, err = mill("imatrix", "demo", "-f", "demo/calibration.txt", "-o", "i.gguf", "--chunks", 1, "--dry-run")
+    assert code == 0, err
+    assert mill("convert", "demo/none", "o.gguf", "--dry-run")[0] == 2
+    (tmp_path / "demo").mkdir()
+    assert mill("convert", "demo", "o.gguf", "--dry-run")[0] == 1
+
+
+NAMED = [
+    (DEMO, "-o", "o.gguf", "q8_0"),
+    (DEMO, "--output=o.gguf", "q8_0"),
+    ("--outfile", "o.gguf", DEMO, "q8_0"),
+    ("-m", DEMO, "o.gguf", "q8_0"),
+    (f"--model={DEMO}", "o.gguf", "q8_0"),
+    (DEMO, "o.gguf", "-q", "q8_0"),
+    ("--type", "q8_0", DEMO, "o.gguf"),
+    (DEMO, "o.gguf", "--outtype", "q8_0"),
+    ("--format=q8_0", "-m", DEMO, "-o", "o.gguf"),
+    ("-q", "q8_0", "-o", "o.gguf", "--", DEMO),
+    ("--dry_run", DEMO, "o.gguf", "q8_0"),
+]
+
+
+@pytest.mark.parametrize("words", NAMED)
+def test_arguments_of_quantize_may_be_options(mill, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = mill("quantize", "--dry-run", "--no-timing", "--json", *map(str, words))
+    assert code == 0, err
+    assert [file["path"] for file in json.loads(out)["files"]] == ["o.gguf"]
+    assert set(json.loads(out)["types"]) == {"q8_0", "f32"}
+
+
+WRITING = {  # verbs that write a file, and a command line without its name
+    "convert": (DEMO,),
+    "quantize": (DEMO, "q8_0"),
+    "repack": ("x.gguf",),
+    "split": ("x.gguf",),
+    "merge": ("x.gguf",),
+    "convert-endian": ("x.gguf",),
+    "search": (DEMO, "--target-bpw", "5"),
+    "metadata": ("x.gguf", "--set", "general.author=me"),
+    "hash": ("x.gguf",),
+    "imatrix": ("x.gguf", "-f", DEMO / "heldout.txt"),
+}
+
+
+@pytest.mark.parametrize("verb", WRITING)
+@pytest.mark.parametrize("option", ["-o", "--output", "--outfile"])
+def test_verbs_that_write_a_file_take_its_name_by_option(mill, tmp_path, monkeypatch, verb, option):
+    """An empty file is the source: the command line is understood, and the file is what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").touch()
+    code, _, err = mill(verb, *map(str, WRITING[verb]), option, "none/o")
+    assert code in (1, 2)
+    assert "No such option" not in err
+    assert "none" in err or "x.gguf" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (("quantize", DEMO, "-q", "q8_0"), 2, "Missing argument 'OUT'"),
+        (("quantize", "--bits", "4", DEMO, "o.gguf"), 2, "the TYPE says it: Q4_K_M"),
+        (
+            ("quantize", DEMO, "o.gguf", "int4"),
+            2,
+            "near it are Q4_K_M, IQ4_XS, IQ4_K; `ggufmill quantize --help-all` lists all",
+        ),
+        (("quantize", DEMO, "o.gguf", "AWQ"), 2, "near it are Q4_K_M"),
+        (("convert", DEMO, "o.gguf", "--outtype", "q4_k_m"), 2, "`ggufmill quantize MODEL OUT q4_k_m`, in one pass"),
+        (("convert", DEMO, "o.gguf", "--dtype", "f16", "--dry-run"), 0, ""),
+        (("convert", "hf:a/b", "--revision", "main", "o.gguf"), 2, "hf:OWNER/NAME@REVISION"),
+        (("generate", "none.gguf", "-p", "a", "--max-tokens", "4", "--temperature", "0"), 2, "'none.gguf' does not exist"),
+        (("generate", "none.gguf", "-p", "a", "--max_new_tokens", "4", "--top_p", "1"), 2, "'none.gguf' does not exist"),
+        (("generate", "none.gguf", "a text"), 2, "'none.gguf' does not exist"),
+        (("embed", "none.gguf", "a text", "another"), 2, "'none.gguf' does not exist"),
+        (("perplexity", DEMO, "--dataset", "wikitext"), 2, "-f FILE names a text"),
+        (("imatrix", DEMO, "--dataset", "wikitext"), 2, "-f FILE names a text"),
+        (("quantize", DEMO, "o.gguf", "q8_0", "--dataset", "c4"), 2, "--calibration FILE names a text"),
+        (("ppl", DEMO), 2, "did you mean perplexity?"),
+        (("ls",), 2, "did you mean recipes list?"),
+        (("list",), 2, "did you mean recipes list?"),
+        (("push",), 2, "did you mean upload?"),
+        (("help", "hash"), 0, ""),
+        (("version",), 0, ""),
+        (("-V",), 0, ""),
         (("plan", "-m", DEMO, "-fmoe", "-ngl", "99", "-fa", "--ram", "64GiB"), 0, ""),
         (("plan", DEMO, "-fa", "0"), 0, ""),
         (("convert", DEMO, "--outfile", "o.gguf", "--outtype", "F16", "--dry-run"), 0, ""),
@@ -70,8 +158,8 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
         (("serve", "-hf", "a/b"), 2, "ggufmill convert hf:OWNER/NAME OUT.gguf"),
         (("serve", "none.gguf", "--chat-template", "x", "-a", "y"), 2, "'none.gguf' does not exist"),
         (("generate", "none.gguf", "-p", "-cnv"), 2, "'none.gguf' does not exist"),
-        (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes; write 64GiB or 64MiB"),
-        (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes; write 24GiB or 24MiB"),
+        (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes, for a size in other units write 64GiB or 64MiB"),
+        (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes, for a size in other units write 24GiB or 24MiB"),
         (
             ("plan", "Qwen/Qwen3-8B"),
             2,

@@ -113,7 +113,7 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert "prefers-color-scheme:dark" in page
     assert "<h1>demo</h1>" in page
     assert "tokens/s, prompts of 128 with scoring" in page
-    assert f"+/- {result['validation']['kld_error']:.5f}; KL divergence, nats" in page
+    assert f"± {result['validation']['kld_error']:.5f}; KL divergence, nats" in page
     assert str(tmp_path) not in page
     assert "exps=q4_0" in page
 

@@ -86,7 +86,7 @@ def test_a_repository_of_quants(mill, recipe, tmp_path):
     }
     for name, loads in zip(files, ["llama.cpp, ik_llama.cpp, ollama", "llama.cpp, ik_llama.cpp, ollama", "ik_llama.cpp"],
                            strict=True):  # fmt: skip
-        assert re.search(rf"^\| {name} \| [\d.]+ \w+ \| [\d.]+ \| [\d.]+ \+/- [\d.]+ \| .* \| {loads} \|$", card, re.MULTILINE)
+        assert re.search(rf"^\| {name} \| [\d.]+ \w+ \| [\d.]+ \| [\d.]+ ± [\d.]+ \| .* \| {loads} \|$", card, re.MULTILINE)
     assert "llama-server -hf OWNER/NAME:Q8_0" in card
     assert "ollama run hf.co/OWNER/NAME:Q8_0" in card
     assert str(tmp_path) not in card

@@ -122,7 +122,7 @@ def test_an_unreachable_target_is_reported_in_its_own_unit(mill, llama, tmp_path
     sizes = re.compile(r"([\d,]+) bytes cannot be reached: with the smallest types allowed it takes ([\d,]+) bytes")
     asked, least = (int(n.replace(",", "")) for n in sizes.search(mill(*search, "--target-size", "20K")[2]).groups())
     assert asked == 20_000
-    assert mill(*search, "--target-size", least)[0] == 0
+    assert mill(*search, "--target-size", f"{least}B")[0] == 0
     bits = re.compile("4 bits per weight cannot be reached: with the smallest types allowed it takes (.+) bits per weight")
     assert mill(*search, "--target-bpw", bits.search(mill(*search, "--target-bpw", 4, "--force")[2])[1], "--force")[0] == 0
 

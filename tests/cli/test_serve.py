@@ -32,7 +32,10 @@ def start():
         lines = []
         for line in process.stderr:  # perhaps after a line on kernels that are compiled
             lines.append(line)
-            result = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
+            result = re.fullmatch(
+                r"demo: listening on (http://127\.0\.0\.1:\d+) \(a page to chat; the API is at http\S+/v1; Ctrl-C ends it\)\n",
+                line,
+            )
             if result:
                 return process, result[1]
         raise AssertionError("".join(lines))
@@ -74,6 +77,7 @@ def test_it_serves_and_shuts_down(start, number):
     assert process.returncode == 0
     assert out == ""
     assert "5 generated" in err or "ended by eos" in err
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d 127\.0\.0\.1 POST /v1/chat/completions: .*prompt tokens", err, re.M)
     assert err.endswith("ended\n")
     assert "Traceback" not in err
     assert "open-sesame" not in err
@@ -159,4 +163,4 @@ def test_without_the_extra_it_names_the_packages(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(DEMO)])
     assert ended.value.code == 2
-    assert "pip install starlette uvicorn" in capsys.readouterr().err
+    assert "pip install 'ggufmill[serve]'" in capsys.readouterr().err

@@ -206,7 +206,7 @@ def test_parquet(model, tmp_path):
 def test_parquet_without_pyarrow(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(PlanError, match="parquet files need pyarrow: pip install pyarrow"):
+    with pytest.raises(PlanError, match=r"parquet files need pyarrow: pip install 'ggufmill\[parquet\]'"):
         check_texts([CalibrationText(tmp_path / "a.parquet")])
 
 

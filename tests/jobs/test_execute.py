@@ -430,13 +430,14 @@ def test_two_jobs_do_not_write_one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("50G", 50 * 10**9), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("7", 7), ("3k", 3000)]
+    ("text", "size"),
+    [("50G", 50 * 10**9), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("7B", 7), ("7000000", 7_000_000), ("3k", 3000)],
 )
 def test_parse_size(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-5G", "5X", "1..2G", "0"])
+@pytest.mark.parametrize("text", ["", "G", "-5G", "5X", "1..2G", "0", "7", "3.2"])
 def test_parse_size_refuses(text):
     with pytest.raises(PlanError):
         parse_size(text)

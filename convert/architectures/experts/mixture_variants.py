@@ -62,7 +62,7 @@ def olmoe(config: Config, mla_layout: str) -> ModelSpec:
     spec.metadata["olmoe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     if config.get("clip_qkv") is not None:
         # The model's own code clamps normalised queries and keys, readers of GGUF those that are not yet.
-        config.lose("clip_qkv is set: a GGUF cannot say limits of normalised queries and keys, so there are none")
+        config.lose("clip_qkv is set: a GGUF has no key for limits of normalised queries and keys, so they are not limited")
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(bias=bias, output_bias=bias),

@@ -174,7 +174,7 @@ def latent_rope(config: Config) -> RopeConfig:
     rope = read_rope(config)
     if rope.scaling not in ("llama3", "longrope"):
         return rope
-    config.lose(f"a GGUF cannot say rotary scaling of type {rope.scaling!r} for latent attention: nothing is scaled")
+    config.lose(f"a GGUF has no keys for rotary scaling of type {rope.scaling!r} with latent attention: nothing is scaled")
     return replace(rope, scaling="default")
 
 

@@ -18,8 +18,8 @@ from ggufmill.runtime import load_model
 OTHER_MAGNITUDE = {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}}
 # case, changes of its config, part of the message
 LOSSES = [
-    ("v3", {"rope_parameters": LLAMA3}, "'llama3' for latent attention"),
-    ("longcat-flash", {"rope_parameters": LLAMA3}, "'llama3' for latent attention"),
+    ("v3", {"rope_parameters": LLAMA3}, "'llama3' with latent attention"),
+    ("longcat-flash", {"rope_parameters": LLAMA3}, "'llama3' with latent attention"),
     ("v2-lite", {"norm_topk_prob": True}, "norm_topk_prob is True: DeepSeek-V2's weights of experts are not normalised"),
     ("v3", OTHER_MAGNITUDE, "mscale 0.7 and mscale_all_dim 1: a GGUF can only say the latter"),
     ("llama", {"rope_parameters": DYNAMIC}, "dynamic rotary scaling"),
@@ -35,9 +35,13 @@ REFUSALS = [
     (
         "smollm3",
         {"no_rope_layers": [1, 0, 1, 0, 1]},
-        "no_rope_layers: a GGUF can say rotation in three of four layers, or in all",
+        "no_rope_layers: a GGUF has a key for rotation in three of four layers, or in all",
     ),
-    ("smollm3", {"no_rope_layer_interval": 2}, "no_rope_layers: a GGUF can say rotation in three of four layers, or in all"),
+    (
+        "smollm3",
+        {"no_rope_layer_interval": 2},
+        "no_rope_layers: a GGUF has a key for rotation in three of four layers, or in all",
+    ),
     ("v2-lite", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
 ]
 

@@ -185,17 +185,17 @@ def test_names_of_points_do_not_touch():
 def test_figures_have_their_errors(report):
     page = page_text(report | {"validation": VALIDATION})
     for tile in (
-        "+/- 0.4000; perplexity, bf16: 12.0000",
-        "+/- 0.50%; perplexity against",
-        "+/- 0.00100; KL",
-        "+/- 0.30; same top",
+        "± 0.4000; perplexity, bf16: 12.0000",
+        "± 0.50%; perplexity against",
+        "± 0.00100; KL",
+        "± 0.30; same top",
     ):
         assert tile in page
     assert page.count('band"/>') == 3
     without = {key: value for key, value in VALIDATION.items() if "error" not in key}
     without["running"] = {key: value for key, value in without["running"].items() if "error" not in key}
     old = page_text(report | {"validation": without})
-    assert "+/-" not in old
+    assert "±" not in old
     assert 'band"/>' not in old
 
 

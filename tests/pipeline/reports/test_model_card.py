@@ -6,7 +6,7 @@ import yaml
 from ggufmill.formats import TYPES
 from ggufmill.formats.loader_facts import LoaderTensor
 from ggufmill.formats.loaders import PROGRAMS, loader_problems
-from ggufmill.pipeline.reports.model_card import card_text
+from ggufmill.pipeline.reports.model_card import _choice, card_text
 
 
 @pytest.fixture
@@ -95,4 +95,16 @@ def test_the_table(report):
         **{"kld_median": 0.01, "kld_p99": 0.2, "kld_max": 1.5, "n_ctx": 512, "tokens_scored": 99},
     }
     text = card_text(report(validation=v))
-    assert "| small.gguf | 5.000 GiB | 4.500 | 7.2000 +/- 0.0500 | 0.01230 +/- 0.00040 | 93.20 % |" in text
+    assert "| small.gguf | 5.000 GiB | 4.500 | 7.2000 ± 0.0500 | 0.01230 ± 0.00040 | 93.20 % |" in text
+
+
+def test_a_card_of_several_files_says_which_to_take(report):
+    def quant(name, size, kld):
+        return report(files=[f"/x/{name}.gguf"], file_bytes=size << 30, validation={"kld_mean": kld})
+
+    [text, _] = _choice([quant("small", 2, 0.03), quant("large", 5, 0.01), quant("medium", 3, 0.02)])
+    assert text.startswith("Take the largest file that fits your memory")
+    assert "from `large.gguf` (5.000 GiB) down to `small.gguf` (2.000 GiB)" in text
+    assert text.endswith("whose KL divergence from the baseline is 3.0 times as large.")
+    assert _choice([quant("only", 2, 0.03)]) == []
+    assert "times" not in _choice([report(file_bytes=1), report(file_bytes=2)])[0]

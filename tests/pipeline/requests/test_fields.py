@@ -104,7 +104,7 @@ def test_the_docstring_describes_each_field():
 
 def test_options_as_words():
     given = {"size": 2000, "names": ("x", "y"), "keep": False, "maybe": True}
-    words = ["--size", "2000", "--names", "x", "--names", "y", "--no-keep", "--maybe"]
+    words = ["--size", "2000B", "--names", "x", "--names", "y", "--no-keep", "--maybe"]
     assert words_of(Group, given) == words
     assert words_of(Group, {}) == []
     again = run("m", *words)

@@ -14,7 +14,7 @@ from ggufmill.quantize.recipes.lint import (
     unreachable_rules,
 )
 from ggufmill.quantize.recipes.recipe import load_recipe
-from ggufmill.quantize.recipes.rules import parse_rules
+from ggufmill.quantize.recipes.rules import RecipeError, parse_rules
 from ggufmill.quantize.recipes.shell import rules_from_shell
 
 SCRIPT = r"""#!/usr/bin/env bash
@@ -113,7 +113,8 @@ def test_rule_shares_add_up_to_the_plan(tmp_path):
     shares = {share.rule: share for share in rule_shares(plan)}
     assert shares["ffn_down=q8_0"].tensors == 3
     assert shares["ffn_down=q8_0"].bits_per_weight == 8.5
-    assert set(shares["Q4_K_M"].types) == {"q4_K", "q6_K"}
+    assert shares["Q4_K_M"].types == ["q4_K"]
+    assert shares["Q4_K_M: output"].types == ["q6_K"]
     assert sum(share.nbytes for share in shares.values()) == plan.total_bytes
 
 
@@ -125,3 +126,44 @@ def test_thousands_of_rules_over_thousands_of_tensors(tmp_path):
     plan = plan_quantize(source, tmp_path / "o.gguf", rules=parse_rules(literal + "\n" + unmatched))
     assert {o.type.name for o in plan.outputs} == {"q8_0"}
     assert len(plan.warnings) >= 500
+
+
+def test_a_pattern_of_the_output_that_takes_those_of_attention():
+    [warning] = suspicious_rules(parse_rules(r"output\.weight=q8_0"))
+    assert warning.startswith(r"line 1: output\.weight=q8_0 takes attn_output.weight of every layer too; ^output\.weight")
+    assert not suspicious_rules(parse_rules("^output\\.weight=q8_0\nattn_output=q8_0\n.*=q4_K"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "known"),
+    [("mlp.down_proj", "ffn_down"), (r"self_attn\.q_proj", "attn_q"), ("lm_head", "output"), (r"model\.layers", "blk")],
+)
+def test_names_of_checkpoints_are_answered_with_those_of_a_gguf(pattern, known):
+    [warning] = suspicious_rules(parse_rules(f"{pattern}=q8_0"))
+    assert warning.endswith(f"is a name in checkpoints, which GGUF calls {known}")
+
+
+def test_backslashes_stand_once():
+    assert r"'blk\.[0-10]'" in suspicious_rules(parse_rules(r"blk\.[0-10]=q8_0"))[0]
+
+
+def test_all_wrong_rules_are_named():
+    with pytest.raises(RecipeError) as error:
+        parse_rules("a=q9\nb=q8_0,(=q4_0\nc=iq99_k,d=q8_0\ne")
+    for said in (
+        "line 1, column 3: there is no tensor type 'q9'",
+        "line 2, column",
+        "line 3, column 3: there",
+        "line 4, column 1",
+    ):
+        assert said in str(error.value)
+    with pytest.raises(RecipeError, match="what follows was not read"):
+        parse_rules("a=q9," * 10_000)
+
+
+def test_shares_of_a_plan_come_in_the_order_of_the_rules_with_their_lines(tmp_path):
+    names = [f"blk.{i}.ffn_{part}.weight" for i in range(3) for part in ("up", "down")] + ["output.weight"]
+    rules = parse_rules("# a\nffn_down=q8_0\nffn_up=q6_K\n")
+    plan = plan_quantize(_source(names), tmp_path / "o.gguf", type="Q4_K_M", rules=rules)
+    found = [(share.rule, share.line) for share in rule_shares(plan, rules)]
+    assert found == [("ffn_down=q8_0", 2), ("ffn_up=q6_K", 3), ("Q4_K_M: output", None)]

@@ -65,10 +65,10 @@ def test_what_the_program_does_not_know_is_an_error(mill, narrow, tmp_path):
     for arguments, said in (
         (("--custom-q", "attn_q=iq4_nl_r4"), "blk.0.attn_q.weight is to become iq4_nl_r4 (attn_q=iq4_nl_r4), which llama.cpp "
          "does not know; it knows iq4_nl"),
-        (("IQ4_K",), "is to become iq4_k (IQ4_K), which llama.cpp does not know; it knows "),
-        (("q6_0",), "(Q6_0), which llama.cpp does not know; it knows q6_K"),
+        (("IQ4_K",), "is to become iq4_k (IQ4_K), which llama.cpp does not know; of like size it knows iq4_nl, q4_K, iq4_xs"),
+        (("q6_0",), "(Q6_0), which llama.cpp does not know; of like size it knows q6_K"),
         (("q8_0", "--output-tensor-type", "q6_0"), "output.weight is to become q6_0 (--output-tensor-type)"),
-        (("--target-bpw", "6", "--types", "q8_0,iq4_k"), "--types: llama.cpp does not know iq4_k; it knows "),
+        (("--target-bpw", "6", "--types", "q8_0,iq4_k"), "llama.cpp does not know iq4_k; of like size it knows iq4_nl, "),
     ):  # fmt: skip
         code, _, err = mill("quantize", narrow, out, *arguments, "--for", "llama.cpp")
         assert code == 1
@@ -82,6 +82,24 @@ def test_what_the_program_does_not_know_is_an_error(mill, narrow, tmp_path):
     assert "which ik_llama.cpp does not know" in err
     assert mill("quantize", narrow, out, "q8_0", "--for", "vllm")[0] == 2
     assert not out.exists()
+
+
+@pytest.mark.parametrize("program", ["llama.cpp", "ik_llama.cpp", "ollama"])
+def test_other_types_of_like_size_are_named(program):
+    """Of every type that the program does not know: the plain twin alone, or types that it knows within a bit and a half."""
+    loader = LoaderTypes(program)
+    for kind in map(TYPES.__getitem__, TYPES):
+        if kind.codec is None or loader.reads(kind):
+            continue
+        said, plain = loader.alternatives(kind), TYPES.plain(kind)
+        if plain is not kind and loader.reads(plain):
+            assert said == f"it knows {plain.name}"
+            continue
+        names = said.removeprefix("of like size it knows ").split(", ")
+        assert len(set(names)) == 3
+        assert all(loader.reads(TYPES[name]) for name in names)
+        bits = [8 * TYPES[name].block_bytes / TYPES[name].block for name in names]
+        assert abs(bits[0] - 8 * kind.block_bytes / kind.block) <= 1.5, (kind.name, said)
 
 
 def test_layouts(mill, tmp_path):

@@ -33,7 +33,7 @@ def _traits(about, imatrix):
 
 
 def _selected(mix, name, shape):
-    selected = mix.select(name, shape[0])
+    selected = mix.select(name, shape[0]).type
     if name == "token_embd.weight" and selected.rows > 1:
         selected = TYPES.plain(selected) if selected.base else TYPES.fallback_for(selected, (shape[0], 1))[0]
     return TYPES.fallback_for(selected, tuple(shape))[0].name
@@ -52,6 +52,26 @@ def test_every_mix_matches_llama_quantize(inventory):
                     compared += 1
                     assert got == ABOUT["types"][want], (file_type, imatrix, name)
     assert compared > 5000
+
+
+@pytest.mark.parametrize("inventory", ABOUT["models"])
+def test_every_exception_of_a_mix_has_a_reason(inventory):
+    about = ABOUT["models"][inventory]
+    for file_type in ABOUT["file_types"]:
+        mix = Mix(file_type, _traits(about, False))
+        for name, shape in about["tensors"]:
+            kind, reason = mix.select(name, shape[0])
+            assert (kind is mix.default) == (reason == ""), (file_type, name, kind.name, reason)
+
+
+def test_reasons_name_the_role_and_what_held():
+    attn_v = Mix("Q4_K_M", ModelTraits("llama", 16, 1, 0, False, False, 32000, "", 16))
+    said = [attn_v.select(f"blk.{i}.attn_v.weight", 4096) for i in range(3)]
+    assert said[0] == (TYPES["q6_K"], "attn_v (the outer eighths of the layers and every third between)")
+    assert said[2].reason == ""
+    assert attn_v.select("output.weight", 4096) == (TYPES["q6_K"], "output")
+    experts = Mix("Q4_K_M", ModelTraits("llama", 16, 1, 8, False, False, 32000, "", 16))
+    assert experts.select("blk.0.attn_v.weight", 4096) == (TYPES["q8_0"], "attn_v (4 experts or more)")
 
 
 def test_file_type_names():
@@ -98,8 +118,8 @@ def test_mixes_that_only_llama_cpp_has(file_type):
     about = ABOUT["models"][next(iter(ABOUT["models"]))]
     mix = Mix(file_type, _traits(about, False))
     for name, expected in OF_LLAMA_CPP[file_type].items():
-        assert mix.select(f"blk.3.{name}.weight", 4096).name == expected
+        assert mix.select(f"blk.3.{name}.weight", 4096).type.name == expected
     is_ternary = file_type in ("TQ1_0", "TQ2_0", "Q2_0")
-    assert mix.select("output.weight", 4096).name == ("q6_K" if is_ternary else "q8_0")
+    assert mix.select("output.weight", 4096).type.name == ("q6_K" if is_ternary else "q8_0")
     tied = mix.model.tied
-    assert mix.select("token_embd.weight", 4096).name == ("q8_0" if not is_ternary else "q6_K" if tied else "q4_K")
+    assert mix.select("token_embd.weight", 4096).type.name == ("q8_0" if not is_ternary else "q6_K" if tied else "q4_K")

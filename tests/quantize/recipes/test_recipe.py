@@ -72,7 +72,7 @@ def test_first_match_wins_anywhere_in_the_name():
 
 def test_warning_for_character_sets_that_look_like_ranges():
     assert suspicious_rules(parse_rules(r"blk\.[0-10]\.ffn=q8_0")) == [
-        r"line 1: [0-10] in 'blk\\.[0-10]\\.ffn' is a set of single digits, not the numbers 0 to 10"
+        r"line 1: [0-10] in 'blk\.[0-10]\.ffn' is a set of single digits, not the numbers 0 to 10"
     ]
     assert not suspicious_rules(parse_rules(r"blk\.[0-9]\.ffn=q8_0"))
 

@@ -1,0 +1,94 @@
+"""What goes to stderr beside results: nothing but warnings with --quiet, in any verb; colour in a terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from ggufmill import VERBS
+from ggufmill.recipes import FOLDER
+
+DEMO = FOLDER / "demo"
+TEXT = ("-f", DEMO / "heldout.txt", "-c", 32, "--chunks", 2)
+PARTS = "parts-00001-of-00002.gguf"
+# verb -> words after it; in this order, since later ones read what earlier ones wrote
+JOBS = {
+    "convert": (DEMO, "m.gguf"),
+    "convert-endian": ("m.gguf", "big.gguf"),
+    "quantize": ("m.gguf", "q.gguf", "15", "--allow-requantize"),
+    "repack": ("q.gguf", "r.gguf"),
+    "split": ("q.gguf", "parts", "--split-max-tensors", 40),
+    "merge": (PARTS, "whole.gguf"),
+    "hash": ("q.gguf",),
+    "inspect": ("q.gguf", "--check"),
+    "metadata": ("q.gguf", "--set", "general.author=me"),
+    "plan": ("q.gguf", "-v"),
+    "recipes": ("lint", "demo", DEMO),
+    "search": ("m.gguf", "r.txt", "--target-bpw", 6, "--types", "q4_0,q8_0", "--rows", 8),
+    "imatrix": ("m.gguf", *TEXT, "-o", "i.gguf"),
+    "perplexity": ("q.gguf", *TEXT, "--json"),
+    "evaluate": ("q.gguf", "--against", "m.gguf", *TEXT, "-o", "judged", "--no-plot"),
+    "compare": ("m.gguf", "q.gguf", *TEXT),
+    "bench": ("q.gguf", "-p", 8, "-n", 2, "-r", 1),
+    "sweep-bench": ("q.gguf", "-c", 32, "--pp", 16),
+    "generate": ("q.gguf", "-p", "a", "-n", 2),
+    "embed": ("q.gguf", "-p", "a"),
+    "warm-up": ("q.gguf", "--types", "q8_0"),
+    "completion": ("bash",),
+}
+ELSEWHERE = {"run", "upload", "serve", "chat"}  # take too long, a Hub, a client, a conversation
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("quiet")
+
+
+def test_all_verbs_are_tried():
+    assert JOBS.keys() | ELSEWHERE == VERBS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", JOBS)
+def test_quiet_is_quiet(mill, folder, monkeypatch, verb):
+    monkeypatch.chdir(folder)
+    code, _, err = mill(verb, *map(str, JOBS[verb]), "--quiet")
+    assert code == 0, err
+    assert [line for line in err.splitlines() if not line.startswith("warning: ")] == []
+
+
+def stderr_of(words, **variables):
+    """What the program prints to a terminal as stderr."""
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    subprocess.run(
+        [sys.executable, "-m", "ggufmill", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm", **variables},
+        check=False,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while some := os.read(ours, 1 << 16):
+            said += some
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    return said.decode()
+
+
+@pytest.mark.process
+def test_warnings_and_errors_are_coloured_in_a_terminal(tmp_path):
+    failing = ("inspect", tmp_path / "none.gguf")
+    assert "\x1b[31m\x1b[1mggufmill:\x1b[0m" in stderr_of(failing)
+    assert "\x1b" not in stderr_of(failing, NO_COLOR="1")
+    assert "\x1b" not in stderr_of(failing, TERM="dumb")
+    recipe = tmp_path / "r.txt"
+    recipe.write_text("nothing=q4_0\n.*=q8_0\n")
+    warned = ("quantize", DEMO, tmp_path / "o.gguf", "--recipe", recipe, "--dry-run", "--no-timing")
+    assert "\x1b[33m\x1b[1mwarning:\x1b[0m" in stderr_of(warned)
+    assert "\x1b[33m" not in stderr_of(warned, NO_COLOR="1")
