@@ -6,6 +6,7 @@ from typing import Any
 
 # package that only some work needs -> the extra that brings it, with whatever else that work needs (pyproject.toml)
 EXTRAS = {
+    "cryptography": "cluster",
     "distributed": "cluster",
     "llguidance": "serve",
     "matplotlib": "plot",

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from ..errors import FormatError
-from ..operating_system.files import BINARY, read_at
+from ..operating_system.files import BINARY, read_at, read_next
 from .deleted_shards import deleted_error, record_path
 
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
@@ -85,13 +85,13 @@ def pipe_blocks(path: Path) -> Iterator[bytes]:
     try:
         end = time.monotonic() + PIPE_SECONDS
         with suppress(BlockingIOError):  # there is a writer, which has not written yet
-            while not (block := os.read(fd, _READ_BYTES)):
+            while not (block := read_next(fd, _READ_BYTES)):
                 if time.monotonic() > end:
                     raise FormatError(f"{path}: nothing writes into this pipe")
                 time.sleep(0.01)
             yield block
         os.set_blocking(fd, True)
-        while block := os.read(fd, _READ_BYTES):
+        while block := read_next(fd, _READ_BYTES):
             yield block
     finally:
         os.close(fd)

@@ -34,6 +34,11 @@ _LOCK_OFFSET = 0x7FFFFFFE  # of the byte that stands for the file where locks ar
 _seek_lock = threading.Lock()
 
 
+def read_next(fd: int, count: int) -> bytes:
+    """Up to `count` of the next bytes of a file or pipe; none at its end. Raises BlockingIOError as `os.read`."""
+    return os.read(fd, count)
+
+
 def cache_home() -> Path:
     """~/.cache/ggufmill; GGUFMILL_CACHE and XDG_CACHE_HOME are honoured."""
     home = os.environ.get("GGUFMILL_CACHE")

@@ -56,6 +56,7 @@ def torch():
 
 
 USES = {
+    "cryptography": (connect, "cryptography"),
     "distributed": (connect, "distributed"),
     "llguidance": (compile_grammar, "llguidance"),
     "matplotlib": (draw, "matplotlib.figure"),

@@ -220,7 +220,7 @@ def _local_cluster(count: int) -> Iterator[Any]:
     try:
         security = Security.temporary()
     except ImportError:
-        raise PlanError("--cluster local:N needs cryptography: pip install 'ggufmill[cluster]'") from None
+        raise PlanError(f"--cluster local:N needs cryptography: {installation('cryptography')}") from None
     free = free_bytes()
     memory = max(MIN_LOCAL_MEMORY, int(free * LOCAL_MEMORY / count)) if free is not None else "auto"
     settings = {

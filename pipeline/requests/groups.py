@@ -187,10 +187,10 @@ class Weighting:
         travel="file",
     )
     curvature: str | Path | None = option(
-        "Encode rows together by the second moments in this file (`ggufmill imatrix --curvature`), for the smallest loss; it takes "
-        "the place of --covariance.",
-        doc="Encode rows together, for a small change of the model's predictions, by this file's covariances of inputs and second "
-        "moments of gradients at outputs (`ggufmill imatrix --curvature`). It takes the place of `covariance`.",
+        "Encode rows together by the second moments in this file (`ggufmill imatrix --curvature`), for the smallest loss; it "
+        "takes the place of --covariance.",
+        doc="Encode rows together, for a small change of the model's predictions, by this file's covariances of inputs and "
+        "second moments of gradients at outputs (`ggufmill imatrix --curvature`). It takes the place of `covariance`.",
         default=None,
         kind="file",
         key="quantize.curvature",

@@ -34,9 +34,9 @@ def sampled(monkeypatch):
     made = []
 
     class Spy(module.Sampler):
-        def __init__(self, settings, tokenizer):
+        def __init__(self, settings, *more):
             made.append(settings)
-            super().__init__(settings, tokenizer)
+            super().__init__(settings, *more)
 
     monkeypatch.setattr(module, "Sampler", Spy)
     return made

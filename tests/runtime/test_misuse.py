@@ -336,4 +336,4 @@ def test_keys_and_values_beyond_the_range_of_f16_are_blamed_on_the_cache(wide, p
 
 def test_a_model_says_what_it_is(tiny):
     model = load_model(tiny)
-    assert repr(model) == "<Model test model: llama, 1 layers, 258 tokens>"
+    assert repr(model) == "<Model test model: llama, 1 layers, vocabulary of 258>"

@@ -11,10 +11,10 @@ from ggufmill.formats import FormatError, MillError, PlanError, SourceTensor, Te
 from ggufmill.imatrix.covariance import files as files_module
 from ggufmill.imatrix.covariance import is_covariance, open_covariance
 from ggufmill.imatrix.covariance.files import Origin
-from ggufmill.imatrix.covariance.row_blocks import row_blocks
 from ggufmill.imatrix.covariance.triangles import DTYPES, fold, unfold
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
 
 ORIGIN = Origin("llama", "A model", ("a.txt", "b.txt"), 7, 512)
 QKV = PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"), 48, 1)
@@ -195,12 +195,12 @@ def test_metadata_for_the_quantised_file(tmp_path):
     assert replace(ORIGIN, datasets=()).datasets == ()
 
 
-HEADS = PlannedInput(("blk.0.attn_k_b.weight.outputs",), 17, 9, row_blocks(150, 50, 24))  # three heads, each three blocks
-EXPERTS = PlannedInput(("blk.0.ffn_up_exps.weight.outputs",), 5, 6, row_blocks(15, 15, 5))
+HEADS = PlannedInput(("blk.0.attn_k_b.weight.outputs",), 17, 9, RowBlocks(150, 50, 17))  # three heads, each three blocks
+EXPERTS = PlannedInput(("blk.0.ffn_up_exps.weight.outputs",), 5, 6, RowBlocks(15, 15, 5))
 
 
 def test_rows_are_divided_into_equal_blocks():
-    for rows, run, limit, size, per_run in ((1024, 1024, 1024, 1024, 1), (1536, 1536, 1024, 768, 2), (150, 50, 24, 17, 3)):
+    for rows, run, limit, size, per_run in ((1024, 1024, 1024, 1024, 1), (1536, 1536, 1024, 768, 2), (150, 50, 24, 32, 2)):
         blocks = row_blocks(rows, run, limit)
         assert (blocks.size, blocks.per_run, blocks.count) == (size, per_run, rows // run * per_run)
         spans = [blocks.span(i) for i in range(blocks.count)]
@@ -217,7 +217,7 @@ def test_outputs_are_read_by_tensor_matrix_and_block(tmp_path):
     assert [one.name for one in file.inputs.values()] == [one.name for one in INPUTS]
     assert set(file.tensors) == {name for one in INPUTS for name in one.tensors}
     stored = file.output_of("blk.0.attn_k_b.weight")
-    assert (stored.rows, stored.matrices, stored.blocks) == (150, 1, row_blocks(150, 50, 24))
+    assert (stored.rows, stored.matrices, stored.blocks) == (150, 1, RowBlocks(150, 50, 17))
     assert stored.tokens.tolist() == [[parts[heads.name, i].tokens for i in range(9)]]
     for block, rows in enumerate([17, 17, 16] * 3):  # without what the last block of a head is filled up with
         found = file.gradient_of("blk.0.attn_k_b.weight", 0, block)
