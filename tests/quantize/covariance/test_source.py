@@ -14,8 +14,16 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import encode
 from ggufmill.quantize.covariance import source as source_module
+from ggufmill.quantize.covariance.coupling import couple
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
-from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
+from ggufmill.quantize.covariance.source import (
+    CollectedInput,
+    CollectedOutput,
+    Covariances,
+    Curvature,
+    PreparedCache,
+)
 from ggufmill.quantize.planning import plan_quantize
 
 SHAPES = {
@@ -63,8 +71,8 @@ class Collected:
         return Covariances(self.input_of, PreparedCache(self.covariance_of), identity, metadata, effort)
 
 
-def plan(tmp_path, covariances, **more):
-    return plan_quantize(model(), tmp_path / "out.gguf", type=TYPES["q4_0"], covariances=covariances, **more)
+def plan(tmp_path, covariances, type_name="q4_0", **more):
+    return plan_quantize(model(), tmp_path / "out.gguf", type=TYPES[type_name], covariances=covariances, **more)
 
 
 def test_bytes_and_metadata(tmp_path):
@@ -153,3 +161,78 @@ def test_prepared_once_for_all_threads(monkeypatch):
         cache.get("blk.0.ffn_down_exps.weight", matrix)
     cache.get("blk.0.attn_q.weight", 0)  # has been dropped: two others came
     assert len(calls) == 5
+
+
+class Outputs:
+    """Second moments of gradients at the outputs of q, in two blocks of rows, and of each expert's down."""
+
+    def __init__(self, tokens=4096):
+        self.blocks = {"blk.0.attn_q.weight": row_blocks(32, 32, 16), "blk.0.ffn_down_exps.weight": row_blocks(16, 16, 16)}
+        self.tokens = tokens
+
+    def output_of(self, name: str) -> CollectedOutput | None:
+        blocks = self.blocks.get(name)
+        matrices = 3 if "exps" in name else 1
+        return CollectedOutput(blocks, np.full((matrices, blocks.count), self.tokens)) if blocks is not None else None
+
+    def gradient_of(self, name: str, matrix: int, block: int) -> Covariance:
+        span = self.blocks[name].span(block)
+        return covariance(span.stop - span.start, self.tokens, 10 * matrix + block)
+
+    def covariances(self, **changed) -> Covariances:
+        curvature = Curvature(self.output_of, self.gradient_of)
+        return replace(Collected(down=(4096,) * 3).covariances(), curvature=curvature, **changed)
+
+
+def bytes_of(path) -> dict[str, bytes]:
+    return {name: tensor.data.tobytes() for name, tensor in open_gguf(path).tensors.items()}
+
+
+def test_rows_are_encoded_together_in_blocks(tmp_path):
+    outputs = Outputs()
+    whole = execute(plan(tmp_path / "one", outputs.covariances()), threads=1).paths[0]
+    again = execute(plan(tmp_path / "three", outputs.covariances()), threads=3).paths[0]
+    assert whole.read_bytes() == again.read_bytes()
+    alone = execute(plan(tmp_path / "alone", Collected(down=(4096,) * 3).covariances())).paths[0]
+    different = {name for name, data in bytes_of(whole).items() if data != bytes_of(alone)[name]}
+    assert different == {"blk.0.attn_q.weight", "blk.0.ffn_down_exps.weight"}
+    assert open_gguf(whole).metadata["quantize.covariance.curvature"]
+    tensor = model().tensors["blk.0.attn_q.weight"]
+    stored = open_gguf(whole).tensors["blk.0.attn_q.weight"]
+    prepared = Collected().covariances().of(tensor)(0)
+    coupled = couple(outputs.gradient_of(tensor.name, 0, 1))
+    expected = encode(tensor.read(16, 32), stored.type.name, covariance=prepared, coupled=coupled)
+    assert stored.data[16:].tobytes() == expected.tobytes()
+
+
+def test_any_rows_can_be_asked_for(tmp_path):
+    outputs = plan(tmp_path, Outputs().covariances()).outputs
+    output = next(one for one in outputs if one.name == "blk.0.ffn_down_exps.weight")
+    assert output.cuts == (0,)
+    whole = np.concatenate([output.produce(first, first + 16) for first in (0, 16, 32)])
+    assert np.array_equal(output.produce(20, 29), whole[20:29])
+    of_q = next(one for one in outputs if one.name == "blk.0.attn_q.weight")
+    assert np.array_equal(of_q.produce(7, 30)[3:5], of_q.produce(10, 12))
+
+
+def test_rows_without_curvature_are_encoded_by_themselves(tmp_path):
+    few = plan(tmp_path, Outputs(tokens=4).covariances()).warnings
+    assert any("encoded by themselves, without curvature: too few tokens were seen by" in line for line in few)
+    none = Outputs()
+    del none.blocks["blk.0.attn_q.weight"]
+    told = plan(tmp_path, none.covariances()).warnings
+    assert any("blk.0.attn_q.weight" in line and "none was collected" in line for line in told)
+
+
+def test_curvature_of_another_model(tmp_path):
+    outputs = Outputs()
+    outputs.blocks["blk.0.attn_q.weight"] = row_blocks(64, 64, 16)
+    with pytest.raises(PlanError, match="attn_q.weight is of 64 rows .* collected from another model"):
+        plan(tmp_path, outputs.covariances())
+
+
+def test_blocks_that_cut_interleaved_rows_are_not_used(tmp_path):
+    outputs = Outputs()
+    outputs.blocks["blk.0.attn_q.weight"] = RowBlocks(32, 32, 10)
+    output = next(one for one in plan(tmp_path, outputs.covariances(), "q4_k_r4").outputs if one.name == "blk.0.attn_q.weight")
+    assert output.cuts == ()

@@ -1,0 +1,127 @@
+"""The table and the picture of what benchmarks/curvature.py measured.
+
+    python benchmarks/curvature_report.py curvature_demo.json curvature_second.json
+
+Writes OUT.md and OUT.png. Needs the `plot` extra (matplotlib).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from covariance_report import RESULTS, family
+from curvature import METHODS
+
+from ggufmill.pipeline.reports.style import COLOURS, new_axes, save_figure, styled
+
+FAMILIES = ("scalar", "codebook", "trellis")
+SHOWN = {"covariance 1": COLOURS[5], "curvature 1": COLOURS[1], "curvature 2": COLOURS[3]}
+
+
+def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:
+    """(KLD / KLD with the importance matrix, its standard error as if both were of different windows: an upper limit)."""
+    name = label.partition("/")[0]
+    a, b = files.get(label), files.get(f"{name}/imatrix")
+    if a is None or b is None:
+        return None
+    value = a["kld"] / b["kld"]
+    return value, value * math.hypot(a["error"] / a["kld"], b["error"] / b["kld"])
+
+
+def types_of(files: dict[str, Any]) -> list[str]:
+    """Types, by family and then by bits."""
+    names = [label.partition("/")[0] for label in files if label.endswith("/imatrix")]
+    return sorted(names, key=lambda name: (FAMILIES.index(family(name)), -files[f"{name}/imatrix"]["bits"], name))
+
+
+def mean_ratio(files: dict[str, Any], names: Sequence[str], method: str) -> str:
+    """'0.468 (largest 0.515; 15 types)', a geometric mean; '' where nothing was measured."""
+    ratios = [found[0] for name in names if (found := ratio(files, f"{name}/{method}")) is not None]
+    if not ratios:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"{mean:.3f} (largest {max(ratios):.3f}; {len(ratios)} types)"
+
+
+def markdown(results: dict[str, Any]) -> list[str]:
+    """The section of one model."""
+    files, program = results["files"], results["program"]
+    methods = [method for method in METHODS[1:] if any(label.endswith(f"/{method}") for label in files)]
+    lines = [
+        f"## {results['model']}",
+        "",
+        f"{results['windows']} windows of {results['n_ctx']} tokens of held-out text; perplexity of bf16 "
+        f"{results['bf16_perplexity']:.3f}. Computed on {program['cpu']}, numba {program['numba']}.",
+        "",
+        f"| type | bits | imatrix | {' | '.join(methods)} |",
+        "|---|--:|--:|" + "--:|" * len(methods),
+    ]
+    for name in types_of(files):
+        base = files[f"{name}/imatrix"]
+        cells = [name, f"{base['bits']:.2f}", f"{base['kld']:.5f}"]
+        for method in methods:
+            found = ratio(files, f"{name}/{method}")
+            cells.append("" if found is None else f"{found[0]:.3f} ± {found[1]:.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Geometric means over the importance matrix's KL divergence:", ""]
+    for kind in FAMILIES:
+        names = [name for name in types_of(files) if family(name) == kind]
+        means = [f"{method} {mean}" for method in methods if (mean := mean_ratio(files, names, method))]
+        lines += [f"- {kind} types: {'; '.join(means)}"] if means else []
+    studied = [label for label in files if "(" in label]
+    if studied:
+        lines += ["", "| calibrated otherwise | over the importance matrix of 80 windows |", "|---|--:|"]
+        for label in studied:
+            found = ratio(files, label)
+            lines += [f"| {label} | {found[0]:.3f} ± {found[1]:.3f} |"] if found is not None else []
+    return [*lines, ""]
+
+
+@styled
+def draw(models: list[dict[str, Any]], path: Path) -> None:
+    """For each model the ratios of every type, one colour for each method."""
+    figure, axes = new_axes(len(models), 1, 9, 3.6 * len(models))
+    for axis, results in zip(axes, models, strict=True):
+        files, names = results["files"], types_of(results["files"])
+        for method, colour in SHOWN.items():
+            points = [(i, *found) for i, name in enumerate(names) if (found := ratio(files, f"{name}/{method}")) is not None]
+            if points:
+                x, values, errors = zip(*points, strict=True)
+                axis.errorbar(x, values, errors, fmt="o", color=colour, markersize=5, elinewidth=0.8, label=method)
+        axis.axhline(1, color="#888888", linewidth=0.8)
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+        axis.set(ylim=(0, 1.2), ylabel="KL divergence / importance matrix's", title=results.get("title", results["model"]))
+        axis.legend(loc="upper right", ncols=len(SHOWN))
+    save_figure(figure, path)
+
+
+@click.command(help=__doc__)
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", default=RESULTS / "curvature", type=click.Path(path_type=Path))
+def main(files: tuple[Path, ...], out: Path) -> None:
+    models = [json.loads(path.read_text("utf-8")) for path in files]
+    lines = [
+        "# Encoding with the curvature of both sides",
+        "",
+        "KL divergence from the bf16 model on text that neither training nor calibration saw, over that of the same type with",
+        "an importance matrix, with 80 windows of 512 tokens of calibration unless stated otherwise. Ordinary files of equal",
+        "size, read with 8-bit activations; embeddings and output matrix stay bf16. The number behind a method is its effort.",
+        "Made by `python benchmarks/curvature.py` and `curvature_report.py`; errors are upper limits, both figures being of",
+        "the same windows.",
+        "",
+        f"![KL divergence over the importance matrix's]({out.name}.png)",
+        "",
+    ]
+    for results in models:
+        lines += markdown(results)
+    out.with_suffix(".md").write_text("\n".join(lines), "utf-8")
+    draw(models, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
