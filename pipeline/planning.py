@@ -87,9 +87,10 @@ class Quantization:
     def importance(self) -> Importance | None:
         from .common.importance import load_importance
 
-        request, former_names = self.request, self._layers[1]
+        request = self.request
         if request.imatrix is None:
             return None
+        former_names = self._layers[1]
         include, exclude = request.include_weights, request.exclude_weights
         loaded = load_importance(
             Path(request.imatrix), self._opened, include=include, exclude=exclude, quiet=not self.is_written
@@ -100,10 +101,10 @@ class Quantization:
     def covariances(self) -> Covariances | None:
         from .common.covariance import load_covariances
 
-        request, former_names = self.request, self._layers[1]
-        path = moments_of(request)
+        request, path = self.request, moments_of(self.request)
         if path is None:
             return None
+        former_names = self._layers[1]
         loaded = load_covariances(Path(path), self._opened, self.effort, curvature=request.curvature is not None)
         return loaded.renamed(former_names) if former_names is not None else loaded
 

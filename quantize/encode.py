@@ -114,6 +114,8 @@ def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = N
     """Rows as their codec encodes them, float32 [rows, n] -> uint8 [rows, row_bytes]: scales that the type cannot hold are
     clipped or dropped without a word. For caches, where speed matters more. Raises NonFiniteError for NaN or infinity in x."""
     x, plain = np.ascontiguousarray(x, np.float32), PlainRows(TYPES.find(type))
+    if x.size == 0:
+        return np.empty((len(x), plain.target.row_bytes(x.shape[1])), np.uint8)
     with compiling_for(plain.target.name):
         return _packed(_encode_plain(x, importance, plain)[0], plain, x.shape[1])
 

@@ -285,10 +285,9 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
     moments = [(stage, key) for stage in ("imatrix", "quantize") for key in _MOMENTS if stages.get(stage, {}).get(key)]
     if len(moments) > 1:
         (stage, key), (other_stage, other) = moments[:2]
-        raise RecipeError(
-            f"{path}: [{stage}] {key} and [{other_stage}] {other} both say what second moments tensors are encoded with; "
-            "give one of both (curvature holds the covariance too)"
-        )
+        if stage != other_stage:
+            raise RecipeError(f"{path}: [{stage}] {key} collects what [{other_stage}] {other} reads; give one of both")
+        raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of both")
     if "effort" in stages.get("quantize", {}) and not moments:
         raise RecipeError(f"{path}: [quantize] effort needs covariance or curvature = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):

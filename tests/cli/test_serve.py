@@ -16,6 +16,11 @@ from ggufmill.recipes import FOLDER
 DEMO = FOLDER / "demo"
 
 
+def hear_hangups():
+    """In a child: SIGHUP is heard even where these tests run under nohup, which what they start would respect."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start():
     """start(*options, **environment) -> (process, its URL)"""
@@ -26,8 +31,9 @@ def start():
     def run(*options, **environment):
         command = [sys.executable, "-m", "ggufmill", "serve", str(DEMO), "--port", "0", *options]
         process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
-        )
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment,
+            preexec_fn=hear_hangups,
+        )  # fmt: skip
         started.append(process)
         lines = []
         for line in process.stderr:  # perhaps after a line on kernels that are compiled
