@@ -69,8 +69,10 @@ def checkpoint(request, tmp_path, write_checkpoint):
     config = getattr(transformers, f"{request.param}Config")(text_config=text, vision_config=vision, tie_word_embeddings=False)
     reference = randomise(getattr(transformers, f"{request.param}ForConditionalGeneration")(config))
     tokens = np.random.default_rng(7).integers(3, COMMON["vocab_size"], LENGTH)
+    # transformers 5.24 asks Llama 4's text model for what only its vision tower gives.
+    predicting = reference.language_model if request.param == "Llama4" else reference
     with torch.no_grad():
-        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+        expected = predicting(torch.tensor(tokens[None])).logits[0].numpy()
     if request.param == "Kimi_K25":  # save_pretrained renames layers of the text model, which from_pretrained then lacks
         tensors = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
         write_checkpoint(tmp_path, config.to_dict() | {"architectures": ["KimiK25ForConditionalGeneration"]}, tensors)
