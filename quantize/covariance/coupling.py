@@ -58,6 +58,12 @@ class CoupledRows:
     feedback: Coupling
     pivots: np.ndarray
 
+    @classmethod
+    def of(cls, matrix: np.ndarray, lower: np.ndarray, pivots: np.ndarray) -> CoupledRows:
+        """From A and L, float32 [rows, rows], and D."""
+        ones = np.ones(len(matrix), np.float32)
+        return cls(Coupling(matrix, ones / np.diagonal(matrix), False), Coupling(lower, ones, True), pivots)
+
 
 def couple(gradients: Covariance) -> CoupledRows | None:
     """What the second moments of the gradients at the outputs of some rows couple; None where too few tokens were seen.
@@ -73,10 +79,7 @@ def couple(gradients: Covariance) -> CoupledRows | None:
     triangle, pivots = factor(np.ascontiguousarray(matrix[::-1, ::-1]))
     n = len(matrix)
     lower = np.ascontiguousarray(from_panels(triangle, padded(n))[:n, :n][::-1, ::-1])
-    ones = np.ones(n, np.float32)
-    return CoupledRows(
-        Coupling(matrix, ones / np.diagonal(matrix), False), Coupling(lower, ones, True), pivots[:n][::-1].copy()
-    )
+    return CoupledRows.of(matrix, lower, pivots[:n][::-1].copy())
 
 
 @kernel

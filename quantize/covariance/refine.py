@@ -43,9 +43,15 @@ def refinement_of(
     x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedCovariance, effort: int, coupled: CoupledRows | None = None
 ) -> Refinement:
     """The rows q taken apart, for the steps of a refinement."""
-    if is_vector(type_name):
-        return VectorRefinement(x, VectorRows.of(q, type_name), damped, effort, coupled)
-    return ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort, coupled)
+    rows = taken_apart(q, type_name)
+    if isinstance(rows, VectorRows):
+        return VectorRefinement(x, rows, damped, effort, coupled)
+    return ScalarRefinement(x, rows, damped, effort, coupled)
+
+
+def taken_apart(q: np.ndarray, type_name: str) -> ScalarRows | VectorRows:
+    """The fields and codes of encoded rows, uint8 [rows, row_bytes], of a type that `takes_covariance`."""
+    return VectorRows.of(q, type_name) if is_vector(type_name) else ScalarRows.of(q, type_name)
 
 
 def rows_of(refinement: Refinement, q: np.ndarray) -> np.ndarray:

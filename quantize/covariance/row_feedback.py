@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ...simd.memory import aligned_empty
-from .coupling import CoupledRows, Coupling
+from .coupling import CoupledRows
 from .panels import WIDTH, add_products, padded
 from .prepared import DampedCovariance
-from .refine import refine_damped, refinement_of
+from .refine import refine_damped, refinement_of, taken_apart
 from .values import is_scalar, value_table
 
 _ROWS = 32  # of a block: of 16 to 64 the losses differ by 2 %, of a block of all rows by 10 to 20 %
@@ -68,7 +68,7 @@ def _with_feedback(
         block = slice(max(0, stop - _ROWS), stop)
         target = x[block] + _solve_transposed(coupled.feedback.shares[block, block], errors.mixed(coupled, block))
         q = refine_damped(target, encode_rows(target), type_name, damped, effort, _conditional(coupled, block))
-        errors.set(block, x[block] - refinement_of(x[block], q, type_name, damped, effort).rows.values())
+        errors.set(block, x[block] - taken_apart(q, type_name).values())
         parts.append(q)
     return np.concatenate(parts[::-1])
 
@@ -120,6 +120,4 @@ def _conditional(coupled: CoupledRows, block: slice) -> CoupledRows:
     for k, pivot in enumerate(coupled.pivots[block].astype(np.float64)):
         column = lower[:, k].astype(np.float64)
         matrix += pivot * column * column[:, None]
-    matrix = matrix.astype(np.float32)
-    ones = np.ones(len(lower), np.float32)
-    return CoupledRows(Coupling(matrix, ones / np.diagonal(matrix), False), Coupling(lower, ones, True), coupled.pivots[block])
+    return CoupledRows.of(matrix.astype(np.float32), lower, coupled.pivots[block])
