@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
+from killed_collections import STEPS, Killed, collect_though_killed
 
 pytest.importorskip("torch")
 from ggufmill import compute_imatrix, merge_covariance, show_covariance
 from ggufmill.convert import open_source
 from ggufmill.errors import MillError, PlanError, UsageError
 from ggufmill.imatrix.calibration import TextSegment, cut_windows
-from ggufmill.imatrix.collect_state import CollectState
 from ggufmill.imatrix.covariance import open_covariance
-from ggufmill.imatrix.covariance.job import CovarianceJob
-from ggufmill.imatrix.covariance.writer import CovarianceWriter
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch import gradients as gradients_module
@@ -24,10 +22,6 @@ DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
 N_CTX, CHUNKS = 96, 6
 RUN = {"n_ctx": N_CTX, "chunks": CHUNKS, "threads": 2, "output_frequency": 2, "progress": False}
 MEMORY = 28 << 20  # several passes over gradients
-
-
-class Killed(Exception):
-    pass
 
 
 def collect(folder, **options):
@@ -139,16 +133,6 @@ def test_the_same_bytes(expected, tmp_path, options):
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
-STEPS = [
-    (CovarianceJob, "prepare_state"),
-    (CovarianceJob, "commit_state"),
-    (CollectState, "save"),
-    (CovarianceWriter, "write"),
-    (CovarianceWriter, "sync"),
-    (CovarianceWriter, "finish"),
-]
-
-
 @pytest.mark.slow(keep=["CovarianceJob-commit_state"])
 @pytest.mark.parametrize(("owner", "step"), STEPS, ids=lambda value: getattr(value, "__name__", value))
 def test_killed_at_any_step(expected, tmp_path, monkeypatch, owner, step):
@@ -156,26 +140,9 @@ def test_killed_at_any_step(expected, tmp_path, monkeypatch, owner, step):
     gradients is one group, so that states are written within their passes."""
     monkeypatch.setattr("ggufmill.imatrix.covariance.gradient_run._VALUES_SHARE", 1 << 20)
     monkeypatch.setattr("ggufmill.imatrix.covariance.job._SAVING_SHARE", 0)
-    original, calls, kills = getattr(owner, step), 0, 0
-
-    def killed(self, *arguments):
-        nonlocal calls
-        calls += 1
-        if calls in (1, 6):
-            raise Killed
-        original(self, *arguments)
-        if calls == 3:
-            raise Killed
-
-    monkeypatch.setattr(owner, step, killed)
-    for attempt in range(4):
-        try:
-            collect(tmp_path, memory=MEMORY, resume=attempt > 0)
-            break
-        except Killed:
-            kills += 1
-            assert not (tmp_path / "a.curv").exists() or step == "finish"
-    assert kills
+    collect_though_killed(
+        monkeypatch, owner, step, tmp_path / "a.curv", lambda resume: collect(tmp_path, memory=MEMORY, resume=resume)
+    )
     assert contents(tmp_path) == expected
 
 

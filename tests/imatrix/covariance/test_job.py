@@ -4,12 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
+from killed_collections import STEPS, Killed, collect_though_killed
 
 from ggufmill import compute_imatrix
 from ggufmill.convert import open_source
 from ggufmill.errors import FormatError, PlanError, UsageError
 from ggufmill.imatrix.calibration import TextSegment, cut_windows
-from ggufmill.imatrix.collect_state import CollectState
 from ggufmill.imatrix.covariance import open_covariance
 from ggufmill.imatrix.covariance.inputs import covariance_inputs
 from ggufmill.imatrix.covariance.job import CovarianceJob, CovarianceOptions, split_into_passes
@@ -20,10 +20,6 @@ from ggufmill.runtime import load_model
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
 RUN = {"n_ctx": 96, "chunks": 6, "batch": 192, "threads": 2, "output_frequency": 2, "progress": False}
 MEMORY = 9 << 20  # three passes
-
-
-class Killed(Exception):
-    pass
 
 
 def collect(folder, **options):
@@ -61,16 +57,6 @@ def write(path, data):
     return path
 
 
-STEPS = [
-    (CovarianceJob, "prepare_state"),
-    (CovarianceJob, "commit_state"),
-    (CollectState, "save"),
-    (CovarianceWriter, "write"),
-    (CovarianceWriter, "sync"),
-    (CovarianceWriter, "finish"),
-]
-
-
 @pytest.mark.slow(keep=["CovarianceJob-commit_state-*", "CovarianceWriter-write-*"])
 @pytest.mark.parametrize(
     ("owner", "step", "memory"),
@@ -79,26 +65,9 @@ STEPS = [
 )
 def test_killed_at_any_step(expected, tmp_path, monkeypatch, owner, step, memory):
     """Killed before the first call of a step, after the third, and before the sixth, and resumed each time."""
-    original, calls, kills = getattr(owner, step), 0, 0
-
-    def killed(self, *arguments):
-        nonlocal calls
-        calls += 1
-        if calls in (1, 6):
-            raise Killed
-        original(self, *arguments)
-        if calls == 3:
-            raise Killed
-
-    monkeypatch.setattr(owner, step, killed)
-    for attempt in range(4):
-        try:
-            collect(tmp_path, memory=memory, resume=attempt > 0)
-            break
-        except Killed:
-            kills += 1
-            assert not (tmp_path / "a.cov").exists() or step == "finish"
-    assert kills
+    collect_though_killed(
+        monkeypatch, owner, step, tmp_path / "a.cov", lambda resume: collect(tmp_path, memory=memory, resume=resume)
+    )
     assert contents(tmp_path) == expected
 
 
