@@ -10,8 +10,6 @@ import numpy as np
 
 from ...formats import MillError
 
-_CACHE_LINE = 64  # bytes
-
 
 @dataclass(frozen=True)
 class Codec:
@@ -34,13 +32,6 @@ class Codec:
     decode: Callable[[np.ndarray, int], np.ndarray]
     row_amax: Callable[[np.ndarray, int], np.ndarray] | None = None
     rounds: bool = False
-
-
-def empty_rows(rows: int, n: int) -> np.ndarray:
-    """Uninitialised float32 [rows, n] aligned to a cache line: vector stores that cross two lines are slow."""
-    buffer = np.empty(rows * n + _CACHE_LINE // 4, np.float32)
-    start = -buffer.ctypes.data % _CACHE_LINE // 4
-    return buffer[start : start + rows * n].reshape(rows, n)
 
 
 class NonFiniteError(MillError):

@@ -16,14 +16,13 @@ from numba.core.cgutils import alloca_once
 
 from ...formats import TYPES
 from ...formats.layouts.reader.blocks import BlockReader, CodeVector
-from ...formats.layouts.reader.emitter import BYTES, F32, I8, I32, I64, LANES, Emitter, constant, vector
+from ...formats.layouts.reader.emitter import BYTES, CACHE_LINE, F32, I8, I32, I64, LANES, Emitter, constant, vector
 from ...formats.layouts.reader.grids import GridReader
 from ...formats.layouts.reader.rows import readers, row_scales
 from ...formats.layouts.reader.trellis import TrellisReader
-from ...simd.compile import intrinsic, native_entry
+from ...simd.compile import intrinsic, kernel, native_entry
 from ...simd.instructions.permute import lookup_floats
 from ...simd.llvm import store
-from .codec import empty_rows
 
 
 class _GroupNumbers:
@@ -161,13 +160,37 @@ def decoder_address(name: str) -> int:
     return _entry(TYPES[name].name).address
 
 
+@intrinsic
+def call_decoder(typingctx, address, source, row_bytes, groups, n, out):
+    """Calls the decoder at an address, see `decoder_address`."""
+
+    def generate(context, builder, signature, args):
+        i = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [i] * 5)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), generate
+
+
+@kernel
+def _decode_rows(decoder, q, rows_per_group, n, buffer):
+    """Decodes to the first cache line that begins in a buffer of float32, and returns its place."""
+    address = buffer.ctypes.data
+    start = -address % CACHE_LINE // 4
+    call_decoder(decoder, q.ctypes.data, q.shape[1], q.shape[0] // rows_per_group, n, address + 4 * start)
+    return start
+
+
 def row_decoder(name: str) -> Callable[[np.ndarray, int], np.ndarray]:
-    """`Codec.decode` of a type that has a `CodeLayout`, compiled or loaded at the first call."""
+    """`Codec.decode` of a type that has a `CodeLayout`, compiled or loaded at the first call. Rows are aligned to a cache line:
+    vector stores that cross two lines are slow."""
     name, rows = TYPES[name].name, TYPES[name].rows
 
     def decode(q: np.ndarray, n: int) -> np.ndarray:
-        out = empty_rows(len(q), n)
-        _entry(name).ctypes(q.ctypes.data, q.shape[1], len(q) // rows, n, out.ctypes.data)
-        return out
+        buffer = np.empty(len(q) * n + CACHE_LINE // 4, np.float32)
+        # Addresses are taken by a kernel: numpy's `ctypes` takes longer than to decode a short row.
+        start = _decode_rows(_entry(name).address, q, rows, n, buffer)
+        return buffer[start : start + len(q) * n].reshape(len(q), n)
 
     return decode

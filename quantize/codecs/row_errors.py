@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
 
 from ...formats import TYPES
-from ...simd.compile import intrinsic, kernel
+from ...simd.compile import kernel
 from ...simd.lanes import LANES, fma_lanes, load, reduce_sum, splat
 from ...simd.memory import scratch
-from .row_decoder import decoder_address
+from .row_decoder import call_decoder, decoder_address
 
 _NO_ROWS = np.empty(0, np.intp)
 _WEIGHTS = 1 << 12  # decoded at a time: they stay in a core's nearest cache
-
-
-@intrinsic
-def _decode(typingctx, address, source, row_bytes, groups, n, out):
-    """Calls the decoder at an address, see `decoder_address`."""
-
-    def generate(context, builder, signature, args):
-        i = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [i] * 5)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), generate
 
 
 @kernel
@@ -40,7 +25,7 @@ def _rows_not_nearer(x, decoder, source, row_bytes, group, y, y_address, amax, f
     any_found = False
     for first in range(0, rows, y.shape[0]):
         count = min(y.shape[0], rows - first)
-        _decode(decoder, source + first * row_bytes, row_bytes, count // group, n, y_address)
+        call_decoder(decoder, source + first * row_bytes, row_bytes, count // group, n, y_address)
         for r in range(count):
             xr, yr = x[first + r], y[r]
             sum1 = sum2 = splat(0)

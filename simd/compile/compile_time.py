@@ -163,6 +163,8 @@ def _end() -> None:
 
 
 def _tell(subject: str) -> None:
+    if subject not in _unreported:  # without the lock, since this is asked at each call of `encode` and `decode`
+        return
     with _lock:
         seconds = _unreported.get(subject)
         if seconds is None or seconds < _LEAST_SECONDS:
