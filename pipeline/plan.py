@@ -21,7 +21,7 @@ from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import names
 from ..request_fields import shared, values_of
 from ..runtime.compute_buffers import Use
-from ..runtime.memory import CPU, Placement, TensorOverride, TensorSize, experts_to_cpu, parse_overrides, place
+from ..runtime.memory import CPU, Placement, TensorSize, overrides_of, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import as_bytes, as_file_type, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
@@ -162,20 +162,11 @@ def _capacities(request: PlanRequest) -> dict[str, int | None]:
     return capacities
 
 
-def _overrides(request: PlanRequest) -> list[TensorOverride]:
-    """Which tensors lie where whatever the layers do."""
-    rules = [request.override_tensor] if isinstance(request.override_tensor, str) else request.override_tensor
-    overrides = [rule for text in rules for rule in parse_overrides(text)]
-    overrides += experts_to_cpu(request.n_cpu_moe) if request.n_cpu_moe is not None else []
-    return overrides + (experts_to_cpu() if request.cpu_moe else [])
-
-
 def _use(request: PlanRequest) -> Use:
     """How the model is run."""
     bound = request.attn_max_batch * MIB if request.attn_max_batch else None
-    split = tuple(request.tensor_split) if request.tensor_split is not None else None
     how = request.n_ctx, request.ubatch, request.cache_k, request.cache_v, request.mla, request.flash
-    return Use(*how, attention_bytes=bound, gpu_layers=request.n_gpu_layers, tensor_split=split)
+    return Use(*how, attention_bytes=bound, gpu_layers=request.gpu_layers, tensor_split=request.tensor_split)
 
 
 def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
@@ -190,7 +181,7 @@ class _Planner:
 
     def __init__(self, request: PlanRequest) -> None:
         self.request, self.capacities = request, _capacities(request)
-        self.overrides, self.use = _overrides(request), _use(request)
+        self.overrides, self.use = overrides_of(request), _use(request)
         self._sources: dict[str, TensorSource] = {}
         self.source = self._job(request.recipe, None).source
         warn_on_dropped_config(self.source)

@@ -7,7 +7,7 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Use:
     flash: bool = True
     attention_bytes: int | None = None
     gpu_layers: int | None = None  # None: all, if there is a GPU
-    tensor_split: tuple[float, ...] | None = None  # shares of the GPUs; None: by memory
+    tensor_split: Sequence[float] | None = None  # shares of the GPUs; None: by memory
     threads: int | None = None  # None: one per processor that this process may use
 
     def settings(self, hparams: HParams) -> Settings:

@@ -12,7 +12,7 @@ from .backends import Executable
 from .compute_buffers import Use
 from .graph import Graph
 from .hparams import HParams
-from .memory import CPU, Placement, TensorSize, experts_to_cpu, layer_number, parse_overrides, place
+from .memory import CPU, Placement, TensorSize, layer_number, overrides_of, place
 from .settings import Settings
 from .torch_devices import TorchDevice, accelerators_here, choose_devices, import_torch
 
@@ -55,7 +55,7 @@ def place_model(source: TensorSource, settings: Settings) -> tuple[DevicePlaceme
     given = [option for name, option in _RULES.items() if getattr(settings, name) not in (None, (), False)]
     if settings.device is None and (not given or settings.gpu_layers == 0):
         return None, []
-    overrides = [rule for text in settings.override_tensor for rule in parse_overrides(text)]
+    overrides = overrides_of(settings)
     devices = choose_devices(settings.device or ("auto",))
     if not devices and settings.device in (None, ("auto",)):
         elsewhere = next((rule for rule in overrides if rule.device != CPU), None)
@@ -70,8 +70,6 @@ def place_model(source: TensorSource, settings: Settings) -> tuple[DevicePlaceme
         devices = [devices[settings.main_gpu]]
     if not devices:
         return None, []
-    overrides += experts_to_cpu(settings.n_cpu_moe) if settings.n_cpu_moe is not None else []
-    overrides += experts_to_cpu() if settings.cpu_moe else []
     n_ctx = settings.n_ctx or HParams(source.metadata, source.path).int("context_length", 4096)
     use = Use(
         n_ctx,

@@ -24,7 +24,7 @@ from .models.compressed_attention import compressed_states, run_length, selects_
 from .models.gemma4 import own_layers
 from .models.latent_attention import LatentHeads
 from .models.recurrent.layers import keeps_rows, layer_states
-from .settings import Settings
+from .settings import LayerPlacement, Settings
 
 CPU = "CPU"
 MIB = 1 << 20
@@ -69,7 +69,16 @@ def parse_overrides(text: str, origin: str = "-ot") -> list[TensorOverride]:
     return overrides
 
 
-def experts_to_cpu(layers: int | None = None) -> list[TensorOverride]:
+def overrides_of(rules: LayerPlacement) -> list[TensorOverride]:
+    """Which tensors lie where whatever the layers do: `-ot`, then `--n-cpu-moe`, then `--cpu-moe`. Raises PlanError for a text
+    that says no such thing."""
+    texts = [rules.override_tensor] if isinstance(rules.override_tensor, str) else rules.override_tensor
+    overrides = [rule for text in texts for rule in parse_overrides(text)]
+    overrides += _experts_to_cpu(rules.n_cpu_moe) if rules.n_cpu_moe is not None else []
+    return overrides + (_experts_to_cpu() if rules.cpu_moe else [])
+
+
+def _experts_to_cpu(layers: int | None = None) -> list[TensorOverride]:
     """What --cpu-moe (None) and --n-cpu-moe N stand for: the experts of all layers, or of the first N, stay in RAM."""
     if layers is None:
         return [TensorOverride(NamePattern(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
@@ -228,7 +237,7 @@ def place(
     return placement
 
 
-def _shares(gpus: Sequence[str], capacities: Mapping[str, int | None], split: tuple[float, ...] | None) -> dict[str, float]:
+def _shares(gpus: Sequence[str], capacities: Mapping[str, int | None], split: Sequence[float] | None) -> dict[str, float]:
     """GPU -> its share of the layers, of any sum: as given, or its memory. Raises PlanError for shares that do not fit."""
     if split is None:
         return {name: capacities[name] or 1 for name in gpus}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,7 +25,40 @@ _TYPES = ("cache_k", "cache_v")
 
 
 @request
-class Placement:
+class LayerPlacement:
+    """Which layers and tensors lie on devices."""
+
+    section: ClassVar[str] = "Devices"
+
+    gpu_layers: int | None = option(
+        "Put this many layers on devices, the last ones, and after them the output.",
+        default=None,
+        flags="-ngl --n-gpu-layers --gpu-layers",
+        least=0,
+        shown="all",
+    )
+    override_tensor: Sequence[str] = option(
+        "Put the tensors that match on this device: CPU, CUDA0, ...; the first match wins.",
+        default=(),
+        flags="-ot --override-tensor",
+        kind="texts",
+        metavar="REGEX=DEVICE,...",
+    )
+    cpu_moe: bool = option("Keep all experts in RAM.", default=False, rare=True)
+    n_cpu_moe: int | None = option("Keep the experts of the first N layers in RAM.", default=None, least=0)
+    tensor_split: Sequence[float] | None = option(
+        "Share the layers out among the devices in these proportions.",
+        default=None,
+        flags="-ts --tensor-split",
+        kind="shares",
+        metavar="N,N,...",
+        shown="by memory",
+        rare=True,
+    )
+
+
+@request
+class Placement(LayerPlacement):
     """What runs where."""
 
     section: ClassVar[str] = "Devices"
@@ -37,31 +70,6 @@ class Placement:
         kind="device_names",
         metavar="NAME,...",
         shown="none; auto with -ngl, -ot, ...",
-    )
-    gpu_layers: int | None = option(
-        "Put this many layers on devices, the last ones, and after them the output.",
-        default=None,
-        flags="-ngl --n-gpu-layers --gpu-layers",
-        least=0,
-        shown="all",
-    )
-    override_tensor: tuple[str, ...] = option(
-        "Put the tensors that match on this device: CPU, CUDA0, ...; the first match wins.",
-        default=(),
-        flags="-ot --override-tensor",
-        kind="texts",
-        metavar="REGEX=DEVICE,...",
-    )
-    cpu_moe: bool = option("Keep all experts in RAM.", default=False, rare=True)
-    n_cpu_moe: int | None = option("Keep the experts of the first N layers in RAM.", default=None, least=0)
-    tensor_split: tuple[float, ...] | None = option(
-        "Share the layers out among the devices in these proportions.",
-        default=None,
-        flags="-ts --tensor-split",
-        kind="shares",
-        metavar="N,N,...",
-        shown="by memory",
-        rare=True,
     )
     main_gpu: int | None = option(
         "Use this one of the devices alone.", default=None, flags="-mg --main-gpu", least=0, shown="all of them", rare=True

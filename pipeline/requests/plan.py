@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...request_fields import argument, option, request
-from ...runtime.settings import CACHE_TYPES
+from ...runtime.settings import CACHE_TYPES, LayerPlacement
 from ..common.arguments import FileType, Size
 from .groups import SourceOptions
 
@@ -51,7 +51,7 @@ class ForecastOptions:
 
 
 @request
-class PlanRequest(SourceOptions, ForecastOptions):
+class PlanRequest(SourceOptions, ForecastOptions, LayerPlacement):
     model: str | Path = argument(
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
@@ -103,31 +103,6 @@ class PlanRequest(SourceOptions, ForecastOptions):
         flags="-amb --attn-max-batch",
         least=1,
         metavar="MiB",
-        rare=True,
-    )
-    n_gpu_layers: int | None = option(
-        "Put this many layers on devices, the last ones.",
-        default=None,
-        flags="-ngl --n-gpu-layers --gpu-layers",
-        least=0,
-        shown="all",
-    )
-    override_tensor: str | Sequence[str] = option(
-        "Put the tensors that match on this device: CPU, CUDA0, ...; the first match wins.",
-        default=(),
-        flags="-ot --override-tensor",
-        kind="texts",
-        metavar="REGEX=DEVICE,...",
-    )
-    cpu_moe: bool = option("Keep all experts in RAM.", default=False, rare=True)
-    n_cpu_moe: int | None = option("Keep the experts of the first N layers in RAM.", default=None, least=0)
-    tensor_split: Sequence[float] | None = option(
-        "Share the layers out among the devices in these proportions.",
-        default=None,
-        flags="-ts --tensor-split",
-        kind="shares",
-        metavar="N,N,...",
-        shown="by memory",
         rare=True,
     )
     recipe: str | Path | None = option(

@@ -142,7 +142,7 @@ _OF_LIBRARY = {"progress", "on_text", "on_ready", "on_end", "on_refused", "comma
 _SETTINGS = {"batch_size": "batch", "ubatch_size": "ubatch", "cache_type_k": "cache_k", "cache_type_v": "cache_v"}
 _SETTINGS |= {"flash_attn": "flash", "mla_use": "mla", "attn_max_batch": "attention_bytes", "run_time_repack": "repack"}
 _SETTINGS |= {"smart_expert_reduction": "expert_reduction", "parallel": "parallel", "threads": "threads", "n_ctx": "n_ctx"}
-_SETTINGS |= {"n_gpu_layers": "gpu_layers", "cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "checkpoints"}
+_SETTINGS |= {"cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "checkpoints"}
 
 
 def command_of(verb, words):

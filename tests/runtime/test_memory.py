@@ -20,10 +20,11 @@ from ggufmill.runtime.memory import (
     TensorSize,
     cache_state_bytes,
     cache_token_bytes,
-    experts_to_cpu,
+    overrides_of,
     parse_overrides,
     place,
 )
+from ggufmill.runtime.settings import LayerPlacement
 
 MIB = 1 << 20
 KEYS = {
@@ -333,7 +334,8 @@ def test_first_override_wins_and_dead_ones_are_reported():
 def test_interleaved_rows_on_a_gpu_are_warned_of():
     gpu = place(weights(61, "q4_0_r8"), DEEPSEEK, use(), [], {"CPU": None, "CUDA0": None})
     assert "blk.0.ffn_up_exps.weight (q4_0_r8) and 60 more would lie on CUDA0" in gpu.warnings[0]
-    ram = place(weights(61, "q4_0_r8"), DEEPSEEK, use(), experts_to_cpu(), {"CPU": None, "CUDA0": None})
+    in_ram = overrides_of(LayerPlacement(cpu_moe=True))
+    ram = place(weights(61, "q4_0_r8"), DEEPSEEK, use(), in_ram, {"CPU": None, "CUDA0": None})
     assert ram.warnings == []
     assert place(weights(61, "q4_0_r8"), DEEPSEEK, use(), [], {"CPU": None}).warnings == []
 
@@ -347,7 +349,8 @@ def test_layers_on_gpus():
     where = devices(place(weights(61), DEEPSEEK, use(gpu_layers=10), [], {"CPU": None, "CUDA0": None}))
     assert [where[f"blk.{i}.attn_q.weight"] for i in (50, 51, 60)] == ["CPU", "CUDA0", "CUDA0"]
     assert where["output.weight"] == "CPU"
-    where = devices(place(weights(61), DEEPSEEK, use(), experts_to_cpu(3), {"CPU": None, "CUDA0": None}))
+    first = overrides_of(LayerPlacement(n_cpu_moe=3))
+    where = devices(place(weights(61), DEEPSEEK, use(), first, {"CPU": None, "CUDA0": None}))
     assert [where[f"blk.{i}.ffn_up_exps.weight"] for i in (0, 2, 3)] == ["CPU", "CPU", "CUDA0"]
 
 
