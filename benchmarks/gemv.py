@@ -21,24 +21,16 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+from peak import read_all
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.activations import quantise
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import EQUAL_SLICES, FIELDS, JOBS, gemv, run_parts
-from ggufmill.simd.compile import kernel
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip
 COLUMNS = 4096
-
-
-@kernel(fastmath=True)
-def total(words, start, stop):
-    result = np.int64(0)
-    for i in range(start, stop):
-        result += words[i]
-    return result
 
 
 def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int) -> float:
@@ -110,9 +102,9 @@ def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: i
     words = memory[: product.bytes // 8 * 8].view(np.int64)
 
     def read(first: int, stop: int) -> None:
-        total(words, len(words) * first // threads, len(words) * stop // threads)
+        read_all(words[len(words) * first // threads : len(words) * stop // threads])
 
-    product(0, 1), total(words, 0, 1)
+    product(0, 1), read_all(words[:8])
     rates, shares = [], []
     for _ in range(repeats):
         best = product.bytes / run_on_threads(read, threads, threads) / 1e9

@@ -1,11 +1,11 @@
 """Complete jobs on one model, alternately: our quantize against llama-quantize, our repack against cp.
 
 \\b
-    python benchmarks/jobs.py CHECKPOINT WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
+    python benchmarks/jobs.py MODEL WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
 
-CHECKPOINT is a Hugging Face folder, which is converted to bf16 first. Every command is timed from start to end, the program's
-start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat, and the
-median.
+MODEL is a GGUF in bf16, or a Hugging Face folder, which is converted to it first. Every command is timed from start to end, the
+program's start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat,
+and the median.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ def race(commands: dict[str, tuple[list[str], Path]], repeat: int) -> dict[str, 
 
 
 @click.command(help=__doc__)
-@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--llama-quantize", "rival", type=click.Path(exists=True, dir_okay=False), help="The C++ quantiser.")
 @click.option("--types", default="q8_0,q4_K,q6_K,iq4_k,iq4_ks,iq2_k", show_default=True)
 @click.option("-t", "--threads", default=2, show_default=True)
 @click.option("--repeat", default=2, show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
-def main(
-    checkpoint: Path, folder: Path, rival: str | None, types: str, threads: int, repeat: int, json_file: Path | None
-) -> None:
+def main(model: Path, folder: Path, rival: str | None, types: str, threads: int, repeat: int, json_file: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = {n: folder / f"{n}.gguf" for n in ("bf16", "ours", "theirs", "one", "copy", "packed")}
     t = str(threads)
     results: dict[str, dict[str, list[float]]] = {}
-    subprocess.run([*MILL, "convert", str(checkpoint), str(names["bf16"]), "--outtype", "bf16", "-t", t], check=True)
+    if model.is_dir():
+        subprocess.run([*MILL, "convert", str(model), str(names["bf16"]), "--outtype", "bf16", "-t", t], check=True)
+    else:
+        names["bf16"] = model
     for type_name in types.split(","):
         commands = {
             "ours": ([*MILL, "quantize", str(names["bf16"]), str(names["ours"]), type_name, "--pure", "-t", t], names["ours"])

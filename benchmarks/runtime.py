@@ -8,7 +8,9 @@
 Models are those of models.py, made when they are not in --models. Runs of the contenders alternate: in each round the rival's
 llama-bench (a new process, its own warm-up included) runs both tests once, then ours does. Figures are medians of the rounds;
 the spread is the largest distance of a round from its median. The share of bandwidth is (bytes of weights that a token needs) x
-(tokens per second generated) / (bytes per second that as many threads read of a large array). After each model file the results
+(tokens per second generated) / (bytes per second that as many threads read of a large array); the share of the peak, (products
+that a token needs) x (tokens per second of the prompt) / (products of bytes per second that as many threads make at best, see
+peak.py). After each model file the results
 are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
 setting round_bf16: bf16 weights take activations rounded to bf16, as the rival's do.
 """
@@ -20,6 +22,7 @@ import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -27,13 +30,13 @@ from typing import Any
 import click
 import numpy as np
 from models import SIZES, TARGETS, make_model
+from peak import peaks, read_all
 
 from ggufmill.formats import TYPES, open_gguf
 from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, save_figure, styled
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.bench import Case, Runner
 from ggufmill.runtime.evaluate.provenance import describe_program
-from ggufmill.simd.compile import kernel
 from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
@@ -42,37 +45,32 @@ ROUNDED = "/rounded"  # ends the name of a type that is run with round_bf16
 WORDS = {"pp": "prompt", "tg": "generation"}
 
 
-@kernel(fastmath=True)
-def _read(words: np.ndarray) -> int:
-    total = words[0]
-    for i in range(len(words)):
-        total += words[i]
-    return total
-
-
 def bandwidth(threads: int, nbytes: int = 1 << 29, repeat: int = 5) -> float:
     """Bytes per second that so many threads read; the best of several runs."""
     words = np.ones(nbytes // 8, np.int64)
     parts = np.array_split(words, threads)
-    _read(words[:8])
+    read_all(words[:8])
     with ThreadPoolExecutor(threads) as pool:
         times = []
         for _ in range(repeat):
             began = time.perf_counter()
-            list(pool.map(_read, parts))
+            list(pool.map(read_all, parts))
             times.append(time.perf_counter() - began)
     return nbytes / min(times)
 
 
-def bytes_per_token(path: Path) -> int:
-    """Weights that a generated token needs: all but the embeddings, and of the experts those that are used."""
+def needed_per_token(path: Path) -> dict[str, int]:
+    """'bytes_per_token' and 'products_per_token' of the weights that a token needs: all but the embeddings, and of the experts
+    those that are used."""
     opened = open_gguf(path)
     used, experts = (int(opened.metadata.get(f"llama.expert{key}", 1)) for key in ("_used_count", "_count"))
-    return sum(
-        info.nbytes * used // experts if "_exps" in name else info.nbytes
-        for name, info in opened.tensors.items()
-        if name != "token_embd.weight"
-    )
+    sums = {"bytes_per_token": 0, "products_per_token": 0}
+    for name, info in opened.tensors.items():
+        if name != "token_embd.weight":
+            share = used / experts if "_exps" in name else 1
+            sums["bytes_per_token"] += round(info.nbytes * share)
+            sums["products_per_token"] += round(prod(info.shape) * share)
+    return sums
 
 
 def run_rival(program: Path, model: Path, threads: int, prompt: int, generation: int) -> dict[str, float] | None:
@@ -105,8 +103,8 @@ def measure(
     return samples
 
 
-def summary(row: dict[str, Any], read_speed: float) -> dict[str, Any]:
-    """Medians, spreads, ratios and share of bandwidth of a measured row."""
+def summary(row: dict[str, Any], read_speed: float, peak: float) -> dict[str, Any]:
+    """Medians, spreads, ratios, share of bandwidth and, of types with 8-bit activations, of the peak of a measured row."""
     out: dict[str, Any] = {}
     for key in WORDS:
         medians = {name: median(speeds[key]) for name, speeds in row["samples"].items() if speeds.get(key)}
@@ -117,6 +115,8 @@ def summary(row: dict[str, Any], read_speed: float) -> dict[str, Any]:
         if RIVAL in medians:
             out[key]["ratio"] = medians[OURS] / medians[RIVAL]
     out["bandwidth_share"] = row["bytes_per_token"] * out["tg"][OURS] / read_speed
+    if "products_per_token" in row and not TYPES[row["type"].removesuffix(ROUNDED)].is_float:  # results of before lack them
+        out["peak_share"] = row["products_per_token"] * out["pp"][OURS] / (peak * row["threads"])
     return out
 
 
@@ -126,10 +126,11 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"pp{report['prompt']} and tg{report['generation']}, tokens per second, medians of {report['rounds']} interleaved "
         f"rounds; {report['processor']}, level {report['level']}, ggufmill {machine['ggufmill']}, "
-        f"numba {machine['numba']}; bandwidth {speeds} threads.",
+        f"numba {machine['numba']}; bandwidth {speeds} threads; {report['peak'] / 1e9:.0f} G products of bytes per second and "
+        "thread at best.",
         "",
-        "| model | type | threads | pp ours | pp rival | ratio | tg ours | tg rival | ratio | of bandwidth | spread |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| model | type | threads | pp ours | pp rival | ratio | of peak | tg ours | tg rival | ratio | of memory | spread |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in report["rows"]:
         s, cells = row["summary"], [row["size"], row["type"], str(row["threads"])]
@@ -138,6 +139,8 @@ def markdown(report: dict[str, Any]) -> str:
                 f"{s[key][OURS]:.1f}",
                 *(f"{s[key][k]:{form}}" if k in s[key] else "-" for k, form in ((RIVAL, ".1f"), ("ratio", ".2f"))),
             ]
+            if key == "pp":
+                cells.append(f"{s['peak_share']:.0%}" if "peak_share" in s else "-")
         cells += [f"{s['bandwidth_share']:.0%}", f"{max(s[key]['spread'] for key in WORDS):.0%}"]
         lines.append("| " + " | ".join(cells) + " |")
     for key, word in WORDS.items():
@@ -227,16 +230,17 @@ def main(
     old_rows = old.get("rows", []) if all(old.get(k) == v for k, v in settings.items()) else []
     done = {(r["size"], r["type"], r["threads"]): r for r in old_rows if rival is None or RIVAL in r["samples"]}
     speeds = {int(t): v for t, v in old.get("bandwidth", {}).items()}
+    peak = peaks()["bytes"]
     out.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
 
     def save() -> dict[str, Any]:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         for row in done.values():
-            row["summary"] = summary(row, speeds[row["threads"]])
+            row["summary"] = summary(row, speeds[row["threads"]], peak)
         program = describe_program()
         machine = {"processor": processor or program["cpu"], "level": target().level, "program": program, "load": load}
-        report = {**settings, **machine, "bandwidth": speeds, "rows": list(done.values())}
+        report = {**settings, **machine, "bandwidth": speeds, "peak": peak, "rows": list(done.values())}
         part = file.with_suffix(".part")
         part.write_text(json.dumps(report, indent=1) + "\n")
         part.replace(file)
@@ -256,10 +260,10 @@ def main(
             existed = (folder / f"{size}-{TYPES[base].name}.gguf").exists()
             path = make_model(folder, size, base)
             for t in missing:
-                row = {"size": size, "type": label, "threads": t, "bytes_per_token": bytes_per_token(path)}
+                row = {"size": size, "type": label, "threads": t, **needed_per_token(path)}
                 row["samples"] = measure(path, rival, t, prompt, generation, rounds, label != TYPES[base].name)
                 speeds[t] = max(bandwidth(t), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
-                s = summary(row, speeds[t])
+                s = summary(row, speeds[t], peak)
                 done[size, label, t] = row
                 ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)
                 click.echo(f"{size} {label} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)

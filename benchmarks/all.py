@@ -1,0 +1,223 @@
+"""What this machine reaches, beside a rival that was built on it: one command, one page.
+
+\b
+    python benchmarks/all.py --rival path/to/ik_llama.cpp/build
+    python benchmarks/all.py --only codecs,runtime --out out/benchmarks
+
+--rival is the folder in which ik_llama.cpp was built; llama-bench, llama-quantize and libggml are looked for in it, and what is
+not there is not compared with. llama.cpp's encoders are compared where llama-cpp-python is installed. Parts: codecs (encoding
+and decoding by type), runtime (prompts and generation of models with random weights, with shares of the processor's peak and of
+the memory's bandwidth), gemv (products from memory by type), jobs (whole quantisations). Each part is a script of this folder
+with its own options, figures and statement of noise; its results stay in --out, and a part that is there is not run again
+unless --fresh is given. Let nothing else run: the page says how busy the machine was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import click
+from models import make_model
+from peak import peaks
+
+import runtime
+from ggufmill.operating_system.processors import available_cpus, processor_name
+from ggufmill.runtime.evaluate.provenance import describe_program
+from ggufmill.simd.target import target
+
+HERE = Path(__file__).parent
+QUICK_TYPES = "q8_0,q4_K,iq4_k,iq2_xxs"
+JOB_TYPES = {False: "q4_K,q6_K,iq4_k,iq2_k,iq3_xxs", True: "q4_K"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Programs and library of a built rival; None: not found."""
+
+    bench: Path | None = None
+    quantize: Path | None = None
+    library: Path | None = None
+
+    @classmethod
+    def of(cls, folder: Path | None) -> Rival:
+        def find(name: str) -> Path | None:
+            return next(iter(sorted(folder.rglob(name))), None) if folder is not None else None
+
+        return cls(find("llama-bench"), find("llama-quantize"), find("libggml.so"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """out: folder of the results; models: of models; quick: fewer types, and one round."""
+
+    out: Path
+    models: Path
+    rival: Rival
+    threads: list[int]
+    quick: bool
+
+    def script(self, name: str, *options: Any, **environment: str) -> str:
+        """Runs a script of this folder and returns what it prints."""
+        command = [sys.executable, str(HERE / f"{name}.py"), *map(str, options)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+        if done.returncode:
+            raise click.ClickException(f"{name}.py failed with exit code {done.returncode}")
+        return done.stdout
+
+
+def _codecs(settings: Settings, file: Path) -> None:
+    library = settings.rival.library
+    few = ["--types", QUICK_TYPES, "--repeat", 2] if settings.quick else []
+    settings.script("codecs", "--json", file, *few, **({"GGML_LIBRARY": str(library)} if library else {}))
+
+
+def _codecs_table(report: dict[str, Any]) -> str:
+    lines = [
+        "Million elements per second on one thread, and how many times as fast as the rival's.",
+        "",
+        "| type | encode, with importance | x ik | x llama.cpp | encode | x ik | decode | x ik | spread |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in report["rows"]:
+        cells, speeds = [row["type"]], row["speed"]
+        for task, rivals in (("importance", ("reference", "mainline")), ("plain", ("reference",)), ("decode", ("reference",))):
+            own = speeds.get(task, {}).get("ours")
+            cells.append(f"{own['best']:,.1f}" if own else "-")
+            for rival in rivals:
+                other = speeds.get(task, {}).get(rival)
+                cells.append(f"{own['best'] / other['best']:.2f}" if own and other else "-")
+        cells.append(f"{max(one['spread'] for speed in speeds.values() for one in speed.values()):.0%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", *(f"- geometric mean of {what}: {mean:.2f}" for what, mean in report["means"].items())]
+    return "\n".join(lines)
+
+
+def _runtime(settings: Settings, file: Path) -> None:
+    rival = ["--rival", settings.rival.bench] if settings.rival.bench else []
+    few = ["--types", QUICK_TYPES, "--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
+    options = ["--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
+    settings.script("runtime", *rival, *few, *options, "--out", file.parent, "--name", file.stem)
+
+
+def _gemv(settings: Settings, file: Path) -> None:
+    types = QUICK_TYPES.split(",") if settings.quick else []
+    file.write_text(settings.script("gemv", *types, "--json", "--threads", *settings.threads), "utf-8")
+
+
+def _gemv_table(report: dict[str, Any]) -> str:
+    lines = [
+        "One token times weights from memory, by processor time: of the bytes per second of a plain sum of the same bytes.",
+        "",
+        "| type | threads | GB/s | share | lowest share | G products/s |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in report["rows"]:
+        cells = (
+            row["type"],
+            row["threads"],
+            row["gigabytes_per_second"],
+            f"{row['share']:.0%}",
+            f"{row['lowest_share']:.0%}",
+            row["giga_products_per_second"],
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _jobs(settings: Settings, file: Path) -> None:
+    settings.models.mkdir(parents=True, exist_ok=True)
+    model = make_model(settings.models, "dense", "bf16")
+    rival = ["--llama-quantize", settings.rival.quantize] if settings.rival.quantize else []
+    options = ["--types", JOB_TYPES[settings.quick], "--threads", max(settings.threads), "--json", file]
+    settings.script("jobs", model, file.parent / "jobs", *rival, *options)
+
+
+def _jobs_table(report: dict[str, Any]) -> str:
+    lines = [
+        f"Seconds from start to end, {report['threads']} threads, the best of the runs; in brackets the slowest.",
+        "",
+        "| job | who | seconds | x of ours |",
+        "|---|---|--:|--:|",
+    ]
+    for job, times in report["seconds"].items():
+        own = min(next(iter(times.values())))
+        lines += [f"| {job} | {who} | {min(t):.2f} ({max(t):.2f}) | {min(t) / own:.2f} |" for who, t in times.items()]
+    ratios = [min(t["llama-quantize"]) / min(t["ours"]) for t in report["seconds"].values() if "llama-quantize" in t]
+    if ratios:
+        lines += ["", f"- geometric mean of llama-quantize over ours: {geometric_mean(ratios):.2f}"]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A heading, what measures and writes a JSON file, and what makes Markdown of it."""
+
+    heading: str
+    measure: Callable[[Settings, Path], None]
+    table: Callable[[dict[str, Any]], str]
+
+
+PARTS = {
+    "codecs": Part("Encoders and decoders", _codecs, _codecs_table),
+    "runtime": Part("Prompts and generation", _runtime, runtime.markdown),
+    "gemv": Part("Products from memory", _gemv, _gemv_table),
+    "jobs": Part("Whole jobs", _jobs, _jobs_table),
+}
+
+
+def _load() -> float:
+    """Processes that wanted to run during the last minute, on average."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+
+
+def _machine(settings: Settings, load: float) -> str:
+    program, best = describe_program(), peaks()
+    speeds = {t: runtime.bandwidth(t) for t in settings.threads}
+    return "\n".join(
+        [
+            f"- {processor_name()}, {available_cpus()} logical processors, level {target().level}",
+            f"- ggufmill {program['ggufmill']}, numba {program['numba']}",
+            f"- reads {', '.join(f'{s / 1e9:.1f} GB/s on {t} threads' for t, s in speeds.items())}",
+            f"- one thread multiplies {best['bytes'] / 1e9:.0f} G bytes per second, {best['floats'] / 1e9:.0f} G numbers of float32",
+            f"- load before the first part {load:.2f}, after the last {_load():.2f}: above 1 other work ran at the beginning",
+            *(f"- rival: {path}" for path in (settings.rival.bench, settings.rival.quantize, settings.rival.library) if path),
+        ]
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--rival", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where ik_llama.cpp was built.")
+@click.option("--only", help="Comma-separated parts. [default: all]")
+@click.option("--threads", default="1,2", show_default=True)
+@click.option("--quick", is_flag=True, help="A few types and one round: minutes, not an hour.")
+@click.option("--fresh", is_flag=True, help="Measure again what is there already.")
+@click.option("--models", type=click.Path(path_type=Path), default=Path("out/models"), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/benchmarks"), show_default=True)
+def main(rival: Path | None, only: str | None, threads: str, quick: bool, fresh: bool, models: Path, out: Path) -> None:
+    names = only.split(",") if only else list(PARTS)
+    if unknown := [name for name in names if name not in PARTS]:
+        raise click.UsageError(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    settings = Settings(out, models, Rival.of(rival), [int(t) for t in threads.split(",")], quick)
+    out.mkdir(parents=True, exist_ok=True)
+    load, pages = _load(), []
+    for name in names:
+        file = out / f"{name}.json"
+        if fresh or not file.exists():
+            click.echo(f"{name} ...", err=True)
+            PARTS[name].measure(settings, file)
+        pages.append(f"## {PARTS[name].heading}\n\n{PARTS[name].table(json.loads(file.read_text()))}")
+    page = "\n\n".join(["# What this machine reaches", _machine(settings, load), *pages]) + "\n"
+    (out / "benchmarks.md").write_text(page, "utf-8")
+    click.echo(page)
+
+
+if __name__ == "__main__":
+    main()
