@@ -186,7 +186,7 @@ def _machine(settings: Settings, load: float) -> str:
             f"- {processor_name()}, {available_cpus()} logical processors, level {target().level}",
             f"- ggufmill {program['ggufmill']}, numba {program['numba']}",
             f"- reads {', '.join(f'{s / 1e9:.1f} GB/s on {t} threads' for t, s in speeds.items())}",
-            f"- one thread multiplies {best['bytes'] / 1e9:.0f} G bytes per second, {best['floats'] / 1e9:.0f} G numbers of float32",
+            f"- one thread multiplies {best['bytes'] / 1e9:.0f} G bytes a second, {best['floats'] / 1e9:.0f} G of float32",
             f"- load before the first part {load:.2f}, after the last {_load():.2f}: above 1 other work ran at the beginning",
             *(f"- rival: {path}" for path in (settings.rival.bench, settings.rival.quantize, settings.rival.library) if path),
         ]
