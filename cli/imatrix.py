@@ -53,7 +53,8 @@ def command() -> None:
     out={"type": OUT_FILE, "required": True},
 )
 def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> None:
-    """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
+    """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see. Without -f the text
+    that comes with ggufmill is read; a text of the kind that the model is used for serves it better.
 
     Killed? The same command with --resume continues, and ends in the same bytes. Parts that were computed with --from-chunk
     and --chunks, on several machines, become one with `imatrix merge`.
@@ -70,8 +71,8 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> N
 
     if text and model is None:
         raise UsageError("a text (-f) needs a MODEL to run through")
-    if text:
-        call(compute_imatrix, model, text, out, show=computed_text, as_json=as_json, **options)
+    if model is not None:
+        call(compute_imatrix, model, text or None, out, show=computed_text, as_json=as_json, **options)
         return
     _refuse_without_text(bool(options["in_file"]))
     merging = {"force": options["force"], "show": merged_text, "as_json": as_json, "bars": False}
@@ -83,14 +84,14 @@ def _refuse_without_text(has_input: bool) -> None:
     from ..pipeline.common.arguments import refuse_unused
 
     if not has_input:
-        raise UsageError("nothing to do: give a MODEL and -f TEXT, or --in-file")
+        raise UsageError("nothing to do: give a MODEL, or --in-file")
     context = click.get_current_context()
     given = {
         option.human_readable_name if isinstance(option, click.Argument) else max(option.opts, key=len): value
         for option in context.command.params
         if option.name not in _OF_MERGING and (value := context.params.get(option.name or "")) is not None
     }
-    refuse_unused(given, "a text (-f) to compute from")
+    refuse_unused(given, "a MODEL to compute with")
 
 
 def _is_covariance(file: Any) -> bool:

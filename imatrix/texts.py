@@ -1,20 +1,22 @@
 """Calibration texts: plain text files, and columns with texts or conversations of JSONL and parquet files.
 
-A file is given as PATH or PATH:WEIGHT. Conversations are rendered by the model's chat template. Texts of one weight are
-concatenated to one stream of tokens, so that files shorter than a window are not lost.
+A file is given as PATH or PATH:WEIGHT; `bundled` is the text that comes with the program (recipes/text/make.py). Conversations
+are rendered by the model's chat template. Texts of one weight are concatenated to one stream of tokens, so that files shorter
+than a window are not lost.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, PlanError, installation
 from ..formats.file_range import check_regular, read_file
-from ..runtime import Model
+from ..recipes import bundled_text, find_text
+from ..runtime import Model, Tokenizer
 from ..runtime.text.chat import Message, find_template, prompt_tokens
 from .calibration import TextSegment
 
@@ -35,15 +37,16 @@ def parse_text(argument: str) -> CalibrationText:
     """'PATH' or 'PATH:WEIGHT' -> the text. Raises PlanError for what is neither a file nor a pipe, or a weight that is not a
     positive integer."""
     path, _, weight = argument.rpartition(":")
-    if _is_readable(Path(argument)) or not path:
+    if _is_readable(find_text(argument)) or not path:
         path, weight = argument, "1"
-    if not _is_readable(Path(path)):
-        problem = "there is no such file" if not Path(path).exists() else "it is neither a file nor a pipe"
-        problem = "it is a folder; give a file" if Path(path).is_dir() else problem
+    path = find_text(path)
+    if not _is_readable(path):
+        problem = "there is no such file" if not path.exists() else "it is neither a file nor a pipe"
+        problem = "it is a folder; give a file" if path.is_dir() else problem
         raise PlanError(f"-f {argument}: {problem}")
     if not (weight.isdecimal() and int(weight) > 0):
         raise PlanError(f"-f {argument}: the weight {weight!r} is no whole number above 0")
-    return CalibrationText(Path(path), int(weight))
+    return CalibrationText(path, int(weight))
 
 
 def _is_readable(path: Path) -> bool:
@@ -81,7 +84,7 @@ def read_segments(
     column: of JSONL and parquet files, by default the first of COLUMNS that exists. template: as for `find_template`.
     max_tokens: reading stops once there are this many. Raises PlanError, and FormatError naming file and line.
     """
-    reader, total = _Reader(model, column, template), 0
+    reader, total = _Reader(model.tokenizer, model.metadata, column, template), 0
     by_weight: dict[int, tuple[list[int], list[tuple[str, int]]]] = {}
     for text in texts:
         if max_tokens is not None and total >= max_tokens:
@@ -96,23 +99,35 @@ def read_segments(
     return [TextSegment(ids, weight, starts) for weight, (ids, starts) in by_weight.items()]
 
 
+def calibration_tokens(path: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> list[int]:
+    """Token ids of a text, as `imatrix` reads it: of a plain file, or of the documents of a table one after the other.
+
+    metadata: the model's, with its chat template. Raises PlanError, and FormatError naming file and line.
+    """
+    return [id for document in _Reader(tokenizer, metadata).documents(path) for id in document]
+
+
 class _Reader:
     """Reads documents as token ids."""
 
-    def __init__(self, model: Model, column: str | None, template: str | None):
-        self._model, self._column, self._choice = model, column, template
+    def __init__(
+        self, tokenizer: Tokenizer, metadata: Mapping[str, Any], column: str | None = None, template: str | None = None
+    ):
+        self._tokenizer, self._metadata, self._column, self._choice = tokenizer, metadata, column, template
         self._template: Any = None
 
     def documents(self, path: Path) -> Iterator[list[int]]:
         """The token ids of each document of a file."""
         if path.suffix not in TABLE_SUFFIXES:
-            yield self._model.tokenizer.encode(decode_text(read_file(path, pipes=True), path))
+            yield self._tokenizer.encode(decode_text(read_file(path, pipes=True), path))
             return
         is_empty = True
         read_rows = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
         for where, value in read_rows(path):
             if isinstance(value, str):
-                ids = self._model.tokenizer.encode(value)
+                ids = self._tokenizer.encode(value)
+            elif path == bundled_text() and not self._has_template:
+                ids = self._tokenizer.encode("\n\n".join(turn["content"] for turn in value))
             else:
                 ids = self._conversation(value, where)
             is_empty = is_empty and not ids
@@ -137,14 +152,14 @@ class _Reader:
                     continue
                 if not isinstance(row, dict):
                     raise FormatError(f"{where}: neither an object nor a text")
-                yield where, row[self._column_name(list(row), where)]
+                yield where, row[self._column_name(list(row), where, None if path == bundled_text() else self._column)]
 
     def _parquet_rows(self, path: Path) -> Iterator[tuple[str, Any]]:
         check_regular(path)
         parquet = _parquet()
         try:
             file = parquet.ParquetFile(path)
-            name = self._column_name(file.schema_arrow.names, str(path))
+            name = self._column_name(file.schema_arrow.names, str(path), self._column)
             for batch in file.iter_batches(256, columns=[name]):
                 for value in batch.column(0).to_pylist():
                     if value is not None:
@@ -152,22 +167,26 @@ class _Reader:
         except (OSError, ValueError) as error:  # pyarrow's exceptions are subclasses of ValueError
             raise FormatError(f"{path}: {str(error).splitlines()[0]}") from None
 
-    def _column_name(self, names: list[str], where: str) -> str:
-        candidates = COLUMNS if self._column is None else (self._column,)
+    @property
+    def _has_template(self) -> bool:
+        return self._choice is not None or bool(self._metadata.get("tokenizer.chat_template"))
+
+    def _column_name(self, names: list[str], where: str, asked: str | None) -> str:
+        candidates = COLUMNS if asked is None else (asked,)
         column = next((name for name in candidates if name in names), None)
         if column is None:
-            problem = f"no column {self._column!r}" if self._column else f"none of the columns {', '.join(COLUMNS)}"
+            problem = f"no column {asked!r}" if asked else f"none of the columns {', '.join(COLUMNS)}"
             raise FormatError(f"{where}: {problem}; there are {', '.join(map(str, names))} (--column chooses one)")
         return column
 
     def _conversation(self, value: Any, where: str) -> list[int]:
         if self._template is None:
-            self._template = find_template(self._model.metadata, self._choice)
+            self._template = find_template(self._metadata, self._choice)
         try:
             text = self._template.render(_messages(value, where), add_generation_prompt=False)
         except PlanError as error:
             raise FormatError(f"{where}: {error}") from None
-        return prompt_tokens(self._model.tokenizer, text)
+        return prompt_tokens(self._tokenizer, text)
 
 
 def _messages(value: Any, where: str) -> list[Message]:

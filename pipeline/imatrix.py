@@ -21,6 +21,7 @@ from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..jobs.lock import output_lock
 from ..quantize.covariance.row_blocks import ROWS
+from ..recipes import BUNDLED
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .cluster.covariance import SharedCovariance
@@ -94,7 +95,8 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         ((8, 256), 256)
     """
     model, text, settings = request.model, request.text, settings_of(request, "n_ctx")
-    texts = [parse_text(str(path)) for path in ([text] if isinstance(text, str | Path) else text)]
+    given_texts = [text] if isinstance(text, str | Path) else text or [BUNDLED]
+    texts = [parse_text(str(path)) for path in given_texts]
     check_texts(texts)
     if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
         refuse_unused({"--column": request.column, "--template": request.template}, "a .jsonl or .parquet file (-f)")
@@ -135,6 +137,8 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
     note_micro_batch(window, settings)
+    if not text:
+        note("without -f, the bundled calibration text is read (prose, code, mathematics, chats; 35 languages)")
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
     windows = _windows(
         opened, texts, request.column, read_template(request.template), window, request.chunks, request.from_chunk or 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import PlanError
 from ..jobs.atomic_write import write_text
+from ..recipes import find_text
 from ..request_fields import shared, values_of
 from ..runtime.settings import Placement
 from .cluster.measuring import search_workers
@@ -51,7 +52,7 @@ def search_recipe(request: SearchRequest) -> SearchResult:
     state_path = state or out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
         raise PlanError(f"--state {state_path} is the output too; choose another file")
-    texts = [Path(request.text)] if request.text is not None else []
+    texts = [find_text(request.text)] if request.text is not None else []
     refuse_inputs([out, state_path], [*job.source.files, *job.files, *texts])
     check_new(out, request.force)
     types, program = parse_types(request.types, program=job.request.program), job.request.program

@@ -1,4 +1,4 @@
-"""Bundled recipes: text and TOML files in this folder."""
+"""Bundled recipes: text and TOML files in this folder; the demo model; a calibration text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 SUFFIXES = (".txt", ".toml")
+BUNDLED = "bundled"  # names the calibration text where a text is asked for
 
 
 def bundled(path: str | Path) -> Path:
@@ -15,6 +16,19 @@ def bundled(path: str | Path) -> Path:
     if given.exists() or given.is_absolute() or ".." in given.parts or given.parts[:1] != ("demo",):
         return given
     return FOLDER / given if (FOLDER / given).exists() else given
+
+
+def bundled_text() -> Path:
+    """The calibration text that comes with the program, a .jsonl file of 0.5 MB: prose, documentation, code, mathematics,
+    conversations, in 35 languages. Each stretch of it has all of these."""
+    return FOLDER / "text" / "bundled.jsonl"
+
+
+def find_text(name: str | Path, folder: Path | None = None) -> Path:
+    """The path of a text, in that folder if it is relative; of the bundled one for its name, unless there is a file of that
+    name."""
+    path = Path(folder or "", name)
+    return bundled_text() if str(name) == BUNDLED and not path.exists() else path
 
 
 def names() -> list[str]:

@@ -17,7 +17,22 @@ from ...runtime.settings import Placement, Settings
 from . import running
 from .flags import Decorator, as_json, together
 from .sections import SectionedOption
-from .types import FILE, FILE_TYPE, MODEL, OUT, OUT_FILE, REGEX, SIZE, SIZES, TEXT, TYPE, Listed, Override, Source
+from .types import (
+    FILE,
+    FILE_TYPE,
+    MODEL,
+    OUT,
+    OUT_FILE,
+    REGEX,
+    SIZE,
+    SIZES,
+    TEXT,
+    TYPE,
+    CalibrationText,
+    Listed,
+    Override,
+    Source,
+)
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -56,6 +71,7 @@ KINDS: dict[str, Any] = {
     "size": {"type": SIZE, "metavar": "SIZE"},
     "source": Source(),
     "text": TEXT,
+    "calibration_text": CalibrationText(),
     "type": TYPE,
     **running.KINDS,
 }

@@ -18,7 +18,7 @@ from ...formats import TensorType
 from ...formats.file_range import PIPED_TEXTS, pipe_blocks
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
-from ...recipes import bundled
+from ...recipes import bundled, find_text
 from ..messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -74,6 +74,13 @@ class Text(click.Path):
 
 
 TEXT = Text()
+
+
+class CalibrationText(Text):
+    """A text, or `bundled`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(find_text(value), param, ctx)
 
 
 class WeightedText(click.ParamType):

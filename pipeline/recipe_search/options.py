@@ -12,6 +12,7 @@ from ...jobs.patterns import NamePattern
 from ...quantize.recipes.loader_types import LoaderTypes
 from ...quantize.recipes.rules import parse_type
 from ...quantize.search.quant_error import DEFAULT_TYPES
+from ...recipes import find_text
 from ...request_fields import values_of
 from ..common.arguments import as_bytes, as_pattern
 from ..requests.groups import Measuring, TargetOptions
@@ -110,5 +111,5 @@ def search_options(measuring: Measuring, types: tuple[TensorType, ...], **more: 
     names = [field.name for field in fields(SearchOptions) if field.name in values_of(measuring, Measuring)]
     given = {name: value for name in names if (value := getattr(measuring, name)) is not None}
     if "text" in given:
-        given["text"] = Path(given["text"])
+        given["text"] = find_text(given["text"])
     return SearchOptions(types, **given, **more)

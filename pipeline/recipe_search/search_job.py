@@ -159,13 +159,22 @@ class SearchJob:
 
         return decode_text(read_file(self.options.text, pipes=True), self.options.text)
 
+    @property
+    def _is_table(self) -> bool:
+        from ...imatrix.texts import TABLE_SUFFIXES
+
+        return self.options.text is not None and self.options.text.suffix in TABLE_SUFFIXES
+
     @cached_property
     def _tokens(self) -> list[int]:
         """Tokens of the text. Raises PlanError if they do not fill a window."""
+        from ...imatrix.texts import calibration_tokens
         from ...runtime.text.tokenizer import Tokenizer
 
-        text, n_ctx = self._text, self.options.n_ctx
-        tokens = Tokenizer(self.source.metadata).encode(text)
+        path, n_ctx, metadata = self.options.text, self.options.n_ctx, self.source.metadata
+        assert path is not None
+        tokenizer = Tokenizer(metadata)
+        tokens = calibration_tokens(path, tokenizer, metadata) if self._is_table else tokenizer.encode(self._text)
         if len(tokens) < n_ctx:
             raise PlanError(
                 f"{self.options.text} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer text or a smaller window "
@@ -175,7 +184,8 @@ class SearchJob:
 
     @cached_property
     def _text_key(self) -> str:
-        return f"{hashlib.sha256(self._text.encode()).hexdigest()[:24]}, {self.options.n_ctx}, {self.options.chunks}"
+        content = repr(self._tokens) if self._is_table else self._text
+        return f"{hashlib.sha256(content.encode()).hexdigest()[:24]}, {self.options.n_ctx}, {self.options.chunks}"
 
     @cached_property
     def _reference(self) -> Reference:

@@ -125,7 +125,11 @@ class Measuring:
     section: ClassVar[str] = "Search for types"
 
     text: str | Path | None = option(
-        "Measure sensitivity on this text.", default=None, kind="text", flags="-f --file", key="search.text"
+        "Measure sensitivity on this text, or on `bundled`.",
+        default=None,
+        kind="calibration_text",
+        flags="-f --file",
+        key="search.text",
     )
     n_ctx: int | None = option(
         "Read the text in windows of this many tokens.",

@@ -20,10 +20,13 @@ class ImatrixRequest(RunningModel):
     model: ModelLike = argument(
         "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave.", kind="model", kw_only=False
     )
-    text: str | Path | Sequence[str | Path] = option(
+    text: str | Path | Sequence[str | Path] | None = option(
         "Read this text, .jsonl or .parquet file, or - for standard input; may be given several times. A "
-        "token of a:3 counts three times.",
-        doc="PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times.",
+        "token of a:3 counts three times. `bundled` names the text that comes with the program.",
+        doc="PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times. 'bundled', or "
+        "None: the text that comes with the program.",
+        default=None,
+        shown="bundled",
         flags="-f --file",
         kind="weighted_texts",
         metavar="PATH[:WEIGHT]",
@@ -47,7 +50,7 @@ class ImatrixRequest(RunningModel):
         "Use this chat template for conversations.", default=None, metavar="NAME|FILE", shown="the model's own"
     )
     in_file: str | Path | Sequence[str | Path] = option(
-        "Add what this imatrix holds; without -f nothing else is done.", default=(), kind="files"
+        "Add what this imatrix holds; without MODEL nothing else is done.", default=(), kind="files"
     )
     n_ctx: int | None = window("512")
     chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")

@@ -86,9 +86,9 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         kw_only=False,
     )
     calibration: str | Path | None = option(
-        "Measure the tensors' sensitivity on this text, for --target-size, --target-bpw and --max-kld.",
+        "Measure the tensors' sensitivity on this text, or on `bundled`, for --target-size, --target-bpw and --max-kld.",
         default=None,
-        kind="file",
+        kind="calibration_text",
         travel="no",
         section="Search for types",
     )

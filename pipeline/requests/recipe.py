@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ...errors import PlanError
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.recipes.rules import Rule, parse_rules
-from ...recipes import find
+from ...recipes import find, find_text
 from ...request_fields import Field, fields_of
 
 Q = TypeVar("Q")
@@ -68,8 +68,8 @@ def said(given: GivenRecipe, field: Field) -> Any:
         return None
     if field.option.travel == "adapters":
         return tuple(str(given.folder / name) for name in ([value] if isinstance(value, str) else value))
-    if field.option.kind in ("file", "text"):
-        path = given.folder / value
+    if field.option.kind in ("file", "text", "calibration_text"):
+        path = find_text(value, given.folder) if field.option.kind == "calibration_text" else given.folder / value
         if not path.is_file():
             problem = "is a folder; give a file" if path.is_dir() else "is no file" if path.exists() else "does not exist"
             raise PlanError(f"{given.recipe.name}, [{stage}] {key}: {path} {problem}")

@@ -21,6 +21,7 @@ from ...jobs.preflight import check_space
 from ...quantize.covariance.source import Covariances
 from ...quantize.importance import Importance, PendingImportance
 from ...quantize.recipes.recipe import Recipe
+from ...recipes import find_text
 from ...runtime import Model, load_model
 from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
@@ -100,7 +101,7 @@ class Run:
         name = Path(str(self.model).partition("@")[0] if is_repository(self.model) else self.model).resolve().name
         return re.sub(r"(-0+1-of-\d+)?\.gguf$", "", name).removesuffix("-bf16").removesuffix("-f16").removesuffix("-f32")
 
-    def _existing(self, name: str) -> Path:
+    def _existing(self, name: str | Path) -> Path:
         path = self.path.parent / name
         if not path.exists():
             raise PlanError(f"{self.recipe.name}: {path} does not exist")
@@ -108,8 +109,8 @@ class Run:
 
     def _read_text(self, stage: str) -> StageText:
         table, where = self.recipe.stages[stage], f"{self.recipe.name}, [{stage}] text"
-        path = self._existing(table["text"])
-        return read_stage_text(where, path, table.get("ctx", 512), table.get("chunks"), self._source_model.tokenizer)
+        path = self._existing(find_text(table["text"], self.path.parent))
+        return read_stage_text(where, path, table.get("ctx", 512), table.get("chunks"), self._source_model)
 
     @cached_property
     def _source_model(self) -> Model:

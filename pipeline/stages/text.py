@@ -10,7 +10,8 @@ import numpy as np
 
 from ...formats import PlanError
 from ...formats.file_range import read_text
-from ...runtime import Tokenizer
+from ...imatrix.texts import TABLE_SUFFIXES, calibration_tokens
+from ...runtime import Model
 from .cache import key_of
 
 
@@ -29,15 +30,18 @@ class StageText:
     digest: str
 
 
-def read_stage_text(where: str, path: Path, n_ctx: int, chunks: int | None, tokenizer: Tokenizer) -> StageText:
-    """Reads and tokenises a text. Raises PlanError, beginning with `where`, unless it is UTF-8 and fills a window."""
+def read_stage_text(where: str, path: Path, n_ctx: int, chunks: int | None, model: Model) -> StageText:
+    """Reads and tokenises a text, plain or a table with texts or conversations. Raises PlanError, beginning with `where`,
+    unless it is UTF-8 and fills a window."""
+    tokenizer = model.tokenizer
     if path.is_dir():
         raise PlanError(f"{where}: {path} is a folder; give a file")
     try:
-        text = read_text(path)
+        is_table = path.suffix in TABLE_SUFFIXES
+        ids = calibration_tokens(path, tokenizer, model.metadata) if is_table else tokenizer.encode(read_text(path))
     except UnicodeDecodeError as error:
         raise PlanError(f"{where}: {path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
-    tokens = np.asarray(tokenizer.encode(text), np.int64)
+    tokens = np.asarray(ids, np.int64)
     if len(tokens) < n_ctx:
         raise PlanError(f"{where}: {path} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer one or less ctx")
     digest = key_of(hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer.bos if tokenizer.add_bos else None, path.name)

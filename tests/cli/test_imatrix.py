@@ -283,7 +283,6 @@ def test_headers_with_impossible_values_end_in_one_line(mill, tmp_path):
 
 REFUSED = [
     (["-o", "x"], 2, "nothing to do"),
-    (["MODEL", "-o", "x"], 2, "nothing to do"),
     (["-f", "TEXT", "-o", "x"], 2, "a text (-f) needs a MODEL"),
     (["MODEL", "-f", "nothing", "-o", "x"], 1, "-f nothing: there is no such file"),
     (["MODEL", "-f", "TEXT:0", "-o", "x"], 1, "the weight '0' is no whole number"),
