@@ -88,8 +88,8 @@ def test_searches_and_runs_read_tables_and_the_bundled_text_as_imatrix_does(mill
         job.options, job.source = options, demo.source
         assert options.text.name == name
         assert job._tokens == calibration_tokens(find_text(text), demo.tokenizer, demo.metadata)
-    (tmp_path / "r.toml").write_text(
-        f'[source]\nmodel = "{DEMO}"\n[quantize]\ntarget_bpw = 6\n[imatrix]\ntext = "bundled"\nctx = 64\nchunks = 1\n[search]\ntext = "bundled"\n'
-    )
+    text = 'text = "bundled"\nctx = 64\nchunks = 1\n'
+    stages = f"[quantize]\ntarget_bpw = 6\n[imatrix]\n{text}[search]\n{text}"
+    (tmp_path / "r.toml").write_text(f'[source]\nmodel = "{DEMO}"\n{stages}')
     code, _, err = mill("run", tmp_path / "r.toml", "-o", tmp_path / "out", "--dry-run")
     assert code == 0, err
