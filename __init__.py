@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
     from .pipeline.inspect import inspect_checkpoint, inspect_model, inspect_processor
+    from .pipeline.make import make_model
     from .pipeline.merge import merge_model
     from .pipeline.metadata import edit_metadata
     from .pipeline.perplexity import perplexity, score_tasks
@@ -60,6 +61,7 @@ class Verb(NamedTuple):
 # A verb's functions are in the module of its name in pipeline/ (those of covariances in one of their own), its command is in
 # the one in cli/ (with _ for -).
 VERBS = {
+    "make": Verb("Make the best file of a model that fits", ("make_model",)),
     "convert": Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
     "imatrix": Verb(
         "Compute, show and merge importance matrices",

@@ -52,7 +52,7 @@ def command(**options: Any) -> None:
 def _text(result: RunResult) -> str:
     if result.forecast is not None:
         return _forecast_text(result)
-    return _multi_text(result.report) if "quants" in result.report else _report_text(result.report)
+    return _multi_text(result.report) if "quants" in result.report else report_lines(result.report)
 
 
 def _forecast_text(result: RunResult) -> str:
@@ -88,7 +88,7 @@ def _multi_text(data: dict[str, Any]) -> str:
     return "\n\n".join([files, total, "\n".join(f"{n:8} {path}" for n, path in places)])
 
 
-def _report_text(data: dict[str, Any]) -> str:
+def report_lines(data: dict[str, Any]) -> str:
     """The figures that count, and where the results are."""
     from ..pipeline.reports.markdown import COMPARISON, SEARCH, comparison, ratio, search_rows, stock_rows
 

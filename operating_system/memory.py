@@ -49,25 +49,37 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     return min(_free_by_limit(root), default=None)
 
 
+def total_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of memory of the machine, or of the smallest control group around this process if that is less; None as
+    `free_bytes`. root: of the file system, for tests."""
+    total = _fields(root / "proc/meminfo").get("MemTotal:")
+    return min([*([total << 10] if total is not None else []), *(limit for limit, _ in _limits(root))], default=None)
+
+
 def _free_by_limit(root: Path) -> Iterator[int]:
     available = _fields(root / "proc/meminfo").get("MemAvailable:")
     if available is not None:
         yield available << 10
+    yield from (max(limit - used, 0) for limit, used in _limits(root))
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(bytes, bytes taken without memory that is a file's) of each control group with a limit around this process."""
     groups = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines() if line.count(":") >= 2]
     for _, controllers, path in groups:
         if controllers == "":
-            yield from _free_in_group(root / "sys/fs/cgroup", path, "memory.max", "anon")
+            yield from _limits_of_group(root / "sys/fs/cgroup", path, "memory.max", "anon")
         elif "memory" in controllers.split(","):
-            yield from _free_in_group(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "total_rss")
+            yield from _limits_of_group(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "total_rss")
 
 
-def _free_in_group(top: Path, path: str, limit: str, used: str) -> Iterator[int]:
-    """What a group and those around it leave, without memory that is no file's. Within a container only the top shows."""
+def _limits_of_group(top: Path, path: str, limit: str, used: str) -> Iterator[tuple[int, int]]:
+    """Those of a group and of the ones around it. Within a container only the top shows."""
     group = top / path.strip("/")
     while group != top.parent:
         words = _text(group / limit).split()
         if words and words[0].isdecimal():
-            yield max(int(words[0]) - _fields(group / "memory.stat").get(used, 0), 0)
+            yield int(words[0]), _fields(group / "memory.stat").get(used, 0)
         group = group.parent
 
 

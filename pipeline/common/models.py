@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ...convert import open_source
+from ...convert.hub.fetch import is_repository
 from ...errors import UsageError
 from ...formats import TensorSource
 from ...request_fields import fields_of
@@ -93,6 +95,12 @@ def model_name(model: ModelLike) -> str:
     if isinstance(model, Model):
         return model.source.path
     return model.path if isinstance(model, TensorSource) else str(model)
+
+
+def file_stem(model: str | Path) -> str:
+    """What files made of a model begin with: its name, without what says how it was stored."""
+    name = Path(str(model).partition("@")[0] if is_repository(model) else model).resolve().name
+    return re.sub(r"(-0+1-of-\d+)?\.gguf$", "", name).removesuffix("-bf16").removesuffix("-f16").removesuffix("-f32")
 
 
 def open_generating_model(model: ModelLike, settings: dict[str, Any]) -> Model:

@@ -80,7 +80,25 @@ class SourceOptions(CheckpointOptions):
 
 
 @request
-class TargetOptions:
+class AllowedTypes:
+    """The types that a search chooses from."""
+
+    section: ClassVar[str] = "Search for types"
+
+    types: str | Sequence[TypeName] | None = option(
+        "Choose from these types; `default` stands for the usual ones.",
+        default=None,
+        kind="names",
+        metavar="T,T,...",
+        shown="default",
+        key="search.types",
+        travel="no",
+        rare=True,
+    )
+
+
+@request
+class TargetOptions(AllowedTypes):
     """The target of a search for types, and the types it chooses from."""
 
     section: ClassVar[str] = "Search for types"
@@ -105,16 +123,6 @@ class TargetOptions:
         metavar="NATS",
         key="quantize.max_kld",
         one_of="target",
-    )
-    types: str | Sequence[TypeName] | None = option(
-        "Choose from these types; `default` stands for the usual ones.",
-        default=None,
-        kind="names",
-        metavar="T,T,...",
-        shown="default",
-        key="search.types",
-        travel="no",
-        rare=True,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...formats import TensorType
-from ...imatrix.calibration import Calibration, TextSegment, cut_windows
+from ...imatrix.calibration import Calibration, cut_windows
 from ...imatrix.collect import CollectOptions, collect
 from ...imatrix.covariance.inputs import covariance_inputs
 from ...imatrix.covariance.job import CurvatureOptions
@@ -28,7 +28,7 @@ from .text import StageText
 
 
 def _windows(model: Model, text: StageText) -> Calibration:
-    return cut_windows(model, [TextSegment(text.tokens.tolist(), 1, [(text.path.name, 0)])], text.n_ctx, chunks=text.chunks)
+    return cut_windows(model, text.segments, text.n_ctx, chunks=text.chunks)
 
 
 class Moments(NamedTuple):

@@ -4,7 +4,6 @@ while both hold. What is done for each file is in quant.py."""
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...convert import open_source
-from ...convert.hub.fetch import is_repository
 from ...formats import PlanError, TensorType
 from ...imatrix.entries import Imatrix, load
+from ...imatrix.texts import CalibrationText
 from ...jobs.code_digest import code_digest
 from ...jobs.plan import Plan
 from ...jobs.preflight import check_space
@@ -26,6 +25,7 @@ from ...runtime import Model, load_model
 from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
 from ..common.messages import gib
+from ..common.models import file_stem
 from ..common.progress import OnProgress
 from ..requests.groups import moments_of
 from ..requests.run import RunRequest
@@ -60,7 +60,7 @@ class Run:
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.model = self._model_name(stages["source"])
         if recipe.several:
-            folder = self.folder = replace(folder, stem=self._name_of_files())
+            folder = self.folder = replace(folder, stem=file_stem(self.model))
         self.collected = imatrix_stage.moments_to_write(recipe, self.path.parent, folder)
         self.quants = [Quant(self, one) for one in recipe.each]
         first = self.quants[0].job.request
@@ -96,11 +96,6 @@ class Run:
             )
         return layouts.pop()
 
-    def _name_of_files(self) -> str:
-        """What files of a recipe of several begin with: the model's name, without what says how it was stored."""
-        name = Path(str(self.model).partition("@")[0] if is_repository(self.model) else self.model).resolve().name
-        return re.sub(r"(-0+1-of-\d+)?\.gguf$", "", name).removesuffix("-bf16").removesuffix("-f16").removesuffix("-f32")
-
     def _existing(self, name: str | Path) -> Path:
         path = self.path.parent / name
         if not path.exists():
@@ -109,8 +104,16 @@ class Run:
 
     def _read_text(self, stage: str) -> StageText:
         table, where = self.recipe.stages[stage], f"{self.recipe.name}, [{stage}] text"
-        path = self._existing(find_text(table["text"], self.path.parent))
-        return read_stage_text(where, path, table.get("ctx", 512), table.get("chunks"), self._source_model)
+        given = [table["text"]] if isinstance(table["text"], str) else table["text"]
+        cut = table.get("ctx", 512), table.get("chunks")
+        return read_stage_text(where, [*map(self._text, given)], *cut, self._source_model, table.get("from_chunk", 0))
+
+    def _text(self, name: str) -> CalibrationText:
+        """PATH or PATH:WEIGHT of the recipe's folder, or the bundled text."""
+        path, _, weight = name.rpartition(":")
+        is_weighted = bool(path) and weight.isdecimal() and int(weight) > 0 and not (self.path.parent / name).exists()
+        path, times = (path, int(weight)) if is_weighted else (name, 1)
+        return CalibrationText(self._existing(find_text(path, self.path.parent)), times)
 
     @cached_property
     def _source_model(self) -> Model:
@@ -121,7 +124,7 @@ class Run:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
         given += [Path(path) for q in self.quants if (path := moments_of(q.job.request)) is not None and q.collected is None]
-        return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
+        return [*self.source.files, self.path, *(path for text in self.texts.values() for path in text.paths), *given]
 
     @property
     def how_to_continue(self) -> str:
@@ -188,7 +191,9 @@ class Run:
         text = self.texts.get("imatrix")
         if text is None:
             return self.importance()
-        return PendingImportance({}, Imatrix({}, [text.path.name], 1, text.n_ctx).metadata(self.folder.imatrix.name))
+        return PendingImportance(
+            {}, Imatrix({}, [path.name for path in text.paths], 1, text.n_ctx).metadata(self.folder.imatrix.name)
+        )
 
     def expected_covariances(self, moments: imatrix_stage.Moments, effort: int) -> Covariances:
         """What is known of the covariances before they are collected."""

@@ -107,7 +107,7 @@ class Validation:
                     values[figure].append(getattr(one, figure))
 
         figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.mtp)
-        about = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
+        about = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.name}
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
 

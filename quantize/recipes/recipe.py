@@ -122,15 +122,16 @@ def _check_dots(text: str, path: Path) -> None:
             )
 
 
-# A local path in a TOML recipe, up to the file name at its end. Windows separates folders by backslashes too.
-_FOLDERS = re.compile(
-    r"""((?<![\w-])(?:model|text|file|covariance|lora)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])"""
-)
+# Keys of a TOML recipe with a local path or a list of them, and their strings. Windows separates folders by backslashes too.
+PATH_KEYS = ("model", "text", "file", "covariance", "curvature", "lora")
+_QUOTED = r"""(?:"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
+_PATHS = re.compile(rf"""(?<![\w-])(?:{"|".join(PATH_KEYS)})["']?\s*=\s*(?:{_QUOTED}|\[\s*+(?:{_QUOTED}\s*+,?\s*+)*+\])""")
+_FOLDERS = re.compile(r"""^(["'])(?!hf:).*[/\\](?=[^/\\].)""")
 
 
 def strip_folders(text: str) -> str:
     """A recipe's text with every local path reduced to its file name, for publishing."""
-    return _FOLDERS.sub(r"\1", text)
+    return _PATHS.sub(lambda paths: re.sub(_QUOTED, lambda path: _FOLDERS.sub(r"\1", path[0]), paths[0]), text)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
     "imatrix": {
-        "text": _NAME,
+        "text": KeySpec("a text's FILE or FILE:WEIGHT, or a list of them", _are_names),
         "ctx": _N_CTX,
         "chunks": _COUNT,
         "file": _NAME,
@@ -241,6 +242,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "ctx": _N_CTX,
         "chunks": _COUNT,
         "baseline": _NAME,
+        "from_chunk": _integer(0),
         "prompt": KeySpec("text, or a list of texts", lambda v: isinstance(v, str) or _is_list(v, _TEXT)),
         "stock": KeySpec("a list of file types such as 'Q4_K_M'", lambda v: _is_list(v, _FILE_TYPE)),
         "n": _COUNT,

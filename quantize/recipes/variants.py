@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,10 +117,11 @@ def _rules_of(name: str, path: Path) -> str:
         raise RecipeError(f"{path}: [quantize] recipe: {file}: {why}") from None
 
 
-def toml_text(stages: Stages) -> str:
-    """What of a file's tables decides its contents, as TOML: recorded in it, so that other files' tables do not change it."""
+def toml_text(stages: Stages, names: Sequence[str] = ("convert", "quantize")) -> str:
+    """These tables as TOML; by default those that decide a file's contents, recorded in it, so that other files' tables do not
+    change it."""
     lines: list[str] = []
-    for name in ("convert", "quantize"):
+    for name in names:
         if stages.get(name):
             lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in stages[name].items()), ""]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from ggufmill.jobs.journal import Journal
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
 from ggufmill.pipeline.stages.folder import RunFolder
-from ggufmill.quantize.recipes.recipe import load_recipe, strip_folders
+from ggufmill.quantize.recipes.recipe import PATH_KEYS, load_recipe, strip_folders
 from ggufmill.recipes import FOLDER
 from ggufmill.simd.compile.kernel_cache import module_folder
 
@@ -40,6 +40,8 @@ def small_plan(path, **options):
         ("text = 'D:/texts/a.txt'", "text = 'a.txt'"),
         ("model = 'hf:Qwen/Qwen3-8B'", "model = 'hf:Qwen/Qwen3-8B'"),
         (r"rules = 'blk\.1=q8_0'", r"rules = 'blk\.1=q8_0'"),
+        ("lora = ['/home/me/a', \"b/c.gguf=0.5\" ,\n 'd',]", "lora = ['a', \"c.gguf=0.5\" ,\n 'd',]"),
+        *((f"{key} = '/home/me/x.y'\n", f"{key} = 'x.y'\n") for key in PATH_KEYS),
     ],
 )
 def test_published_recipes_name_no_folders(recipe, expected):

@@ -1,0 +1,58 @@
+"""`ggufmill make`: from a model's name to the best file that fits."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..pipeline.common.messages import duration, gib
+from ..pipeline.requests.make import MakeRequest
+from .command import Verb
+from .display.console import call, table
+from .display.plans import forecast_text
+from .options.fields import options_of
+from .run import report_lines
+
+if TYPE_CHECKING:
+    from ..pipeline.make import MakeResult
+
+
+@click.command(cls=Verb)
+@options_of(MakeRequest)
+def command(**options: Any) -> None:
+    """Make the best file of MODEL (a Hugging Face folder, hf:OWNER/NAME or a GGUF) that fits a size or a machine.
+
+    It collects what the effort asks for, searches for the types of the tensors, quantises in one pass, judges the result
+    against the original, and writes a report, a model card, checksums, and the TOML recipe with which `ggufmill run` makes the
+    same file again. An interrupted call resumes where it was when the same command is given again.
+
+    \b
+    Examples:
+      ggufmill make Qwen3-8B/ --fit 6G
+      ggufmill make hf:Qwen/Qwen3-8B --vram 12G -c 16384 --for llama.cpp
+      ggufmill make DeepSeek-V3/ --ram 256G --vram 24G -f chats.jsonl --heldout other.txt --effort 1 --dry-run
+    """
+    from ..pipeline.make import make_model
+
+    call(make_model, show=_text, **options)
+
+
+def _text(result: MakeResult) -> str:
+    if result.forecast is None:
+        file = shlex.quote(result.run.report["files"][0])
+        run = [f"run it: ggufmill serve {file} {shlex.join(result.options)}"] if result.options is not None else []
+        return "\n\n".join([report_lines(result.run.report), f"again: ggufmill run {shlex.quote(str(result.recipe))}", *run])
+    forecast, quant = result.forecast, result.run.quants[0]
+    size = (
+        f"{result.recipe.with_suffix('.gguf')}: at most {quant.most_bytes:,} bytes ({gib(quant.most_bytes)}; {result.fit.why})"
+    )
+    total = sum(forecast.seconds.values())
+    rows = [(stage, duration(seconds)) for stage, seconds in [*forecast.seconds.items(), ("together", total)]]
+    parts = [size, f"collected: {result.data or 'nothing'}", table(("stage", "about"), rows)]
+    if forecast.divergence is not None:
+        low, high = forecast.divergence
+        parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g}")
+    assert result.run.forecast is not None
+    return "\n\n".join([*parts, forecast_text(result.run.forecast), result.text.rstrip()])

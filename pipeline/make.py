@@ -1,0 +1,143 @@
+"""`ggufmill make`: the best file of a model that fits, from its name: a recipe is written, and run."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import PlanError
+from ..formats import open_gguf
+from ..imatrix.calibration import cut_windows
+from ..imatrix.texts import read_segments
+from ..jobs.atomic_write import write_text
+from ..quantize.importance import AssumedImportance
+from ..request_fields import shared, values_of
+from ..runtime import load_model
+from ..runtime.memory import TensorSize
+from .common.arguments import refuse_unused
+from .common.models import file_stem
+from .common.progress import reporting
+from .common.shown import shown
+from .making.effort import LEVELS, Collection, plan_collection
+from .making.fit import Fit, find_fit, run_options
+from .making.forecast import MakeForecast, forecast_make
+from .making.recipe import MADE, recipe_text
+from .making.texts import choose_texts
+from .planning import Quantization
+from .requests.make import MakeRequest
+from .requests.quantize import QuantizeRequest
+from .requests.run import RunRequest
+from .requests.verb import verb
+from .run import RunResult, run_recipe
+
+_LARGEST = "q8_0"  # the type beyond which more bits are not worth it
+
+
+@shown
+@dataclass
+class MakeResult:
+    """What was made, or with dry_run would be.
+
+    recipe    the TOML recipe that does it again; its text
+    fit       the size, and where it comes from
+    data      what was collected: '', imatrix, covariance or curvature
+    run       what `run_recipe` gave
+    options   of llama.cpp's programs, and of this one's, with which the file fits; None: it does not, or with dry_run
+    forecast  times, and the KL divergence to expect; only with dry_run
+    """
+
+    recipe: Path
+    text: str = field(repr=False)
+    fit: Fit
+    data: str
+    run: RunResult = field(init=False)
+    options: list[str] | None = None
+    forecast: MakeForecast | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: recipe, file_bytes_at_most, why, data, options, the report of the run, or with dry_run its plan
+        and `forecast`."""
+        head = {"recipe": str(self.recipe), "file_bytes_at_most": self.fit.nbytes, "why": self.fit.why, "data": self.data}
+        forecast = {"forecast": self.forecast.as_json()} if self.forecast is not None else {}
+        return {**head, "options": self.options, **forecast, "run": self.run.as_json()}
+
+
+@verb(MakeRequest)
+def make_model(request: MakeRequest) -> MakeResult:
+    """Makes the best file of a model that fits a size or a machine, judges it, and writes how to make it again.
+
+    The size is asked for, or follows from the memory; `effort` decides the text that is read, the statistics that are collected
+    from it, the encoder and the search for types. All of it is written as a TOML recipe, which `run_recipe` runs, here and
+    later, with the same result. A call that was interrupted is continued by the same call.
+
+    Returns a `MakeResult`. Raises PlanError before any work if something prevents it, MillError for what fails on the way.
+
+    Example:
+        >>> from ggufmill import make_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = make_model(FOLDER / "demo", "made", fit="5M", text=FOLDER / "demo" / "calibration.txt", effort=0,
+        ...     dry_run=True)
+        >>> result.run.quants[0].most_bytes, result.recipe.exists()
+        (5000000, False)
+    """
+    if request.fit is not None:
+        refuse_unused({"--ram": request.ram, "--vram": request.vram}, "a size that follows from the memory (leave out --fit)")
+    job = _largest(request)
+    model, level = load_model(job.source), LEVELS[request.effort]
+    texts = choose_texts(request, level, model)
+    fit = find_fit(request, job.source, job.plan())
+    bits = 8 * fit.nbytes / sum(tensor.n_elements for tensor in job.source.tensors.values())
+    stem = f"{file_stem(request.model)}-{bits:.2f}bpw"
+    folder = Path(request.out) if request.out is not None else Path("out") / stem
+    collection = Collection(level, None)
+    if level.needs_text:
+        windows = cut_windows(model, read_segments(model, texts.calibration), texts.n_ctx, chunks=texts.windows)
+        texts = replace(texts, windows=len(windows.windows))
+        collection = plan_collection(level, model, windows, folder, on_cluster=request.cluster is not None)
+    recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts)
+    asked = shared(request, RunRequest, recipe=recipe, out=folder, program=None)
+    made = MakeResult(recipe, text, fit, collection.level.data)
+    if not request.dry_run:
+        made.run = _run(asked, text)
+        opened = open_gguf(made.run.report["files"][0])
+        sizes = [TensorSize(name, tensor.type, tensor.nbytes) for name, tensor in opened.tensors.items()]
+        made.options = run_options(sizes, opened.metadata, fit)
+        return made
+    with tempfile.TemporaryDirectory() as elsewhere, reporting(request.progress) as report:
+        made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), text)
+        plan = made.run.quants[0].plan
+        made.forecast = forecast_make(job, plan, model, texts, collection, fit, report, request.threads)
+    return made
+
+
+def _largest(request: MakeRequest) -> Quantization:
+    """The model in the largest type that is worth its bytes, whatever is known of its weights."""
+    fixed = {"out": "out.gguf", "type": _LARGEST, "effort": None, "cluster": None}
+    free = {"allow_requantize": True, "ignore_imatrix_rules": True}
+    job = Quantization(shared(request, QuantizeRequest, source=request.model, **fixed, **free), is_written=False)
+    job.importance = AssumedImportance({})
+    return job
+
+
+def _run(asked: RunRequest, text: str) -> RunResult:
+    """Writes the recipe and runs it. A folder in which nothing was begun is left as it was."""
+    recipe, folder = Path(asked.recipe), Path(asked.recipe).parent
+    if recipe.exists() and not recipe.read_text("utf-8").startswith(MADE) and not asked.force:
+        raise PlanError(f"{recipe} is not of `ggufmill make`; use --force to replace it, or another folder (-o)")
+    before, is_new = recipe.read_bytes() if recipe.exists() else None, not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(recipe, text)
+    try:
+        return run_recipe(**values_of(asked))
+    except PlanError:  # raised before any work
+        if before is None:
+            recipe.unlink()
+        else:
+            recipe.write_bytes(before)
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

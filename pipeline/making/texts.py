@@ -1,0 +1,64 @@
+"""The texts that `make` calibrates and judges with: which windows of which file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import PlanError, UsageError
+from ...imatrix.texts import CalibrationText, check_texts, parse_text, read_segments
+from ...recipes import BUNDLED
+from ...runtime import Model
+from ..requests.make import MakeRequest
+from .effort import Effort
+
+N_CTX = 512
+_LEAST_WINDOWS, _LEAST_CTX = 8, 32  # windows are made shorter for a text with fewer of them
+_HELD_OUT = 4  # one window of so many, at the end of a text that serves for both
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Calibration and held-out text.
+
+    calibration  files with weights; windows: of them together, None: all
+    heldout      the file to judge with, from its window `first` on
+    judged       windows of it, None: all
+    n_ctx        tokens per window
+    """
+
+    calibration: Sequence[CalibrationText]
+    windows: int | None
+    heldout: Path
+    first: int
+    judged: int | None
+    n_ctx: int
+
+
+def choose_texts(request: MakeRequest, level: Effort, model: Model) -> Texts:
+    """The texts of a request, cut by its effort. Without one it is the bundled text. Raises UsageError for several
+    that leave none to judge with, PlanError for one that is too short."""
+    given = [request.text] if isinstance(request.text, str | Path) else list(request.text)
+    texts = [parse_text(str(text)) for text in given or [BUNDLED]]
+    check_texts(texts)
+    first = texts[0].path
+    tokens = len(read_segments(model, [CalibrationText(first)])[0].tokens)
+    n_ctx = min(N_CTX, model.n_ctx_train)
+    while n_ctx > _LEAST_CTX and tokens // n_ctx < _LEAST_WINDOWS:
+        n_ctx //= 2
+    count = tokens // n_ctx
+    if request.heldout is not None:
+        windows = level.windows if len(texts) == 1 else None
+        return Texts(texts, windows, Path(request.heldout), 0, level.judged, n_ctx)
+    if count < _HELD_OUT:
+        raise PlanError(
+            f"{first} has {tokens} tokens, too few to calibrate and to judge with: give a longer text, or another one to judge "
+            "with (--heldout)"
+        )
+    last = max(1, count // _HELD_OUT)
+    judged = last if level.judged is None else min(last, level.judged)
+    if len(texts) > 1 and level.needs_text:
+        raise UsageError("several texts (-f) leave nothing to judge with: give another one with --heldout")
+    windows = count - last if level.windows is None else min(count - last, level.windows)
+    return Texts(texts, windows, first, count - judged, judged, n_ctx)

@@ -1,0 +1,88 @@
+"""What `make` can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from ...request_fields import argument, option, request
+from ...runtime.settings import CACHE_TYPES
+from ..common.arguments import Size
+from ..common.progress import OnProgress
+from .groups import AllowedTypes, SourceOptions
+
+EFFORTS = 4  # the largest
+
+
+@request
+class Room:
+    """What the file has to fit into."""
+
+    section: ClassVar[str] = "Size"
+
+    fit: Size | None = option(
+        "Make a file of at most this size (20G, 20GiB).", default=None, kind="size", shown="what fits this machine"
+    )
+    ram: Size | None = option(
+        "Make weights, cache and buffers fit into this much memory of the machine.", default=None, kind="size", metavar="SIZE"
+    )
+    vram: Size | Sequence[Size] = option(
+        "Make them fit into this much memory of each GPU too (24GiB,24GiB); what it cannot hold is for the processor.",
+        default=(),
+        kind="sizes",
+        metavar="SIZE,...",
+    )
+    n_ctx: int = option(
+        "Leave room for a context of this many tokens.", default=32768, flags="-c --ctx-size", least=1, most=2**31 - 1
+    )
+    cache_k: str | None = option(
+        "Cache keys in this type.", default=None, flags="-ctk --cache-type-k", choices=CACHE_TYPES, shown="f16", rare=True
+    )
+    cache_v: str | None = option(
+        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16", rare=True
+    )
+
+
+@request
+class MakeRequest(Room, AllowedTypes, SourceOptions):
+    model: str | Path = argument("A checkpoint's folder, hf:OWNER/NAME or a GGUF file.", kind="source", kw_only=False)
+    out: str | Path | None = option(
+        "Write the results to this folder.",
+        default=None,
+        flags="-o --out",
+        kind="folder",
+        shown="out/NAME-BITSbpw",
+        kw_only=False,
+    )
+    effort: int = option(
+        "Take this much trouble: 0 needs no run of the model, 1 an importance matrix, 2 covariances, 3 and 4 curvature "
+        "(where torch is installed), each with more text and a wider search for types.",
+        default=2,
+        least=0,
+        most=EFFORTS,
+    )
+    text: str | Path | Sequence[str | Path] = option(
+        "Read this text to calibrate on: text, .jsonl or .parquet; may be given several times.",
+        doc="PATH or PATH:WEIGHT, or several, to calibrate on: text, .jsonl or .parquet.",
+        default=(),
+        flags="-f --file",
+        kind="weighted_texts",
+        metavar="PATH[:WEIGHT]",
+        shown="the text that comes with the program",
+    )
+    heldout: str | Path | None = option(
+        "Judge the result on this text.",
+        default=None,
+        kind="text",
+        shown="the last quarter of a single -f, which is left out there",
+    )
+    force: bool = option("Do every stage again.", default=False)
+    dry_run: bool = option("Say sizes, times and the KL divergence to expect; write nothing.", default=False)
+    threads: int | None = option(
+        "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
+    )
+    cluster: str | None = option(
+        "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
+    )
+    progress: OnProgress | bool | None = option("Call this with the reports of `run_recipe`.", default=None, in_cli=False)

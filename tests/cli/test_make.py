@@ -1,0 +1,140 @@
+"""`make`: from a model to the best file that fits, and the recipe that does it again."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import open_gguf
+from ggufmill.quantize.recipes.recipe import load_recipe
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 288, "max_position_embeddings": 4096}
+
+
+TYPES = "--types", "q4_0,q5_0,q8_0"
+
+
+@pytest.fixture
+def folder(recipe_folder, tiny_llama, write_checkpoint):
+    """recipe_folder with a model that holds longer texts, and long.txt, a text of 2,000 tokens."""
+    config, tensors = tiny_llama(**SMALL)
+    write_checkpoint(recipe_folder / "m", config, {name: 0.2 * x for name, x in tensors.items()}, vocab=False)
+    draw = np.random.default_rng(1)
+    (recipe_folder / "long.txt").write_text("".join(chr(97 + i) for i in draw.integers(0, 26, 2000)))
+    return recipe_folder
+
+
+def made(mill, folder, *more, code=0):
+    got, out, err = mill("make", folder / "m", "-o", folder / "out", "--json", *TYPES, *more)
+    assert got == code, err
+    return json.loads(out) if code == 0 else err
+
+
+@pytest.mark.slow(keep=["1"])
+@pytest.mark.parametrize("effort", [0, 1, 2])
+def test_the_recipe_makes_the_same_file(mill, folder, effort):
+    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", effort)
+    path, recipe = result["run"]["files"][0], result["recipe"]
+    assert Path(path).stat().st_size <= 80_000
+    assert result["data"] == ("", "imatrix", "covariance")[effort]
+    assert result["run"]["validation"]["kld_mean"] > 0
+    stages = load_recipe(recipe).stages
+    judged = stages["validate"]
+    assert judged["from_chunk"] >= stages.get("imatrix", judged).get("chunks", 0)  # nothing is judged with what was learned
+    assert {"README.md", "SHA256SUMS", "report.html"} <= set(os.listdir(folder / "out"))
+    assert mill("run", recipe, "-o", folder / "again", "--quiet")[0] == 0
+    assert (folder / "again" / Path(path).name).read_bytes() == Path(path).read_bytes()
+
+
+def test_it_resumes_and_keeps_what_is_done(mill, folder):
+    arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "1"
+    made(mill, folder, *arguments)
+    code, _, err = mill("make", folder / "m", "-o", folder / "out", *TYPES, *arguments)
+    assert code == 0
+    assert err.count("done before, nothing has changed") == 6
+
+
+def test_a_dry_run_says_what_to_expect_and_writes_nothing(mill, folder):
+    before = set(os.listdir(folder))
+    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--dry-run")
+    assert set(os.listdir(folder)) == before
+    low, high = result["forecast"]["divergence"]
+    assert 0 < low < high
+    assert set(result["forecast"]["seconds"]) == {"imatrix", "search", "quantize", "validate"}
+    assert result["run"]["search"]["most_bytes"] == 80_000
+
+
+def test_the_size_follows_from_the_memory(mill, folder):
+    context = "-c", "64"
+    planned = json.loads(mill("plan", folder / "m", "--type", "q8_0", "--ram", "1G", *context, "--json")[1])
+    total, beside = planned["devices"][0]["total"], planned["devices"][0]["cache"] + planned["devices"][0]["compute"]
+    small, large = (
+        made(mill, folder, "--ram", ram, *context, "-f", folder / "long.txt", "--effort", "0", "--dry-run")
+        for ram in (total - 20_000, total)
+    )
+    q8_0 = json.loads(mill("quantize", folder / "m", folder / "x.gguf", "q8_0", "--dry-run", "--no-timing", "--json")[1])
+    assert large["file_bytes_at_most"] == q8_0["file_bytes"]  # more than that is not worth it
+    assert small["file_bytes_at_most"] + beside == pytest.approx(total - 20_000, abs=50)
+
+
+def test_what_a_gpu_cannot_hold_is_for_the_processor(mill, folder):
+    result = made(mill, folder, "--vram", "1M", "--ram", "64M", "-c", "64", "-f", folder / "long.txt", "--effort", "0")
+    assert result["options"][:2] == ["-c", "64"]
+    assert 0 <= int(result["options"][result["options"].index("-ngl") + 1]) < 3
+
+
+def test_a_folder_is_left_as_it_was_where_nothing_was_begun(mill, folder):
+    err = made(mill, folder, "--fit", "1k", "-f", folder / "long.txt", "--effort", "0", code=1)
+    assert "cannot be reached" in err
+    assert not (folder / "out").exists()
+    err = made(mill, folder, "--ram", "1k", "-f", folder / "long.txt", code=1)
+    assert "ask for a shorter context" in err
+
+
+def test_a_recipe_that_is_not_of_make_stays(mill, folder):
+    arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "0"
+    recipe = made(mill, folder, *arguments)["recipe"]
+    Path(recipe).write_text("mine", "utf-8")
+    assert "is not of `ggufmill make`" in made(mill, folder, *arguments, code=1)
+    assert Path(recipe).read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--fit", "80k", "--ram", "1G"), "--ram does nothing without"),
+        (("--fit", "80k", "-f", "long.txt", "-f", "words.txt"), "--heldout"),
+    ],
+)
+def test_wrong_usage(mill, folder, arguments, problem, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert problem in made(mill, folder, *arguments, code=2)
+
+
+def test_without_a_text_it_is_the_bundled_one(mill, folder):
+    recipe = load_recipe(made(mill, folder, "--fit", "80k", "--effort", "0")["recipe"])
+    assert recipe.stages["validate"]["text"] == "bundled"
+    assert recipe.stages["validate"]["chunks"] == 16
+
+
+def test_several_texts_with_weights(mill, folder):
+    texts = "-f", f"{folder / 'long.txt'}:2", "-f", folder / "words.txt", "--heldout", folder / "words.txt"
+    result = made(mill, folder, "--fit", "80k", *texts, "--effort", "1", "--dry-run")
+    assert result["data"] == "imatrix"
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts(mill, folder, tiny_deepseek, write_checkpoint):
+    config, tensors = tiny_deepseek(vocab_size=288)
+    tokenizer = folder / "m" / "tokenizer.json"
+    write_checkpoint(folder / "moe", config, {n: 0.2 * x for n, x in tensors.items()}, vocab=False)
+    shutil.copy(tokenizer, folder / "moe")
+    arguments = "-o", folder / "out", "--fit", "300k", *TYPES, "-f", folder / "long.txt", "--json"
+    code, out, err = mill("make", folder / "moe", *arguments)
+    assert code == 0, err
+    result = json.loads(out)
+    assert Path(result["run"]["files"][0]).stat().st_size <= 300_000
+    assert "quantize.covariance.file" in open_gguf(result["run"]["files"][0]).metadata
