@@ -129,7 +129,7 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
         _refuse_for_covariances(other, options)
         from ..pipeline.covariance import show_covariance
 
-        call(show_covariance, file, show=covariances_text, as_json=as_json, bars=False)
+        call(show_covariance, file, show=covariances_text, as_json=as_json)
         return
 
     def text(result: ImatrixStatistics) -> str:
@@ -159,7 +159,7 @@ def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
     if all(map(_is_covariance, files)):
         from ..pipeline.covariance import merge_covariance
 
-        call(merge_covariance, files, out, show=merged_covariances_text, as_json=as_json, bars=False, force=force)
+        call(merge_covariance, files, out, show=merged_covariances_text, as_json=as_json, force=force)
         return
 
     call(merge_imatrix, files, out, show=merged_text, as_json=as_json, bars=False, force=force)

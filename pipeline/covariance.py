@@ -16,15 +16,13 @@ from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, Cur
 from ..imatrix.covariance.merge import merge_files
 from ..imatrix.covariance.outputs import outputs_of
 from ..imatrix.covariance.statistics import InputStatistics, statistics
-from ..operating_system.memory import free_bytes
 from ..runtime import Model
 from .cluster.covariance import SharedCovariance
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
+from .common.memory import memory_budget
 from .common.messages import duration, gib, note
-from .common.progress import Stage
+from .common.progress import OnProgress, Stage, reporting
 from .common.shown import shown
-
-_MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
 
 def check_covariance(
@@ -84,8 +82,7 @@ def plan_covariance(
     if on_cluster:
         memory = sys.maxsize
     elif memory is None:
-        free = free_bytes()
-        memory = free // 2 if free is not None else _MEMORY
+        memory = memory_budget(None)
     return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory, curvature))
 
 
@@ -150,10 +147,13 @@ class MergedCovariance:
         return {"path": str(self.path), "inputs": self.inputs, "outputs": self.outputs, "chunks": self.chunks}
 
 
-def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedCovariance:
+def merge_covariance(
+    files: Sequence[str | Path], out: str | Path, *, force: bool = False, progress: OnProgress | bool | None = None
+) -> MergedCovariance:
     """Merges covariances that were collected from parts of a text, or from several texts, each weighed by its tokens.
 
     files  what `compute_imatrix` wrote to `covariance`; out: the file to write; force: an existing one is replaced
+    progress  called with `Progress` reports, stage 'covariances' in bytes
 
     Returns a `MergedCovariance`. Raises FormatError for a file that is none or is damaged, MillError for files of different
     models.
@@ -171,7 +171,9 @@ def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: boo
     opened = [open_covariance(path) for path in files]
     refuse_inputs([out], as_paths(files))
     check_new(out, force)
-    writer = merge_files(opened, out)
+    with reporting(progress) as report:
+        stage = Stage(report, "covariances")
+        writer = merge_files(opened, out, lambda done, total, name: stage.reach(done, total, name))
     merged = open_covariance(writer.path)
     return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count, len(merged.outputs))
 
@@ -197,8 +199,10 @@ class CovarianceStatistics:
         return {"path": str(self.path), "nbytes": self.nbytes, **origin, "inputs": [asdict(one) for one in self.inputs]}
 
 
-def show_covariance(file: str | Path) -> CovarianceStatistics:
+def show_covariance(file: str | Path, *, progress: OnProgress | bool | None = None) -> CovarianceStatistics:
     """Reads a covariance file: of every input its size, the tokens seen, and how correlated its columns are.
+
+    progress: called with `Progress` reports, stage 'covariances' in bytes
 
     Returns a `CovarianceStatistics`. Raises FormatError for a file that is none, or is damaged.
 
@@ -212,4 +216,8 @@ def show_covariance(file: str | Path) -> CovarianceStatistics:
         ('output.weight', 256)
     """
     opened = open_covariance(file)
-    return CovarianceStatistics(opened.path, opened.path.stat().st_size, opened.model, list(statistics(opened)))
+    with reporting(progress) as report:
+        stage = Stage(report, "covariances", sum(stored.nbytes for stored, _ in opened.entries.values()))
+        return CovarianceStatistics(
+            opened.path, opened.path.stat().st_size, opened.model, list(statistics(opened, stage.advance))
+        )

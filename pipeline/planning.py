@@ -35,6 +35,7 @@ from .requests.sources import reading_of
 if TYPE_CHECKING:
     from ..quantize.covariance.source import Covariances
 
+KEPT_IN_SEARCH = 4  # triangles of a covariance: types take turns (see `prepare`)
 Q = TypeVar("Q", QuantizeRequest, ConvertRequest)
 
 
@@ -44,6 +45,7 @@ class Quantization:
     given    the recipe, with the rules of arguments
     request  what was asked, with what the recipe says and what follows from it
     source, importance, covariances  may be set, where they are open already or not made yet
+    threads     that prepare covariances; is_searched: many types are tried with them
     is_written  False: of what is only looked at; a checkpoint needs no tokenizer for that, and the imatrix gets no notes
     """
 
@@ -59,6 +61,7 @@ class Quantization:
             raise PlanError("--include-weights and --exclude-weights exclude each other")
         self.asked, self.given = asked, given or given_recipe(asked.recipe, asked.custom_q)
         self.overrides, self.is_written = overrides_of(asked), is_written
+        self.threads, self.is_searched = asked.threads, False
         self.request = resolved(merged(asked, self.given))
         if source is not None:
             self._opened = source
@@ -105,7 +108,15 @@ class Quantization:
         if path is None:
             return None
         former_names = self._layers[1]
-        loaded = load_covariances(Path(path), self._opened, self.effort, curvature=request.curvature is not None)
+        loaded = load_covariances(
+            Path(path),
+            self._opened,
+            self.effort,
+            curvature=request.curvature is not None,
+            memory=request.memory,
+            threads=self.threads,
+            kept=KEPT_IN_SEARCH if self.is_searched or self.target is not None else None,
+        )
         return loaded.renamed(former_names) if former_names is not None else loaded
 
     @property
@@ -232,7 +243,7 @@ def overrides_of(request: TensorTypes) -> TypeOverrides:
 def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if not has_covariance:
-        refuse_unused({"--effort": asked.effort}, "--covariance or --curvature")
+        refuse_unused({"--effort": asked.effort, "--memory": asked.memory}, "--covariance or --curvature")
     if not has_target:
         needed = "a target (--target-size, --target-bpw, --max-kld)"
         refuse_unused({"--types": asked.types, "--calibration": asked.calibration}, needed)

@@ -48,6 +48,7 @@ def search_recipe(request: SearchRequest) -> SearchResult:
     if target is None:
         raise PlanError("a search needs one target: --target-size, --target-bpw or --max-kld")
     job = Quantization(_as_quantization(request), is_written=False)
+    job.threads, job.is_searched = request.threads, True
     warn_on_dropped_config(job.source)
     state_path = state or out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():

@@ -14,7 +14,7 @@ from ..formats.layouts import layout_of
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import raise_nonfinite
-from .covariance.covariance_matrix import EFFORTS, Covariance
+from .covariance.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode
 from .scale_range import Report, mended
 
@@ -31,7 +31,7 @@ def encode(
     x: np.ndarray,
     type: str,
     importance: np.ndarray | None = None,
-    covariance: Covariance | PreparedCovariance | None = None,
+    covariance: SecondMoments | PreparedCovariance | None = None,
     effort: int = 1,
     device: str | None = None,
     coupled: CoupledRows | None = None,
@@ -65,7 +65,7 @@ def encode_rows(
     x: np.ndarray,
     type: str,
     importance: np.ndarray | None = None,
-    covariance: Covariance | PreparedCovariance | None = None,
+    covariance: SecondMoments | PreparedCovariance | None = None,
     effort: int = 1,
     device: str | None = None,
     coupled: CoupledRows | None = None,
@@ -93,7 +93,7 @@ def encode_rows(
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
         if covariance.columns != n:
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
-        prepared = prepare(covariance) if isinstance(covariance, Covariance) else covariance
+        prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
         importance = _limited(prepared.importance) if importance is None else importance
     plain = PlainRows(tensor_type, device)
     if x.size == 0:

@@ -6,7 +6,9 @@ So arrays that inner loops read with vectors begin at a cache line.
 
 from __future__ import annotations
 
+import mmap
 import threading
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -29,6 +31,19 @@ def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     buffer = np.empty(size + CACHE_LINE, np.uint8)
     start = -buffer.ctypes.data % CACHE_LINE
     return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def sparse_zeros(count: int) -> np.ndarray:
+    """float32 [count] of zeros that begins at a page. Pages that are never written take no memory (on Windows they count as
+    used, but are not in memory), as those of the lower half of a triangular matrix."""
+    nbytes = max(count, 1) * 4
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(count, np.float32)
+    mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # which would make pages of what lies between written ones
+        with suppress(OSError):  # of a kernel without huge pages
+            mapped.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(mapped, np.float32, count)
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ..operating_system.numa import ThreadPlace
 from ..operating_system.process import after_fork, c_address
+from ..operating_system.processors import available_cpus
 from . import team
 
 Item = TypeVar("Item")
@@ -236,3 +237,12 @@ class Workers:
         if errors:
             raise errors[0]
         return [results[i] for i in range(len(todo))]
+
+
+ALONE = Workers(1)  # the calling thread
+
+
+@cache
+def default_workers() -> Workers:
+    """A team of as many threads as there are processors, for work that no caller has given threads."""
+    return Workers(available_cpus())

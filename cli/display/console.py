@@ -27,7 +27,10 @@ _SHORT = 16  # characters that are left of a long text in a table
 _LINES = 1000  # that are printed at a time
 MOST_ROWS = 100_000  # of a table; the largest checkpoints have as many tensors
 # stage -> bytes below which it has no bar
-_HIDDEN = {**dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB), "compare": 1 << 28}
+_HIDDEN = {
+    **dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB),
+    **dict.fromkeys(("compare", "covariances"), 1 << 28),
+}
 
 
 class _Result(Protocol):

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.triangles import DTYPES, FoldedCovariance
 from ...runtime.graph import Observer, Op, Weight
 from ...runtime.graph.ops import Linear
-from ...simd.workers import Workers
+from ...simd.workers import ALONE, Workers
 from .inputs import Input
 from .sums import Sums
-
-_ALONE = Workers(1)
 
 
 class CovarianceCollector(Observer):
@@ -60,7 +58,7 @@ class CovarianceCollector(Observer):
         def add(run: tuple[int, int, int]) -> None:
             matrix, start, count = run
             part = slice(start, start + count)
-            sums[matrix].add(x[part] if rows is None else x[rows[part]], self.weight, _ALONE)
+            sums[matrix].add(x[part] if rows is None else x[rows[part]], self.weight, ALONE)
 
         self._workers.map(add, list(zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True)))
 
@@ -71,21 +69,21 @@ class CovarianceCollector(Observer):
         if len(sums) == 1:  # one matrix for all heads; token after token, so that passes may be of any size
             sums[0].add(np.ascontiguousarray(x).reshape(-1, x.shape[2]), self.weight, self._workers)
         else:
-            self._workers.map(lambda head: sums[head].add(x[:, head], self.weight, _ALONE), range(len(sums)))
+            self._workers.map(lambda head: sums[head].add(x[:, head], self.weight, ALONE), range(len(sums)))
 
-    def each_part(self, write: Callable[[str, int, Covariance], None]) -> None:
+    def each_part(self, write: Callable[[str, int, FoldedCovariance], None], dtype: np.dtype = DTYPES["f32"]) -> None:
         """Calls write(name, matrix, covariance) for each part in order, and frees its sums. Raises MillError for sums that
         float32 cannot hold."""
         for one in self.inputs:
             for matrix in range(one.matrices):
-                write(one.name, matrix, self.take(one.name, matrix))
+                write(one.name, matrix, self.take(one.name, matrix, dtype))
 
-    def take(self, name: str, matrix: int) -> Covariance:
+    def take(self, name: str, matrix: int, dtype: np.dtype) -> FoldedCovariance:
         """The covariance of a part, whose sums are freed. Raises MillError for sums that float32 cannot hold."""
         every = next(one.matrices for one in self.inputs if one.name == name)
         first, *others = self.sums[name][matrix::every]
         for other in others:
             first.merge(other, self._workers)
-        covariance = first.covariance(self._workers)
+        covariance = first.folded(dtype, self._workers)
         self.sums[name][matrix::every] = [Sums(name, 0) for _ in (first, *others)]
         return covariance

@@ -18,7 +18,7 @@ from ...formats.file_range import check_regular
 from ...formats.metadata_values import text_of
 from ...quantize.covariance.covariance_matrix import Covariance
 from ...quantize.covariance.row_blocks import RowBlocks
-from .triangles import DTYPES, triangle_size, unfold
+from ...quantize.covariance.triangles import DTYPES, FoldedCovariance, triangle_size
 
 FILE_TYPE, VERSION = "covariance", 1
 OUTPUTS, OUTPUT_ROWS, OUTPUT_RUNS = "covariance.outputs", "covariance.output_rows", "covariance.output_runs"
@@ -140,7 +140,7 @@ class CovarianceFile:
         self.outputs = {one.name.removesuffix(OUTPUT_SUFFIX): one for one in outputs}
         self._by_tensor = {name: one for one in inputs for name in one.tensors}
         self._cache_bytes, self._lock = cache_bytes, threading.Lock()
-        self._cache: OrderedDict[tuple[str, int], Covariance] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int], FoldedCovariance] = OrderedDict()
         self._loading: dict[tuple[str, int], threading.Lock] = {}
 
     @property
@@ -163,7 +163,7 @@ class CovarianceFile:
                 stored = self._by_tensor.get(tensor.removesuffix(suffix) + _SUBSTITUTES[suffix])
         return stored
 
-    def covariance_of(self, tensor: str, matrix: int = 0) -> Covariance | None:
+    def covariance_of(self, tensor: str, matrix: int = 0) -> FoldedCovariance | None:
         """The covariance of the inputs of a weight, or of one matrix of a stack; None if it was not collected.
 
         Threads may ask at the same time: a part is read once, and stays in memory until others have taken its place. Raises
@@ -173,6 +173,16 @@ class CovarianceFile:
         if stored is None:
             return None
         return self._part(stored, matrix if stored.matrices > 1 else 0)
+
+    def key_of(self, tensor: str, matrix: int) -> tuple[str, int]:
+        """The same for all weights whose matrices of these numbers have one covariance."""
+        stored = self.input_of(tensor)
+        return (tensor, 0) if stored is None else (stored.name, matrix if stored.matrices > 1 else 0)
+
+    def read_covariance(self, tensor: str, matrix: int = 0) -> FoldedCovariance | None:
+        """As `covariance_of`, read anew, and kept by nobody."""
+        stored = self.input_of(tensor)
+        return None if stored is None else read_part(self.path, stored, self.key_of(tensor, matrix)[1])
 
     def output_of(self, tensor: str, matrices: int | None = None) -> StoredOutput | None:
         """The outputs of a weight; None if nothing was collected of them. matrices: of the weight, where the file may be of
@@ -191,11 +201,10 @@ class CovarianceFile:
             raise FormatError(f"{self.path}: {stored.name} has {stored.blocks.count} blocks, and no number {block}")
         covariance = self._part(stored.parts, matrix * stored.blocks.count + block)
         span = stored.blocks.span(block)
-        if (rows := span.stop - span.start) == stored.blocks.size:
-            return covariance
+        rows = span.stop - span.start
         return Covariance(np.ascontiguousarray(covariance.matrix[:rows, :rows]), covariance.tokens)
 
-    def _part(self, stored: StoredInput, number: int) -> Covariance:
+    def _part(self, stored: StoredInput, number: int) -> FoldedCovariance:
         key = stored.name, number
         if number >= stored.matrices:
             raise FormatError(f"{self.path}: {stored.name} has {stored.matrices} matrices, and no number {number}")
@@ -210,7 +219,7 @@ class CovarianceFile:
             covariance = read_part(self.path, stored, number)
             with self._lock:
                 self._cache[key] = covariance
-                while len(self._cache) > 1 and sum(c.matrix.nbytes for c in self._cache.values()) > self._cache_bytes:
+                while len(self._cache) > 1 and sum(c.nbytes for c in self._cache.values()) > self._cache_bytes:
                     self._cache.popitem(last=False)
         return covariance
 
@@ -251,7 +260,7 @@ class CovarianceFile:
         }
 
 
-def read_part(path: Path, stored: StoredInput, matrix: int) -> Covariance:
+def read_part(path: Path, stored: StoredInput, matrix: int) -> FoldedCovariance:
     """The covariance of one matrix's inputs. Raises FormatError if its bytes do not have the checksum of the file."""
     triangle = stored.triangle.read(matrix, matrix + 1).reshape(-1)
     mean_squares = stored.mean_squares.read(matrix, matrix + 1).reshape(-1)
@@ -260,7 +269,7 @@ def read_part(path: Path, stored: StoredInput, matrix: int) -> Covariance:
         which = f", matrix {matrix}" if stored.matrices > 1 else ""
         raise FormatError(f"{path}: the part of {stored.name}{which} is damaged (its checksum differs): collect it again")
     dtype = DTYPES[stored.triangle.type.name]
-    return Covariance(unfold(triangle.view(dtype), mean_squares.view(np.float32)), int(tokens[0]))
+    return FoldedCovariance(triangle.view(dtype), mean_squares.view(np.float32), int(tokens[0]))
 
 
 def part_checksum(triangle: np.ndarray, mean_squares: np.ndarray, tokens: np.ndarray) -> np.int64:

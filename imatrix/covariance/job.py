@@ -206,7 +206,7 @@ class CovarianceJob:
     def end_pass(self) -> None:
         """Writes what the pass collected to the file, and begins the next pass, if there is one."""
         self.writer.begin()
-        self.collector.each_part(self.writer.write)
+        self.collector.each_part(self.writer.write, self.writer.dtype)
         if self.is_last:
             return
         ended = self.passes[self.number]

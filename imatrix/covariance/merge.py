@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.covariance_matrix import Covariance
 from ...quantize.covariance.row_blocks import RowBlocks
+from ...quantize.covariance.triangles import FoldedCovariance, fold_rows
+from ...simd.memory import scratch
+from ...simd.workers import default_workers
 from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part
 from .writer import CovarianceWriter, PlannedInput
 
-_ROWS = 1024  # that are added up at a time
 
-
-def merge_files(files: Sequence[CovarianceFile], out: Path) -> CovarianceWriter:
+def merge_files(
+    files: Sequence[CovarianceFile], out: Path, on_part: Callable[[int, int, str], None] = lambda done, total, name: None
+) -> CovarianceWriter:
     """Writes the merged file, part by part; returns its writer. The parts of `out` have 32 bits if those of any file have.
+
+    on_part: called with the bytes that are written, those of the whole file, and the name of the last part.
 
     An input that only some files have is merged from those. Raises MillError for files of different models.
     """
@@ -31,10 +35,13 @@ def merge_files(files: Sequence[CovarianceFile], out: Path) -> CovarianceWriter:
     writer.check_space()
     writer.begin()
     entries = [(file, file.entries) for file in files]
+    done = 0
     for name, one in planned.items():
         for matrix in range(one.matrices):
             parts = [(file, own[name][0]) for file, own in entries if name in own]
-            writer.write(name, matrix, _mean(parts, matrix))
+            writer.write(name, matrix, merged := _mean(parts, matrix, writer.dtype))
+            done += merged.nbytes
+            on_part(done, writer.nbytes, name)
     writer.finish()
     return writer
 
@@ -65,16 +72,21 @@ def _planned(stored: StoredInput, blocks: RowBlocks | None) -> PlannedInput:
     return PlannedInput(stored.tensors, stored.columns, stored.matrices, blocks)
 
 
-def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int) -> Covariance:
-    """The mean over all tokens; one part is in memory at a time, with the result."""
+def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int, dtype: np.dtype) -> FoldedCovariance:
+    """The mean over all tokens; all parts are in memory, folded, and few rows of them unfolded."""
     total = sum(int(stored.tokens[matrix]) for _, stored in parts)
-    result: np.ndarray | None = None
-    for file, stored in parts:
-        covariance = read_part(file.path, stored, matrix)
-        share = np.float32(covariance.tokens / max(1, total))
-        if result is None:
-            result = np.zeros_like(covariance.matrix)
-        for start in range(0, len(result), _ROWS):
-            result[start : start + _ROWS] += share * covariance.matrix[start : start + _ROWS]
-    assert result is not None
-    return Covariance(result, total)
+    read = [read_part(file.path, stored, matrix) for file, stored in parts]
+    shares = [np.float32(part.tokens / max(1, total)) for part in read]
+    mean_squares = np.zeros(read[0].columns, np.float32)
+    for part, share in zip(read, shares, strict=True):
+        mean_squares += share * part.mean_squares
+
+    def rows(first: int, stop: int, out: np.ndarray) -> None:
+        values = scratch("rows of a part", out.shape, np.float32)
+        out[:] = 0
+        for part, share in zip(read, shares, strict=True):
+            part.rows(first, stop, values)
+            values *= share
+            out += values
+
+    return FoldedCovariance(fold_rows(mean_squares, dtype, rows, default_workers()), mean_squares, total)

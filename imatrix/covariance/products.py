@@ -208,16 +208,24 @@ def add_tiles(signed, unsigned, scales, sums, factor, first, stop, totals):
 
 
 @kernel
-def unfold(totals, divisor, out):
-    """Writes totals / divisor, the upper triangle in tiles, to both halves of out: float32 [columns, columns]."""
-    columns, tile = out.shape[0], 0
+def tile_diagonal(totals, divisor, out):
+    """The diagonal of totals / divisor: float32 [columns]."""
+    columns, tile = len(out), 0
     tiles = -(-columns // TILE)
     for i in range(tiles):
+        for r in range(min(TILE, columns - TILE * i)):
+            out[TILE * i + r] = totals[tile, r, r] / divisor
+        tile += tiles - i
+
+
+@kernel
+def tile_rows(totals, divisor, columns, first, stop, out):
+    """The rows first ... stop - 1 of the upper triangle of totals / divisor, one after the other: float32, flat."""
+    tiles, at = -(-columns // TILE), 0
+    for row in range(first, stop):
+        i, r = row // TILE, row % TILE
+        tile = i * tiles - i * (i - 1) // 2
         for j in range(i, tiles):
-            for r in range(min(TILE, columns - TILE * i)):
-                row = TILE * i + r
-                for c in range(r if i == j else 0, min(TILE, columns - TILE * j)):
-                    value = np.float32(totals[tile, r, c] / divisor)
-                    out[row, TILE * j + c] = value
-                    out[TILE * j + c, row] = value
-            tile += 1
+            for c in range(r if i == j else 0, min(TILE, columns - TILE * j)):
+                out[at] = totals[tile + j - i, r, c] / divisor
+                at += 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...quantize.covariance.triangles import FoldedCovariance, row_runs, triangle_size
+from ...simd.compile import kernel
+from ...simd.memory import scratch
+from ...simd.workers import default_workers
 from .files import OUTPUT_SUFFIX, CovarianceFile, read_part
-
-_ROWS = 1024  # of a matrix that are squared at a time
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ class InputStatistics:
     side: str = "input"
 
 
-def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
-    """The statistics of every input, and of the gradients at every output, in the file's order; every part is read. Raises
-    FormatError for a damaged one."""
+def statistics(
+    file: CovarianceFile, on_part: Callable[[int, str], None] = lambda nbytes, name: None
+) -> Iterator[InputStatistics]:
+    """The statistics of every input, and of the gradients at every output, in the file's order; every part is read, and
+    on_part(bytes, name) called after it. Raises FormatError for a damaged one."""
     for stored, blocks in file.entries.values():
         figures, too_few = [], 0
         for matrix in range(stored.matrices):
@@ -55,8 +59,8 @@ def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
             too_few += not covariance.has_enough_tokens
             if covariance.tokens:
                 span = slice(0, stored.columns) if blocks is None else blocks.span(matrix % blocks.count)
-                rows = span.stop - span.start  # without what a block is filled up with
-                figures.append((*_figures(covariance.matrix[:rows, :rows]), covariance.damping))
+                figures.append((*_figures(covariance, span.stop - span.start), covariance.damping))
+            on_part(stored.nbytes // stored.matrices, stored.name)
         mean = np.mean(figures, axis=0) if figures else np.zeros(5)
         yield InputStatistics(
             stored.name.removesuffix(OUTPUT_SUFFIX) if blocks is not None else stored.name,
@@ -73,18 +77,38 @@ def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
         )
 
 
-def _figures(matrix: np.ndarray) -> tuple[float, float, float, float]:
-    """(mean square, effective rank, share of the diagonal, root mean square of correlations)."""
-    diagonal = np.diagonal(matrix).astype(np.float64)
-    roots = np.sqrt(diagonal)
-    inverses = np.divide(1, roots, out=np.zeros_like(roots), where=roots > 0)
-    squares = correlations = 0.0
-    for start in range(0, len(matrix), _ROWS):
-        rows = matrix[start : start + _ROWS].astype(np.float64)
-        squares += float(np.square(rows).sum())
-        correlations += float(np.square(rows * inverses[start : start + _ROWS, None] * inverses).sum())
+def _figures(covariance: FoldedCovariance, columns: int) -> tuple[float, float, float, float]:
+    """(mean square, effective rank, share of the diagonal, root mean square of correlations) of the first columns, without what
+    a block is filled up with."""
+    diagonal = covariance.diagonal[:columns].astype(np.float64)
+    roots, n = np.sqrt(diagonal), covariance.columns
+    inverses = np.zeros(n)
+    np.divide(1, roots, out=inverses[:columns], where=roots > 0)
+
+    def sums(run: tuple[int, int]) -> tuple[float, float]:
+        first, stop = run
+        values = scratch("rows of a part", (triangle_size(n - first) - triangle_size(n - stop),), np.float32)
+        covariance.rows(first, stop, values)
+        return _sums_of_squares(values, inverses, first, min(stop, columns), columns)
+
+    parts = default_workers().map(sums, [run for run in row_runs(n) if run[0] < columns], covariance.triangle.size)
+    squares, correlations = np.sum(parts, axis=0) if parts else (0.0, 0.0)
     used = int((roots > 0).sum())
     if not squares:
         return 0.0, 0.0, 1.0, 0.0
     between = np.sqrt(max(correlations - used, 0.0) / max(used * (used - 1), 1))
     return float(diagonal.mean()), float(diagonal.sum() ** 2 / squares), float(np.square(diagonal).sum() / squares), between
+
+
+@kernel
+def _sums_of_squares(values, inverses, first, stop, columns):
+    """Of the covariances and the correlations in rows first ... stop - 1 of an upper triangle, and of what mirrors them."""
+    n, at, squares, correlations = len(inverses), 0, 0.0, 0.0
+    for i in range(first, stop):
+        for j in range(i, columns):
+            value, count = np.float64(values[at + j - i]), 1.0 if i == j else 2.0
+            squares += count * value * value
+            value *= inverses[i] * inverses[j]
+            correlations += count * value * value
+        at += n - i
+    return squares, correlations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.triangles import FoldedCovariance, fold_rows
 from ...simd.memory import scratch
 from ...simd.workers import Workers
 from ..windows import NotFiniteError
-from .products import BLOCK, LANES, TILE, add_tiles, panel_shape, round_panels, tile_count, unfold
+from .products import BLOCK, LANES, TILE, add_tiles, panel_shape, round_panels, tile_count, tile_diagonal, tile_rows
 
 _PARTS_PER_THREAD = 4
 
@@ -65,15 +65,21 @@ class Sums:
         self.totals += other.totals
         self.tokens += other.tokens
 
-    def covariance(self, workers: Workers) -> Covariance:
-        """The mean of x x^T over all tokens; zeros where there were none. Ends the last block. Raises MillError for sums that
-        float32 cannot hold."""
+    def folded(self, dtype: np.dtype, workers: Workers) -> FoldedCovariance:
+        """The mean of x x^T over all tokens, in a dtype of DTYPES; zeros where there were none. Ends the last block. Raises
+        MillError for sums that float32 cannot hold."""
         self.flush(workers)
-        matrix = np.empty((self.columns, self.columns), np.float32)
-        unfold(self.totals, np.float32(max(1, self.tokens)), matrix)
-        if not np.isfinite(np.diagonal(matrix)).all():
+        divisor, mean_squares = np.float32(max(1, self.tokens)), np.empty(self.columns, np.float32)
+        tile_diagonal(self.totals, divisor, mean_squares)
+        if not np.isfinite(mean_squares).all():
             raise MillError(f"{self.name}: the sums of the squares of its inputs are too large for float32")
-        return Covariance(matrix, self.tokens)
+        triangle = fold_rows(
+            mean_squares,
+            dtype,
+            lambda first, stop, out: tile_rows(self.totals, divisor, self.columns, first, stop, out),
+            workers,
+        )
+        return FoldedCovariance(triangle, mean_squares, self.tokens)
 
     def _wait(self, x: np.ndarray) -> None:
         if not np.isfinite(x).all():

@@ -17,6 +17,7 @@ from ...formats.gguf_header import header_bytes
 from ...operating_system.files import sync_folder
 from ...quantize.covariance.covariance_matrix import Covariance
 from ...quantize.covariance.row_blocks import RowBlocks
+from ...quantize.covariance.triangles import DTYPES, FoldedCovariance, fold, triangle_size
 from .files import (
     CHECKSUMS,
     FILE_TYPE,
@@ -32,7 +33,6 @@ from .files import (
 )
 from .inputs import Input
 from .outputs import Output
-from .triangles import DTYPES, fold, triangle_size
 
 _ALIGNMENT = 64
 
@@ -110,9 +110,13 @@ class CovarianceWriter:
         with path.open("rb") as file:
             return file.read(len(self._header)) == self._header
 
-    def write(self, name: str, matrix: int, covariance: Covariance) -> None:
-        """Writes a part. Raises MillError if it cannot be written."""
-        self.write_folded(name, matrix, *fold(covariance.matrix, self.dtype), covariance.tokens)
+    def write(self, name: str, matrix: int, covariance: Covariance | FoldedCovariance) -> None:
+        """Writes a part, which may be folded with this writer's dtype. Raises MillError if it cannot be written."""
+        if isinstance(covariance, FoldedCovariance):
+            triangle, mean_squares = covariance.triangle, covariance.mean_squares
+        else:
+            triangle, mean_squares = fold(covariance.matrix, self.dtype)
+        self.write_folded(name, matrix, triangle, mean_squares, covariance.tokens)
 
     def write_folded(self, name: str, matrix: int, triangle: np.ndarray, mean_squares: np.ndarray, n_tokens: int) -> None:
         """As `write`, for what `fold` gave with this writer's dtype."""

@@ -14,7 +14,6 @@ from ...imatrix.collect import BatchResult, CollectOptions, run_batch
 from ...imatrix.covariance.collector import CovarianceCollector
 from ...imatrix.covariance.inputs import Input, reads_head
 from ...imatrix.covariance.job import CovarianceJob, split_among
-from ...imatrix.covariance.triangles import fold
 from ...imatrix.windows import run
 from ...runtime import Model
 from ..common.messages import gib, note
@@ -82,8 +81,9 @@ class _Part:
 
     def run(self) -> tuple[np.ndarray, np.ndarray, int]:
         with models_here(self.group.model) as [model]:
-            covariance = _sums_here(self.group, self.windows, model).collector.take(self.name, self.matrix)
-            return (*fold(covariance.matrix, self.group.dtype), covariance.tokens)
+            sums = _sums_here(self.group, self.windows, model).collector
+            folded = sums.take(self.name, self.matrix, self.group.dtype)
+            return folded.triangle, folded.mean_squares, folded.tokens
 
 
 def _run(step: _Windows | _Part) -> Any:

@@ -145,7 +145,7 @@ class _Measuring:
 
     def errors(self, tensor: str, types: Sequence[str]) -> dict[str, float]:
         sample = sample_rows(self.source.tensors[tensor], self.importance, self.inputs.rows, self.inputs.seed, self.covariances)
-        return {name: sample.error(TYPES[name]) for name in types}
+        return sample.errors([TYPES[name] for name in types])
 
     def divergence(self, text: Text, types: Mapping[str, TensorType]) -> Divergence:
         if self._text != text:

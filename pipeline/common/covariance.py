@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...formats import TensorSource
+from ...operating_system.processors import available_cpus
 from ...quantize.covariance.covariance_matrix import EFFORTS
+from .arguments import Size
+from .memory import memory_budget
 
 if TYPE_CHECKING:
     from ...imatrix.covariance import CovarianceFile
@@ -16,13 +19,26 @@ if TYPE_CHECKING:
     from ...quantize.covariance.source import Covariances, Curvature
 
 
-def load_covariances(path: Path, source: TensorSource, effort: int = 1, *, curvature: bool = False) -> Covariances:
+def load_covariances(
+    path: Path,
+    source: TensorSource,
+    effort: int = 1,
+    *,
+    curvature: bool = False,
+    memory: Size | None = None,
+    threads: int | None = None,
+    kept: int | None = None,
+) -> Covariances:
     """The covariances of a file, which are read when a tensor is encoded that needs them; curvature: of the outputs too.
+
+    memory: that they may take when they are prepared, None: half of what is free; threads: that prepare them, None: all
+    processors; kept: see `prepare`
 
     Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for an
     effort that does not exist, and for curvature that the file does not have.
     """
     from ...imatrix.covariance import open_covariance
+    from ...quantize.covariance.prepared import KEPT
     from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 
     if effort not in EFFORTS:
@@ -40,7 +56,8 @@ def load_covariances(path: Path, source: TensorSource, effort: int = 1, *, curva
         )
     outputs = _curvature(file) if curvature else None
     digest = _digest(file, curvature)
-    return Covariances(input_of, PreparedCache(file.covariance_of), digest, file.metadata(), effort, curvature=outputs)
+    cache = PreparedCache(file.read_covariance, memory_budget(memory), threads or available_cpus(), file.key_of, kept or KEPT)
+    return Covariances(input_of, cache, digest, file.metadata(), effort, curvature=outputs)
 
 
 def _curvature(file: CovarianceFile) -> Curvature:

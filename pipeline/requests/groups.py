@@ -216,6 +216,13 @@ class Weighting:
         shown="the recipe's, else 1",
         key="quantize.effort",
     )
+    memory: Size | None = option(
+        "Use this much memory for covariances that are prepared for encoding, such as 12G.",
+        default=None,
+        kind="size",
+        shown="half of what is free",
+        rare=True,
+    )
 
 
 def moments_of(asked: Weighting) -> str | Path | None:

@@ -6,11 +6,14 @@ one step of the product reads, 64 x 64, is 16 KiB in one piece, whatever n.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
 from ...simd.memory import aligned_empty
+from ...simd.workers import Workers
 
 WIDTH = 64
 
@@ -29,6 +32,12 @@ def in_panels(matrix: np.ndarray) -> np.ndarray:
         panel[:n, :width] = matrix[:, first : first + width]
         panel[n:], panel[:, width:] = 0, 0
     return panels
+
+
+def split(workers: Workers, count: int, run: Callable[[int, int], object]) -> None:
+    """Calls run(first, stop) for parts of range(count), which threads take one after the other."""
+    step = -(-count // (4 * workers.count))
+    workers.map(lambda first: run(first, min(first + step, count)), range(0, count, step))
 
 
 def from_panels(panels: np.ndarray, size: int) -> np.ndarray:

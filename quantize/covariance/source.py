@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
+from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
 from .covariance_matrix import Covariance, CovarianceOf, enough_tokens
-from .prepared import PreparedCovariance, prepare
+from .prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
 from .refine import takes_covariance
 from .row_blocks import RowBlocks
 
-_CACHE_BYTES = 2 << 30  # of prepared covariances; the last two stay in any case
+DEFAULT_MEMORY = 4 << 30  # of prepared covariances, where nothing is said
+_LOOK_AGAIN = 0.02  # seconds between two looks at what others still have
 
 
 @dataclass(frozen=True)
@@ -82,45 +86,82 @@ class RowCoupling:
 
 
 class PreparedCache:
-    """Prepares covariances when they are first asked for; threads that ask for the same one wait for it."""
+    """Prepares covariances when they are first asked for, one at a time with all threads; other threads that ask for the
+    same one wait for it.
 
-    def __init__(self, covariance_of: CovarianceOf, cache_bytes: int = _CACHE_BYTES):
-        self._covariance_of, self._cache_bytes, self._lock = covariance_of, cache_bytes, threading.Lock()
-        self._prepared: OrderedDict[int, tuple[weakref.ref, Future[PreparedCovariance]]] = OrderedDict()
+    memory: bytes that all may take that are in use or kept. Another one waits until those in use leave it room, so that a
+    thread must not hold one while it asks for the next. One that alone takes more is prepared by itself.
+    """
+
+    def __init__(
+        self,
+        covariance_of: CovarianceOf,
+        memory: int = DEFAULT_MEMORY,
+        threads: int = 1,
+        key_of: Callable[[str, int], Hashable] = lambda name, matrix: (name, matrix),
+        kept: int = KEPT,
+    ):
+        """key_of: (name of a tensor, matrix) -> the same for all that have one covariance; kept: see `prepare`."""
+        self._covariance_of, self._key_of, self.memory, self._threads, self._kept = covariance_of, key_of, memory, threads, kept
+        self._lock, self._preparing = threading.Lock(), threading.Lock()
+        self._futures: OrderedDict[Hashable, Future[PreparedCovariance | None]] = OrderedDict()
+        self._alive: dict[Hashable, weakref.ref[PreparedCovariance]] = {}  # also those that are not kept, but used
+
+    @cached_property
+    def _workers(self) -> Workers:
+        return Workers(self._threads)
+
+    def key_of(self, name: str, matrix: int) -> Hashable:
+        """The same for all matrices of tensors that have one covariance."""
+        return self._key_of(name, matrix)
 
     def get(self, name: str, matrix: int) -> PreparedCovariance | None:
         """That of a matrix of a tensor; None if it was not collected. Raises what `prepare` and reading raise."""
+        key = self.key_of(name, matrix)
+        with self._lock:
+            future, reference = self._futures.get(key), self._alive.get(key)
+            prepared = reference() if future is None and reference is not None else None
+            is_mine = future is None
+            if future is None:
+                future = self._futures[key] = Future()
+            self._futures.move_to_end(key)
+        if prepared is not None:
+            future.set_result(prepared)
+        elif is_mine:
+            try:
+                with self._preparing:
+                    future.set_result(self._prepare(key, name, matrix))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    def _prepare(self, key: Hashable, name: str, matrix: int) -> PreparedCovariance | None:
         covariance = self._covariance_of(name, matrix)
         if covariance is None:
             return None
-        with self._lock:
-            reference, future = self._prepared.get(id(covariance), (None, None))
-            is_mine = future is None or reference is None or reference() is not covariance
-            if is_mine:
-                future = Future()
-                self._prepared[id(covariance)] = weakref.ref(covariance), future
-            self._prepared.move_to_end(id(covariance))
-        assert future is not None
-        if is_mine:
-            try:
-                future.set_result(prepare(covariance))
-            except BaseException as error:
-                future.set_exception(error)
-            self._trim()
-        return future.result()
+        while not self._has_room(prepared_bytes(covariance.columns, self._kept)):
+            time.sleep(_LOOK_AGAIN)
+        prepared = prepare(covariance, self._workers, self._kept)
+        if prepared.damped is not None:
+            with self._lock:
+                self._alive[key] = weakref.ref(prepared)
+        return prepared
 
-    def _trim(self) -> None:
+    def _has_room(self, needed: int) -> bool:
+        """Whether another one fits, or nobody has one, after those were let go that were asked for longest ago."""
         with self._lock:
-            sizes = {
-                key: future.result().nbytes
-                for key, (_, future) in self._prepared.items()
-                if future.done() and future.exception() is None
-            }
-            excess = sum(sizes.values()) - self._cache_bytes
-            for key in list(sizes)[:-2]:
-                if excess > 0:
-                    excess -= sizes[key]
-                    del self._prepared[key]
+            used = self._used()
+            for key in list(self._futures):
+                if used + needed > self.memory and self._futures[key].done():
+                    del self._futures[key]
+                    used = self._used()
+            return not used or used + needed <= self.memory
+
+    def _used(self) -> int:
+        """Bytes that those take, at most, that someone has."""
+        found = {key: prepared for key, reference in self._alive.items() if (prepared := reference()) is not None}
+        self._alive = {key: self._alive[key] for key in found}
+        return sum(prepared_bytes(prepared.columns, self._kept) for prepared in found.values())
 
 
 @dataclass(frozen=True)
@@ -218,3 +259,7 @@ class Covariances:
         """matrix of a tensor -> its prepared covariance; None: not collected."""
         name = self._name(tensor)
         return lambda matrix: self.cache.get(name, matrix)
+
+    def key_of(self, tensor: SourceTensor, matrix: int) -> Hashable:
+        """The same for all matrices of tensors that have one covariance."""
+        return self.cache.key_of(self._name(tensor), matrix)

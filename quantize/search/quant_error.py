@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..recipes.loader_types import LoaderTypes
 from ..recipes.type_selection import plain_for_lookup
 
 if TYPE_CHECKING:
-    from ..covariance.prepared import DampedCovariance, PreparedCovariance
+    from ..covariance.prepared import PreparedCovariance
     from ..covariance.source import Covariances
 
 RUN_ROWS = 8  # neighbouring rows per run: as many as the widest interleaved type without a base type needs
@@ -33,81 +33,77 @@ DEFAULT_TYPES = (
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Neighbouring rows of one matrix, and what their errors are weighted by.
+    """Neighbouring rows of one matrix: float32 [rows, columns]; importance: float32 [columns] or None."""
 
-    x           float32 [rows, columns]
-    importance  float32 [columns] or None
-    prepared    the covariance of the matrix' inputs; None: the error is weighted by importance alone
-    """
-
+    matrix: int
     x: np.ndarray
     importance: np.ndarray | None
-    prepared: PreparedCovariance | None = None
-
-    @property
-    def encoding_importance(self) -> np.ndarray | None:
-        """What `encode` takes for importance: that of the covariance stands in where there is none."""
-        return self.prepared.importance if self.importance is None and self.prepared is not None else self.importance
-
-    @property
-    def damped(self) -> DampedCovariance | None:
-        """The covariance that errors are weighted by; None where only its diagonal, the importance, is."""
-        return self.prepared.damped if self.prepared is not None else None
-
-    @property
-    def energy(self) -> float:
-        """The sum of squares of the weights, weighted by importance or by the diagonal of the damped covariance."""
-        squares, damped = self.x.astype(np.float64) ** 2, self.damped
-        return _weighted_sum(squares, self.encoding_importance if damped is None else damped.diagonal[: self.x.shape[1]])
 
 
 @dataclass(frozen=True)
 class RowSample:
-    """Rows of one tensor, in runs of neighbours. effort: of the encoder for rows with a covariance, 0 to 3."""
+    """Rows of one tensor, in runs of neighbours.
+
+    effort       of the encoder for rows with a covariance, 0 to 3
+    prepared_of  matrix -> the covariance of its inputs; None: errors are weighted by importance alone. It is asked for one
+                 after the other, and none is held when the next one is
+    key_of       matrix -> the same for all that have one covariance
+    """
 
     runs: list[SampledRows]
     effort: int = 1
-
-    @cached_property
-    def energy(self) -> float:
-        """The weighted sum of squares of the weights."""
-        return sum(run.energy for run in self.runs)
+    prepared_of: Callable[[int], PreparedCovariance | None] = lambda matrix: None
+    key_of: Callable[[int], Hashable] = lambda matrix: matrix
 
     def error(self, tensor_type: TensorType) -> float:
-        """The weighted squared error of the rows in that type over their energy; 0 for rows of zeros.
+        """As `errors`, of one type."""
+        return self.errors([tensor_type])[tensor_type.name]
+
+    def errors(self, types: Sequence[TensorType]) -> dict[str, float]:
+        """Type name -> the weighted squared error of the rows in that type over their energy; 0 for rows of zeros.
 
         Without a covariance the squares of the weights' errors r are weighted by importance. With one it is r H r^T, H damped,
         of the rows as they are encoded with it, over the sum of squares that the diagonal of H weights: what r H r^T is when
         errors of different columns are independent, so that tensors with and without a covariance can be compared.
         """
-        if not self.energy:
-            return 0.0
-        plain = TYPES.plain(tensor_type)  # a repacked type has the same values
-        return sum(self._errors(plain.name)) / self.energy
+        plain = {t.name: TYPES.plain(t).name for t in types}  # a repacked type has the same values
+        sums, energy = dict.fromkeys(plain.values(), 0.0), 0.0
+        for _, group in groupby(self.runs, lambda run: self.key_of(run.matrix)):
+            runs = list(group)
+            prepared = self.prepared_of(runs[0].matrix)
+            energy += sum(_energy(run, prepared) for run in runs)
+            for name in sums if energy else ():
+                sums[name] += self._error(name, runs, prepared)
+            del prepared
+        return {name: sums[base] / energy if energy else 0.0 for name, base in plain.items()}
 
-    def _errors(self, name: str) -> Iterator[float]:
-        shared: dict[int, list[SampledRows]] = {}  # runs whose inputs have one covariance, which is read once for all of them
-        for run in self.runs:
-            if run.damped is not None:
-                shared.setdefault(id(run.damped), []).append(run)
-                continue
-            decoded = decode(encode_rows(run.x, name, run.encoding_importance), name, run.x.shape[1])
-            yield _weighted_sum((decoded.astype(np.float64) - run.x) ** 2, run.encoding_importance)
-        for runs in shared.values():
-            yield self._error_with_covariance(name, runs)
-
-    def _error_with_covariance(self, name: str, runs: Sequence[SampledRows]) -> float:
-        """The sum of r H r^T over runs of the same H. Encoded as `encode` does it: rows do not depend on each other."""
+    def _error(self, name: str, runs: Sequence[SampledRows], prepared: PreparedCovariance | None) -> float:
+        """Of runs with the same covariance. Encoded as `encode` does it: rows do not depend on each other."""
+        if prepared is None or prepared.damped is None:
+            return sum(_error_by_importance(name, run, _importance(run, prepared)) for run in runs)
         from ..covariance.errors import product_errors
         from ..covariance.refine import refine
 
-        prepared = runs[0].prepared
-        assert prepared is not None
-        assert prepared.damped is not None
         x = np.concatenate([run.x for run in runs])
-        q = np.concatenate([encode_rows(run.x, name, run.encoding_importance) for run in runs])
+        q = np.concatenate([encode_rows(run.x, name, _importance(run, prepared)) for run in runs])
         decoded = decode(refine(x, q, name, prepared, self.effort), name, x.shape[1])
         return float(product_errors(x, decoded, prepared.damped).sum())
+
+
+def _importance(run: SampledRows, prepared: PreparedCovariance | None) -> np.ndarray | None:
+    """What `encode` takes for importance: that of the covariance stands in where there is none."""
+    return prepared.importance if run.importance is None and prepared is not None else run.importance
+
+
+def _energy(run: SampledRows, prepared: PreparedCovariance | None) -> float:
+    """The sum of squares of the weights, weighted by importance or by the diagonal of the damped covariance."""
+    squares, damped = run.x.astype(np.float64) ** 2, prepared.damped if prepared is not None else None
+    return _weighted_sum(squares, _importance(run, prepared) if damped is None else damped.diagonal[: run.x.shape[1]])
+
+
+def _error_by_importance(name: str, run: SampledRows, importance: np.ndarray | None) -> float:
+    decoded = decode(encode_rows(run.x, name, importance), name, run.x.shape[1])
+    return _weighted_sum((decoded.astype(np.float64) - run.x) ** 2, importance)
 
 
 def _weighted_sum(squares: np.ndarray, importance: np.ndarray | None) -> float:
@@ -124,7 +120,6 @@ def sample_rows(
     """
     _, matrix_rows, matrices = dims(tensor.shape)
     weights = importance.for_tensor(tensor) if importance is not None else None
-    prepared_of = covariances.of(tensor) if covariances is not None else lambda matrix: None
     run_count, run_rows = max(1, rows // RUN_ROWS), min(RUN_ROWS, matrix_rows)
     rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
     slots = max(1, matrix_rows // run_rows) * matrices  # runs that do not overlap
@@ -135,8 +130,10 @@ def sample_rows(
         start = matrix * matrix_rows + index * run_rows
         x = np.ascontiguousarray(tensor.read(start, start + run_rows), np.float32)
         x = np.where(np.isfinite(x), x, np.float32(0))
-        runs.append(SampledRows(x, weights[matrix] if weights is not None else None, prepared_of(matrix)))
-    return RowSample(runs, covariances.effort if covariances is not None else 1)
+        runs.append(SampledRows(matrix, x, weights[matrix] if weights is not None else None))
+    if covariances is None:
+        return RowSample(runs)
+    return RowSample(runs, covariances.effort, covariances.of(tensor), lambda matrix: covariances.key_of(tensor, matrix))
 
 
 def usable_types(
@@ -183,7 +180,7 @@ def relative_errors(
         missing = [t for t in types if t.name not in errors]
         if missing:
             sample = sample_rows(tensors[name], importance, rows, seed, covariances)
-            errors |= {t.name: sample.error(t) for t in missing}
+            errors |= sample.errors(missing)
         return {t.name: errors[t.name] for t in types}
 
     count = threads or available_cpus()

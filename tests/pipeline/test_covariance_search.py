@@ -74,7 +74,7 @@ def test_measured_divergence_is_that_of_rows_encoded_with_the_covariance(files, 
 
 def test_refused(files, tmp_path, monkeypatch):
     imatrix, covariance = files
-    monkeypatch.setattr("ggufmill.quantize.search.quant_error.RowSample.error", lambda self, kind: pytest.fail("measured"))
+    monkeypatch.setattr("ggufmill.quantize.search.quant_error.RowSample.errors", lambda self, kinds: pytest.fail("measured"))
     common = {"target_bpw": 5.5, "imatrix": imatrix, **FEW}
     for more in ({"effort": 1}, {"strict": True}):
         with pytest.raises(UsageError, match="--covariance"):

@@ -11,10 +11,10 @@ from ggufmill.formats import FormatError, MillError, PlanError, SourceTensor, Te
 from ggufmill.imatrix.covariance import files as files_module
 from ggufmill.imatrix.covariance import is_covariance, open_covariance
 from ggufmill.imatrix.covariance.files import Origin
-from ggufmill.imatrix.covariance.triangles import DTYPES, fold, unfold
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
+from ggufmill.quantize.covariance.triangles import DTYPES, fold, unfold
 
 ORIGIN = Origin("llama", "A model", ("a.txt", "b.txt"), 7, 512)
 QKV = PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"), 48, 1)
@@ -159,7 +159,7 @@ def test_the_cache_is_bounded_and_threads_share_it(tmp_path, monkeypatch):
         return read_part(path, stored, matrix)
 
     monkeypatch.setattr(files_module, "read_part", counted)
-    file = open_covariance(tmp_path / "m.cov", cache_bytes=4 * 64 * 64 + 4 * 20 * 20)
+    file = open_covariance(tmp_path / "m.cov", cache_bytes=sum(n * (n + 1) + 4 * n for n in (64, 20)))
     threads = [threading.Thread(target=file.covariance_of, args=("blk.0.ffn_up_exps.weight", m)) for m in range(8)]
     for thread in threads:
         thread.start()

@@ -6,6 +6,7 @@ import pytest
 from ggufmill.errors import MillError
 from ggufmill.imatrix.covariance.sums import Sums
 from ggufmill.imatrix.windows import NotFiniteError
+from ggufmill.quantize.covariance.triangles import DTYPES
 from ggufmill.simd.workers import Workers
 
 
@@ -40,7 +41,7 @@ def expected(x, block, weight=1):
 def test_every_bit_is_that_of_numpy(columns):
     x, sums = inputs(1100, columns), Sums("a", columns)
     sums.add(x, 1, Workers(1))
-    covariance = sums.covariance(Workers(1))
+    covariance = sums.folded(DTYPES["f32"], Workers(1))
     upper = np.triu(expected(x, 512))
     assert covariance.tokens == 1100
     assert np.array_equal(np.triu(covariance.matrix), upper)
@@ -53,7 +54,7 @@ def test_threads_and_sizes_of_passes_change_nothing():
         sums, workers = Sums("a", 300), Workers(threads)
         for start in range(0, len(x), step):
             sums.add(x[start : start + step], 1, workers)
-        results.append(sums.covariance(workers).matrix)
+        results.append(sums.folded(DTYPES["f32"], workers).matrix)
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
@@ -64,7 +65,7 @@ def test_rows_need_not_be_contiguous():
     sums, strided = Sums("a", 96), Sums("a", 96)
     sums.add(x, 1, Workers(1))
     strided.add(wide[:, 1], 1, Workers(1))
-    assert np.array_equal(sums.covariance(Workers(1)).matrix, strided.covariance(Workers(1)).matrix)
+    assert np.array_equal(sums.folded(DTYPES["f32"], Workers(1)).matrix, strided.folded(DTYPES["f32"], Workers(1)).matrix)
 
 
 def test_weights_count_tokens_several_times():
@@ -72,7 +73,7 @@ def test_weights_count_tokens_several_times():
     a, b, sums = inputs(300, 64), inputs(300, 64, seed=1), Sums("a", 64)
     sums.add(a, 1, Workers(1))
     sums.add(b, 3, Workers(1))
-    covariance = sums.covariance(Workers(1))
+    covariance = sums.folded(DTYPES["f32"], Workers(1))
     assert covariance.tokens == 300 + 3 * 300
     both = (expected(a, 512) + 3 * expected(b, 512)) / 4
     np.testing.assert_allclose(covariance.matrix, np.triu(both) + np.triu(both, 1).T, rtol=1e-5)
@@ -85,7 +86,7 @@ def test_the_error_of_rounding_is_below_that_of_sampling():
     sums.add(x, 1, Workers(2))
     exact = x.astype(np.float64).T @ x / len(x)
     roots = np.sqrt(np.maximum(np.diagonal(exact), 1e-60))
-    error = (sums.covariance(Workers(1)).matrix - exact) / np.outer(roots, roots)
+    error = (sums.folded(DTYPES["f32"], Workers(1)).matrix - exact) / np.outer(roots, roots)
     half = x[::2].astype(np.float64).T @ x[::2] / (len(x) // 2)
     sampling = (half - exact) / np.outer(roots, roots)
     used = roots > 1e-20
@@ -106,10 +107,10 @@ def test_sums_beyond_float32():
     sums = Sums("blk.0.x", 8)
     sums.add(np.full((600, 8), 3e19, np.float32), 1, Workers(1))
     with pytest.raises(MillError, match=r"blk\.0\.x: the sums of the squares of its inputs are too large for float32"):
-        sums.covariance(Workers(1))
+        sums.folded(DTYPES["f32"], Workers(1))
 
 
 def test_no_token():
-    covariance = Sums("a", 24).covariance(Workers(1))
+    covariance = Sums("a", 24).folded(DTYPES["f32"], Workers(1))
     assert covariance.tokens == 0
     assert not covariance.matrix.any()

@@ -66,7 +66,7 @@ def test_feedback_matrix_is_made_once_and_counted():
     before = prepared.nbytes
     assert prepared.damped is not None
     assert prepared.damped.feedback(4) is prepared.damped.feedback(4)
-    assert prepared.nbytes == before + 4 * 256 * 256
+    assert prepared.nbytes == before + 2 * 256 * 256
 
 
 def test_feedback_is_that_of_plain_numpy():

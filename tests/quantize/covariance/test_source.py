@@ -16,6 +16,7 @@ from ggufmill.quantize import encode
 from ggufmill.quantize.covariance import source as source_module
 from ggufmill.quantize.covariance.coupling import couple
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.prepared import prepared_bytes
 from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
 from ggufmill.quantize.covariance.source import (
     CollectedInput,
@@ -144,23 +145,42 @@ def test_resume(tmp_path):
 def test_prepared_once_for_all_threads(monkeypatch):
     collected, calls = Collected(), []
 
-    def counting(covariance):
+    def counting(covariance, *more):
         calls.append(threading.get_ident())
-        return prepare(covariance)
+        return prepare(covariance, *more)
 
     prepare = source_module.prepare
     monkeypatch.setattr(source_module, "prepare", counting)
-    cache = PreparedCache(collected.covariance_of, cache_bytes=0)
     names = ["blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"] * 8
+    cache = PreparedCache(collected.covariance_of, 0, key_of=lambda name, matrix: (id(collected.covariance_of(name, matrix)),))
     with ThreadPoolExecutor(4) as pool:
         prepared = list(pool.map(lambda name: cache.get(name, 0), names))
     assert len(calls) == 1
     assert all(p is prepared[0] for p in prepared)
     assert cache.get("output.weight", 0) is None
-    for matrix in range(3):
-        cache.get("blk.0.ffn_down_exps.weight", matrix)
-    cache.get("blk.0.attn_q.weight", 0)  # has been dropped: two others came
-    assert len(calls) == 5
+
+
+def test_prepared_covariances_keep_to_the_memory():
+    """However many threads ask for however many: they wait for each other, and what is used is prepared once."""
+    parts, most, in_use, lock = {str(i): covariance(256, 4096, i) for i in range(6)}, 0, {}, threading.Lock()
+    cache = PreparedCache(lambda name, matrix: parts[name], 2 * prepared_bytes(256), threads=2)
+
+    def use(name):
+        nonlocal most
+        prepared = cache.get(name, 0)
+        with lock:
+            in_use[id(prepared)] = in_use.get(id(prepared), 0) + 1
+            most = max(most, len(in_use))
+        assert np.array_equal(prepared.importance, parts[name].diagonal)
+        with lock:
+            in_use[id(prepared)] -= 1
+            if not in_use[id(prepared)]:
+                del in_use[id(prepared)]
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, [str(i % 6) for i in range(48)]))
+    assert 1 <= most <= 2
 
 
 class Outputs:

@@ -1,0 +1,178 @@
+"""Seconds and memory of whole jobs on slices of published models (see slices.py), beside what `--dry-run` says of them.
+
+\b
+    python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --json out/true_size.json
+    python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --set n_routed_experts=16 --only covariance
+
+Every job is a process of its own. Seconds: of the clock and of the processor. Memory is the largest that was no file's
+(RssAnon), looked at ten times a second. Predicted are seconds (of the clock) and memory. The folder is emptied at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from slices import SLICES, write_slice
+
+MILL = [sys.executable, "-m", "ggufmill"]
+RECIPE = """token_embd\\.weight=q8_0
+output\\.weight=q6_K
+ffn_down_exps=iq4_k
+ffn_(gate|up)_exps=iq3_k
+ffn_down=iq5_k
+.*=q6_K
+"""
+_EVERY = 0.1  # seconds between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a job: seconds, bytes; predicted: what --dry-run said, None where it says nothing."""
+
+    job: str
+    wall: float
+    processor: float
+    memory: int
+    predicted_seconds: float | None = None
+    predicted_memory: int | None = None
+    code: int = 0
+
+
+def measured(command: list[str], log: Path | None = None) -> tuple[float, float, int, int]:
+    """(seconds, seconds of the processor, largest anonymous memory in bytes, exit code)"""
+    began, peak = time.perf_counter(), 0
+    with (log or Path(os.devnull)).open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            peak = max(peak, _anonymous(process.pid))
+            time.sleep(_EVERY)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, peak, process.returncode
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text("utf-8"))
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0
+
+
+def predicted(command: list[str]) -> tuple[float | None, int | None]:
+    """(seconds, bytes of memory) that --dry-run says."""
+    done = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True)
+    if done.returncode:
+        return None, None
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures.get("predicted", {}).get("seconds"), figures.get("memory", {}).get("peak")
+
+
+def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[str]]]:
+    """Name -> (command, whether it takes --dry-run, outputs to remove afterwards), in an order in which inputs are there."""
+    at = {
+        n: str(folder / n)
+        for n in ("model", "q8.gguf", "mix.gguf", "mix.txt", "m.imatrix", "c.imatrix", "c.cov", "d.cov", "v.gguf", "s.txt")
+    }
+    text, source = str(folder / "model" / "calibration.txt"), at["model"]
+    run = ["-f", text, "-c", "512", "--chunks", str(windows)]
+    covariance = ["--imatrix", at["c.imatrix"], "--covariance", at["c.cov"]]
+    dense = [
+        *("--custom-q", "ffn_(gate|up|down)_exps=q8_0,token_embd=q8_0,^output\\.=q8_0"),
+        *covariance,
+    ]
+    return {
+        "inspect": ([*MILL, "inspect", source], False, []),
+        "convert --outtype q8_0": ([*MILL, "convert", source, at["q8.gguf"], "--outtype", "q8_0"], True, []),
+        "quantize to a mixed recipe, --manifest": (
+            [*MILL, "quantize", source, at["mix.gguf"], "--recipe", at["mix.txt"], "--ignore-imatrix-rules", "--manifest"],
+            True,
+            ["mix.gguf", "mix.gguf.manifest"],
+        ),
+        "perplexity": ([*MILL, "perplexity", at["q8.gguf"], *run], False, []),
+        "imatrix": ([*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["m.imatrix"]], True, ["m.imatrix"]),
+        "imatrix --covariance": (
+            [*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["c.imatrix"], "--covariance", at["c.cov"]],
+            True,
+            [],
+        ),
+        "imatrix show": ([*MILL, "imatrix", "show", at["c.cov"]], False, []),
+        "imatrix merge": ([*MILL, "imatrix", "merge", at["c.cov"], at["c.cov"], "-o", at["d.cov"]], False, ["d.cov"]),
+        "quantize --covariance, but for experts": (
+            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense],
+            True,
+            ["v.gguf"],
+        ),
+        "search --covariance": (
+            [*MILL, "search", source, "-o", at["s.txt"], "--target-bpw", "4", *covariance, "--types", "iq2_k,iq3_k,iq4_k,q6_K"],
+            False,
+            ["s.txt"],
+        ),
+    }
+
+
+def table(rows: list[Figures]) -> str:
+    """Markdown."""
+    lines = ["| job | seconds | of the processor | predicted | memory, MiB | predicted |", "|---|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        seconds = "" if row.predicted_seconds is None else f"{row.predicted_seconds:.0f}"
+        memory = "" if row.predicted_memory is None else f"{row.predicted_memory >> 20:,}"
+        failed = f" (exit code {row.code})" if row.code else ""
+        lines.append(
+            f"| {row.job}{failed} | {row.wall:.0f} | {row.processor:.1f} | {seconds} | {row.memory >> 20:,} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--model", type=click.Choice(list(SLICES)), required=True)
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the config, for example n_routed_experts=32."
+)
+@click.option(
+    "--only", multiple=True, help="Only jobs with this in their name; those whose outputs they read have to be there."
+)
+@click.option("--windows", default=4, show_default=True, help="Of 512 tokens.")
+@click.option("--keep", is_flag=True, help="Leave the model and what later jobs read.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Add the figures to this file.")
+def main(
+    folder: Path, model: str, changes: tuple[str, ...], only: tuple[str, ...], windows: int, keep: bool, json_file: Path | None
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mix.txt").write_text(RECIPE)
+    if not (folder / "model").exists():
+        values = {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
+        print(f"{model}: {write_slice(folder / 'model', model, changes=values):,} bytes", flush=True)
+    rows, log = [], folder / "log.txt"
+    for name, (command, has_forecast, outputs) in jobs(folder, windows).items():
+        if only and not any(part in name for part in only):
+            continue
+        said = predicted(command) if has_forecast else (None, None)
+        rows.append(Figures(name, *measured([*command, "--force"] if has_forecast else command, log)[:3], *said))
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+        for output in outputs:
+            (folder / output).unlink(missing_ok=True)
+    print(f"\n{model}, {', '.join(changes) or 'all experts'}\n\n{table(rows)}")
+    if json_file is not None:
+        before = json.loads(json_file.read_text()) if json_file.exists() else {}
+        before.setdefault(model, {}).update({row.job: asdict(row) for row in rows})
+        json_file.write_text(json.dumps(before, indent=1) + "\n")
+    if not keep:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

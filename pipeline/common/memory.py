@@ -1,0 +1,17 @@
+"""How much memory a call may use: what `memory` says, else half of what is free."""
+
+from __future__ import annotations
+
+from ...operating_system.memory import free_bytes
+from .arguments import Size, as_bytes
+
+_UNKNOWN = 8 << 30  # where the system does not say what is free
+
+
+def memory_budget(asked: Size | None) -> int:
+    """Bytes. Raises PlanError for a text that is no size."""
+    given = as_bytes(asked)
+    if given is not None:
+        return given
+    free = free_bytes()
+    return free // 2 if free is not None else _UNKNOWN
