@@ -59,6 +59,9 @@ def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | Non
         return model
     stored = [any(name.startswith(layer.prefix) for name in names) for layer in draft.layers]
     layers = draft.layers[: stored.index(False) if False in stored else len(stored)]
+    if not layers and keep is not False:
+        missing = f"draft layers (multi-token prediction): config.json names {len(draft.layers)}, the files have none"
+        model = replace(model, notes=[*model.notes, missing])
     if not layers or not (draft.default if keep is None else keep):
         why = f", which {draft.refused_by} does not load; --mtp keeps them" if keep is None and not draft.default else ""
         what = f"draft layers (multi-token prediction{why})"

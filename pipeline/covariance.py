@@ -19,8 +19,9 @@ from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..runtime import Model
 from .cluster.covariance import SharedCovariance
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
+from .common.collection_forecast import seen_by
 from .common.memory import memory_budget
-from .common.messages import duration, gib, note
+from .common.messages import duration, gib, note, warn
 from .common.progress import OnProgress, Stage, reporting
 from .common.shown import shown
 
@@ -110,6 +111,8 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
         f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}; "
         f"about {duration(running)} for running the text, {duration(summing)} for the sums"
     )
+    if few := seen_by(job).remark:
+        warn([few])
     if state is not None:
         job.resume(state.done)
     return job

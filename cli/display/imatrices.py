@@ -41,6 +41,13 @@ def _forecast_text(result: ImatrixResult) -> str:
             f"{gib(covariance.sums_bytes)} of memory for sums, in {passes} over the text"
         )
         lines += _gradient_lines(covariance)
+        lines += [covariance.seen.remark] if covariance.seen is not None and covariance.seen.too_few else []
+    if forecast.experts is not None:
+        experts = forecast.experts
+        lines.append(
+            f"experts: each of {experts.experts} in a layer sees about {experts.tokens:,.0f} tokens ({experts.used} see each "
+            f"token); {experts.wanted} are wanted at the least"
+        )
     lines.append(f"disk: {gib(forecast.disk_needed)} needed, {gib(forecast.disk_free)} free")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
     lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")

@@ -27,6 +27,7 @@ _SPECIAL_KEYS = {
     "pad": "padding_token_id",
     "mask": "mask_token_id",
 }
+_USUAL_PADDING = 4096  # rows without a token at most, of published models
 NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}  # the keys of a file without one
 # Tokens that end a turn; the first that the model may generate becomes eot_token_id.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<|EOT|>", "<|END_OF_TURN_TOKEN|>")
@@ -37,7 +38,7 @@ def read_vocabulary(folder: Path, config: Config, vocab_size: int, is_needed: bo
     """(tokenizer.* metadata for vocab_size tokens, notes). Ids without a token become unused ones named [PADn].
 
     Without any supported file, the keys are NO_VOCABULARY and a note says so. Raises FormatError for malformed files, and
-    without any if a vocabulary is needed.
+    without any if a vocabulary is needed; for one that has far fewer tokens than the model rows.
     """
     notes: list[str] = []
     path, settings = folder / "tokenizer.json", _tokenizer_config(folder)
@@ -62,9 +63,21 @@ def read_vocabulary(folder: Path, config: Config, vocab_size: int, is_needed: bo
             )
         note = f"{problem}: the GGUF will have no vocabulary, without which no program can run it on text"
         return dict(NO_VOCABULARY), [note]
+    _check_size(folder, keys["tokens"], notes)
     templates = chat_templates(folder, settings, notes)
     keys |= _end_of_turn(keys, config, templates)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates, notes
+
+
+def _check_size(folder: Path, tokens: list[str], notes: list[str]) -> None:
+    """Raises FormatError for a tokenizer with far fewer tokens than the model has rows; notes one with fewer than usual."""
+    missing = sum(token == f"[PAD{i}]" for i, token in enumerate(tokens))
+    if missing <= _USUAL_PADDING:
+        return
+    counts = f"its tokenizer has {len(tokens) - missing:,} tokens, and config.json says vocab_size {len(tokens):,}"
+    if missing > len(tokens) // 4:
+        raise FormatError(f"{folder}: {counts}: put the model's own files there, or leave them out (--no-vocab)")
+    notes.append(f"{counts}: {missing:,} rows have no token; they are never generated")
 
 
 def _from_other_files(

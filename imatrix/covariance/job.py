@@ -64,7 +64,7 @@ class CovarianceJob:
     """
 
     def __init__(self, model: Model, calibration: Calibration, path: Path, options: CovarianceOptions):
-        self._model, self._calibration, self.path = model, calibration, path
+        self.model, self.calibration, self.path = model, calibration, path
         self.inputs: list[Input] = covariance_inputs(model.graph, options.experts)
         if not self.inputs:
             raise PlanError(f"{model.source.path}: it has no matrix whose inputs could be collected (--covariance)")
@@ -92,7 +92,7 @@ class CovarianceJob:
         if self._collector is None:
             group = self.passes[self.number]
             kind = GradientCollector if outputs_of(group) else CovarianceCollector
-            self._collector = kind(group, self._model.workers)  # type: ignore[arg-type]
+            self._collector = kind(group, self.model.workers)  # type: ignore[arg-type]
         return self._collector
 
     @property
@@ -103,7 +103,7 @@ class CovarianceJob:
     @property
     def window_count(self) -> int:
         """Windows of a pass."""
-        return len(self._calibration.windows)
+        return len(self.calibration.windows)
 
     @property
     def is_last(self) -> bool:
@@ -118,7 +118,7 @@ class CovarianceJob:
     def expected_seconds(self) -> tuple[float, float]:
         """(seconds of running the text through the model in all passes, seconds of the sums), roughly."""
         back = self.gradient_passes
-        running, sums = expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes) - back)
+        running, sums = expected_seconds(self.model, self.inputs, self.calibration.windows.size, len(self.passes) - back)
         return running + (self.gradients.expected_seconds(back) if back else 0.0), sums
 
     @property
@@ -130,8 +130,8 @@ class CovarianceJob:
         """The passes over inputs, and behind them those over outputs."""
         outputs = outputs_of(inputs)
         own = [one for one in inputs if one not in outputs]
-        passes = split_into_passes(own, self._memory, self._calibration.n_ctx)
-        return passes + (split_into_passes(outputs, self.gradients.sums_memory, self._calibration.n_ctx) if outputs else [])
+        passes = split_into_passes(own, self._memory, self.calibration.n_ctx)
+        return passes + (split_into_passes(outputs, self.gradients.sums_memory, self.calibration.n_ctx) if outputs else [])
 
     def resume(self, windows: int) -> None:
         """Goes on after an interruption. windows: those that the importance matrix has already.
@@ -225,15 +225,15 @@ class CovarianceJob:
 
         state_frequency: windows between states, 0: none; on_window: called with the windows that are done. Raises MillError.
         """
-        windows, model = self._calibration.windows, self._model
+        windows, model = self.calibration.windows, self.model
         if isinstance(self.collector, GradientCollector):
             self._run_gradients(self.collector, state_frequency, on_window)
             return
         with model.observing(self.collector):
-            for batch in self._calibration.batches(model):
+            for batch in self.calibration.batches(model):
                 if batch.stop <= self.windows:
                     continue
-                self.collector.weight = int(self._calibration.weights[batch.start])
+                self.collector.weight = int(self.calibration.weights[batch.start])
                 if reads_head(self.passes[self.number]):
                     list(score(model, windows[batch], batch.start, ScoreStatistics()))
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from ...imatrix.collect import CollectOptions, entry_shapes
 from ...imatrix.covariance.estimate import expected_seconds
 from ...imatrix.covariance.job import CovarianceJob
 from ...imatrix.covariance.outputs import outputs_of
+from ...imatrix.entries import MIN_TOKENS
 from ...imatrix.files import file_size
+from ...quantize.covariance.covariance_matrix import wanted_tokens
 from ...runtime import Model
+from ...runtime.graph.ops import ExpertLinear
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,45 @@ class GradientForecast:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How many of a job's inputs (and outputs, block by block) will see enough tokens for more than their diagonals to be used.
+
+    inputs   all; too_few: those that will not
+    tokens   of the text; wanted: that would do for all of them, windows: as many as these are
+    """
+
+    inputs: int
+    too_few: int
+    tokens: int
+    wanted: int
+    windows: int
+
+    @property
+    def remark(self) -> str:
+        """That some see too few, for people; '' if none does."""
+        if not self.too_few:
+            return ""
+        return (
+            f"{self.too_few} of {self.inputs} covariances will see fewer tokens than half their columns, so that only their "
+            f"diagonals are used: {self.wanted:,} tokens, {self.windows:,} windows, do for all, these are {self.tokens:,}"
+        )
+
+
+@dataclass(frozen=True)
+class ExpertForecast:
+    """How many tokens the experts of a layer with the most of them will see, on average; used: experts of a token;
+    wanted: tokens at the least."""
+
+    experts: int
+    used: int
+    tokens: float
+    wanted: int = MIN_TOKENS
+
+
+@dataclass(frozen=True)
 class CovarianceForecast:
     """Bytes of the file, of the sums in memory and of the state that --resume needs; inputs, and passes over the text; what
-    gradients take, None if none are collected."""
+    gradients take, None if none are collected; what is seen of them."""
 
     inputs: int
     file_bytes: int
@@ -41,6 +81,7 @@ class CovarianceForecast:
     state_bytes: int
     passes: int
     gradients: GradientForecast | None = None
+    seen: Seen | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -53,6 +94,7 @@ class CovarianceForecast:
 class CollectionForecast:
     """What a collection takes.
 
+    experts     what those of a layer see, None without
     entries     of the importance matrix; file_bytes: of its file, if every expert sees a token
     windows     of the text; tokens: in all of them
     covariance  the same of covariances, None if none are collected
@@ -68,6 +110,7 @@ class CollectionForecast:
     disk_free: int
     seconds: float
     sum_seconds: float
+    experts: ExpertForecast | None = None
 
     @property
     def disk_needed(self) -> int:
@@ -82,6 +125,7 @@ class CollectionForecast:
             "file_bytes": self.file_bytes,
             "windows": self.windows,
             "tokens": self.tokens,
+            "experts": asdict(self.experts) if self.experts is not None else None,
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
             "disk": {"needed": self.disk_needed, "free": self.disk_free},
             "predicted": {"seconds": self.seconds + self.sum_seconds, "run": self.seconds, "sums": self.sum_seconds},
@@ -101,10 +145,31 @@ def forecast_collection(
         outputs = len(outputs_of(job.inputs))
         sizes = job.writer.nbytes, job.sums_bytes, job.sums_bytes
         gradients = _gradients(model, job, outputs) if outputs else None
-        covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients)
+        seen = seen_by(job)
+        covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds = job.expected_seconds()
     free = shutil.disk_usage((path or Path()).resolve().parent).free
-    return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds)
+    experts = experts_of(model, tokens)
+    return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds, experts)
+
+
+def experts_of(model: Model, tokens: int) -> ExpertForecast | None:
+    """What experts see of so many tokens; None for a model without."""
+    stacks = [(op.weight.shape[2], op.routing.shape[0]) for op in model.graph.ops if isinstance(op, ExpertLinear)]
+    if not stacks:
+        return None
+    experts, used = max(stacks)
+    return ExpertForecast(experts, used, tokens * used / experts)
+
+
+def seen_by(job: CovarianceJob) -> Seen:
+    """What the inputs and outputs of a job see of its text."""
+    tokens, n_ctx = job.calibration.windows.size, job.calibration.n_ctx
+    experts = experts_of(job.model, tokens)
+    shares = [experts.used / experts.experts if experts is not None and one.is_stack_of_experts else 1.0 for one in job.inputs]
+    wanted = [wanted_tokens(one.columns) / share for one, share in zip(job.inputs, shares, strict=True)]
+    most = ceil(max(wanted))
+    return Seen(len(wanted), sum(count > tokens for count in wanted), tokens, most, ceil(most / n_ctx))
 
 
 def _gradients(model: Model, job: CovarianceJob, outputs: int) -> GradientForecast:

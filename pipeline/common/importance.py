@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...formats import PlanError, TensorSource
 from ...imatrix import Imatrix, load
-from ...imatrix.coverage import COLLECTED_ON_REQUEST, layer_and_role
+from ...imatrix.coverage import COLLECTED_ON_REQUEST, coverage, layer_and_role
 from ...imatrix.entries import MIN_TOKENS
 from ...quantize.importance import IMPORTANCE_SUBSTITUTES, Importance
 from ...quantize.recipes.type_selection import is_quantizable
@@ -59,12 +59,13 @@ def _coverage_lines(imatrix: Imatrix, importance: Importance, source: TensorSour
     unknown = [entry for entry in imatrix.entries if entry not in source.tensors and entry not in _used_as_substitute(source)]
     if unknown:
         lines.append(f"imatrix {name}: {len(unknown)} entries name no tensor of this model (first {unknown[0]}): not used")
-    none, few = imatrix.unseen_experts(), imatrix.undersampled_experts()
+    rows = coverage(imatrix, [tensor.name for tensor in wanted])
+    none, few = ([(row.layer, i) for row in rows for i in getattr(row, kind)] for kind in ("unseen", "undersampled"))
     if none or few:
-        first, experts = next(iter((none or few).items()))
+        layer, expert = (none or few)[0]
         lines.append(
-            f"imatrix {name}: {sum(map(len, none.values()))} experts saw no token, {sum(map(len, few.values()))} fewer than "
-            f"{MIN_TOKENS} (first {first} #{experts[0]}); they are filled up with the mean of their tensor's other experts"
+            f"imatrix {name}: {len(none)} of {sum(row.experts for row in rows)} experts saw no token, {len(few)} fewer than "
+            f"{MIN_TOKENS} (the first: expert {expert} of layer {layer}); they are filled up with the mean of the others"
         )
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,12 @@ _TILE = 1024  # rows and columns that are compared with their transpose at a tim
 
 def enough_tokens(tokens: int, columns: int) -> bool:
     """Whether more than the diagonal of a covariance is worth using: at least half as many tokens as columns were seen."""
-    return tokens >= max(1, _TOKENS_PER_COLUMN * columns)
+    return tokens >= wanted_tokens(columns)
+
+
+def wanted_tokens(columns: int) -> int:
+    """The least that are enough."""
+    return max(1, ceil(_TOKENS_PER_COLUMN * columns))
 
 
 class SecondMoments(ABC):

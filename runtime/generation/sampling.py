@@ -45,6 +45,7 @@ class Sampler:
         self.settings = settings
         self.random = np.random.default_rng(settings.seed)
         self._filters = [apply for name, off, apply in FILTERS.values() if getattr(settings, name) != off]
+        self._padding = tokenizer.vocabulary.padding if tokenizer is not None else np.zeros(0, np.int64)
         self._biased = np.array(list(settings.logit_bias), np.int64)
         self._biases = np.array(list(settings.logit_bias.values()), np.float64)
         self._mirostat = Mirostat(settings.mirostat_tau, settings.mirostat_eta) if settings.mirostat else None
@@ -57,6 +58,7 @@ class Sampler:
         excluded."""
         logits = logits.astype(np.float64)
         s = self.settings
+        logits[self._padding] = -math.inf
         logits[self._biased] += self._biases
         if logits.max() == -math.inf:
             raise PlanError("logit_bias and grammar exclude every token")

@@ -79,6 +79,12 @@ class Vocabulary:
         self.separator = self.special_id("seperator", default.get("seperator"))
         self.space_prefix = self.model == "bert" or (self.model in ("llama", "t5") and self.flag("add_space_prefix", True))
 
+    @cached_property
+    def padding(self) -> np.ndarray:
+        """int64: ids that no tokenizer has, and a converter named [PADn], since the model has as many rows."""
+        unused = np.flatnonzero(self.token_types == UNUSED).tolist()
+        return np.array([i for i in unused if self.tokens[i] == f"[PAD{i}]"], np.int64)
+
     def get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 

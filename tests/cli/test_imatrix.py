@@ -236,7 +236,7 @@ def test_quantize_notes_the_coverage(mill, made, tmp_path):
     assert "data for 47 of 51 weight tensors, 2 of them from a tensor with the same input" in err
     assert "none for attn_k_b (2 layers, 1 to 2), attn_output (layer 2)" in err
     assert "1 entries name no tensor of this model (first blk.9.attn_q.weight): not used" in err
-    assert "1 experts saw no token, 0 fewer than 32 (first blk.3.ffn_down_exps.weight #5)" in err
+    assert "1 of 24 experts saw no token, 0 fewer than 32 (the first: expert 5 of layer 3)" in err
 
 
 def of(name, width=256, value=1.0, count=64):

@@ -60,3 +60,20 @@ def test_refused(files, tmp_path):
     with pytest.raises(MillError):
         quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", covariance=imatrix)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_what_experts_and_covariances_will_see(tmp_path):
+    """Half as many tokens as columns are wanted; an expert sees its share of the text's."""
+    text = FOLDER / "demo" / "calibration.txt"
+    job = {"out": tmp_path / "a.imatrix", "covariance": tmp_path / "a.cov", "covariance_experts": True, "n_ctx": 64}
+
+    def seen(chunks):
+        forecast = compute_imatrix(FOLDER / "demo", text, **job, chunks=chunks, dry_run=True).forecast
+        return forecast.experts, forecast.covariance.seen
+
+    experts, few = seen(2)
+    assert (experts.experts, experts.used, experts.tokens, experts.wanted) == (8, 2, 32, 32)
+    assert (few.too_few, few.tokens, few.wanted, few.windows) == (4, 128, 512, 8)  # 256 columns of an expert, one of four
+    assert "4 of 36 covariances" in few.remark
+    assert "512 tokens, 8 windows" in few.remark
+    assert seen(8)[1].remark == ""

@@ -108,6 +108,25 @@ def test_byte_level_round_trip(tmp_path, pre, splits, ignore_merges):
         assert ours.encode(text, parse_special=True) == theirs.encode(text).ids
 
 
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    """With far fewer tokens than the model has rows; some thousand rows without one are usual."""
+    theirs = byte_level(DEEPSEEK_SPLITS)
+    n = theirs.get_vocab_size()
+    folder = saved(tmp_path, theirs)
+    keys, notes = read(folder, n + 4096)
+    assert len(keys["tokenizer.ggml.tokens"]) == n + 4096
+    assert not any("rows have no token" in note for note in notes)
+    with pytest.raises(FormatError, match=rf"its tokenizer has {n:,} tokens, .* vocab_size 129,280: put .*--no-vocab"):
+        read(folder, 129280)
+
+
+def test_rows_without_a_token_are_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr("ggufmill.convert.tokenizers.vocabulary._USUAL_PADDING", 2)
+    theirs = byte_level(DEEPSEEK_SPLITS)
+    _, notes = read(saved(tmp_path, theirs), theirs.get_vocab_size() + 3)
+    assert any("3 rows have no token; they are never generated" in note for note in notes)
+
+
 def test_byte_level_metadata(tmp_path):
     theirs = byte_level(DEEPSEEK_SPLITS)
     n = theirs.get_vocab_size()

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 from itertools import pairwise
 
@@ -6,6 +7,7 @@ import pytest
 
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import Sampler, Sampling, generate, load_model
+from ggufmill.runtime.text.vocabulary import UNUSED
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,27 @@ def test_tokens_that_the_filters_keep():
     assert set(np.flatnonzero(frequencies(min_p=0.45))) == {1, 2, 3}
     assert set(np.flatnonzero(frequencies(top_k=1))) == {1}
     assert set(np.flatnonzero(frequencies(temp=0))) == {1}
+
+
+def test_padding_is_never_sampled(model):
+    """Ids that no tokenizer has, for which the model has rows all the same."""
+    tokenizer = copy.copy(model.tokenizer)
+    tokenizer.vocabulary = vocabulary = copy.copy(model.tokenizer.vocabulary)
+    vocabulary.__dict__.pop("padding", None)
+    last = len(vocabulary.tokens) - 1
+    vocabulary.tokens = [*vocabulary.tokens[:-1], f"[PAD{last}]"]
+    vocabulary.token_types = np.where(np.arange(last + 1) == last, UNUSED, vocabulary.token_types)
+    assert vocabulary.padding.tolist() == [last]
+    logits = np.zeros(last + 1, np.float32)
+    logits[last] = 100
+    for settings in (
+        {"temp": 0},
+        {"temp": 1.0, "seed": 1},
+        {"mirostat": 2, "seed": 1},
+        {"samplers": ["temperature"], "seed": 1},
+    ):
+        sampler = Sampler(Sampling(**settings), tokenizer)
+        assert last not in {sampler.sample(logits, []) for _ in range(20)}, settings
 
 
 def test_the_repeat_penalty_considers_the_last_tokens():

@@ -187,6 +187,15 @@ def test_draft_layers_are_left_out_for_ik_llama_cpp(convert):
     assert not any("prediction" in note for note in source.notes)
 
 
+def test_draft_layers_that_the_files_lack_are_noted(tmp_path, write_checkpoint, tiny_deepseek):
+    config, tensors = tiny_deepseek()
+    tensors = {name: x for name, x in tensors.items() if not name.startswith("model.layers.3.")}
+    missing = "draft layers (multi-token prediction): config.json names 1, the files have none"
+    folder = write_checkpoint(tmp_path, config, tensors)
+    assert missing in open_source(folder).notes
+    assert missing not in open_source(folder, mtp=False).notes
+
+
 def test_draft_layers_are_a_block_of_their_own(convert):
     source, tensors = convert(layout="mainline")
     own = {name.removeprefix("blk.3.nextn.") for name in source.tensors if name.startswith("blk.3.nextn.")}
