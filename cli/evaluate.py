@@ -28,6 +28,7 @@ def command(**options: Any) -> None:
     Examples:
       ggufmill evaluate quants/ --against model-bf16.gguf -f wiki.test.raw --chunks 40 -o judged
       ggufmill evaluate new.gguf --against model-bf16.gguf -f wiki.test.raw --chunks 40 -o today --join judged/results.json
+      ggufmill evaluate quants/ --against model-bf16.gguf -f code=code.txt -f prose=wiki.test.raw
       ggufmill evaluate "quants/*iq*.gguf" --against model-bf16.gguf -f wiki.test.raw --stock Q4_K_M,Q3_K_M --imatrix i.gguf
     """
     from ..pipeline.evaluate import evaluate_models
@@ -36,12 +37,13 @@ def command(**options: Any) -> None:
 
 
 def _text(result: Evaluation) -> str:
-    from ..pipeline.reports.evaluation import HEADINGS, cells
+    from ..pipeline.reports.evaluation import cells, headings, judgement_lines
 
     baseline = result.baseline
     lines = [
         f"baseline {baseline['path']}" + (f", perplexity {baseline['perplexity']:.4f}" if "perplexity" in baseline else "")
     ]
-    lines += ["", table(HEADINGS, [cells(row) for row in result.rows]), ""]
+    lines += ["", table(headings(result.rows), [cells(row) for row in result.rows]), ""]
+    lines += [*judgement_lines(result.noise_floor, result.paired), "", result.verdict, ""] if result.rows else []
     lines += [f"failed: {model}: {reason}" for model, reason in result.failed.items()]
     return "\n".join([*lines, *(f"wrote {path}" for path in result.files.values())])

@@ -204,7 +204,7 @@ def _text(result: PerplexityResult) -> str:
     return "\n\n".join(parts)
 
 
-def _figures(r: Perplexity) -> str:
+def _figures(r: PerplexityResult) -> str:
     lines = [f"Final estimate: PPL = {_with_error(r.perplexity, r.error, 4)}"]
     lines.append(
         f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
@@ -216,6 +216,8 @@ def _figures(r: Perplexity) -> str:
         )
     if r.kld_mean is None:
         return "\n".join(lines)
+    noise = r.noise_floor
+    confident = f"  where the baseline is sure ({r.confident_share or 0:.1f} % of tokens)"
     perplexities = [
         ("perplexity", _with_error(r.perplexity, r.error)),
         ("perplexity of the baseline", _with_error(r.baseline_perplexity, r.baseline_error)),
@@ -224,6 +226,8 @@ def _figures(r: Perplexity) -> str:
         ("difference", _with_error(r.difference, r.difference_error)),
         ("correlation of the losses", f"{100 * r.correlation:.2f} %" if r.correlation is not None else ""),
         ("KL divergence, mean", _with_error(r.kld_mean, r.kld_error)),
+        *([("  of a baseline with rounded activations", _with_error(noise.kld_mean, noise.kld_error))] if noise else []),
+        *([(confident, _with_error(r.kld_confident, r.kld_confident_error))] if r.kld_confident is not None else []),
         *([("  lacks, of tokens left out, about", f"{r.kld_missing:.6f}")] if r.kld_missing is not None else []),
         ("change of probability Δp, mean", _with_error(r.delta_p_mean, r.delta_p_error, 3, " %")),
         ("Δp, root mean square", _with_error(r.delta_p_rms, r.delta_p_rms_error, 3, " %")),
@@ -260,7 +264,10 @@ def _table(result: PerplexityTable) -> str:
         lines.append(f"baseline {first.baseline}, perplexity {_with_error(first.baseline_perplexity, first.baseline_error, 4)}")
     if is_bound:
         lines.append("the KL divergences lack what the baseline's tokens left out take from them, which is estimated for each")
-    return "\n".join([*lines, "", table(heads, rows)])
+    noise = first.noise_floor
+    if noise is not None:
+        lines.append(f"noise floor (the baseline with rounded activations): {_with_error(noise.kld_mean, noise.kld_error)}")
+    return "\n".join([*lines, "", table(heads, rows), *([""] * bool(result.paired)), *(each.text for each in result.paired)])
 
 
 def _with_error(value: float | None, error: float | None, digits: int = 6, unit: str = "") -> str:

@@ -95,7 +95,8 @@ def report_lines(data: dict[str, Any]) -> str:
     parts, v = [], data["validation"]
     if v is not None:
         parts.append(table(COMPARISON, [*comparison(data), *stock_rows(data)]))
-        parts.append(f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens, ratio {ratio(v)}")
+        noise = f"; noise floor of the KL divergence {v['noise_floor']['kld_mean']:.5f}" if v.get("noise_floor") else ""
+        parts.append(f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens, ratio {ratio(v)}{noise}")
         parts += [f"note: {note}" for note in v.get("notes", [])]
         for one in v["texts"]:
             parts += [f"after {one['prompt']!r}, {v['baseline']}: {one['baseline']!r}", f"result: {one['result']!r}"]

@@ -73,6 +73,7 @@ class Calibration:
         s = model.settings
         settings = (s.batch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
         settings += ("round_bf16",) if s.round_bf16 else ()
+        settings += ("round_activations",) if s.round_activations else ()
         settings += s.lora
         text = repr((code_digest(), model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
         return xxhash.xxh3_128_hexdigest(text.encode())

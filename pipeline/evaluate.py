@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from ..imatrix.texts import decode_text
 from ..jobs.atomic_write import write_text
 from ..quantize.recipes.mixes import file_type_name
 from ..runtime.evaluate.open_logits import open_logits
-from ..runtime.evaluate.perplexity import cut_windows
 from ..runtime.evaluate.provenance import describe_text
 from .common.arguments import as_paths, check_folder
 from .common.baseline import stored_tokens
@@ -23,9 +23,11 @@ from .common.models import model_name, note_micro_batch, open_model, settings_of
 from .common.progress import reporting
 from .common.shown import shown
 from .judging.candidates import find_models, stock_mix
+from .judging.domains import JudgedText, parse_domains, read_domains
 from .judging.judge import Judge
 from .judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
-from .reports.evaluation import EvaluationRow, evaluation_text, plot_evaluation, row_of
+from .judging.verdict import Comparison, NoiseFloor, compare_neighbours, verdict
+from .reports.evaluation import EvaluationRow, evaluation_text, judgement_lines, plot_evaluation, row_of
 from .reports.style import check_picture, missing_matplotlib
 from .requests.measure import EvaluateRequest
 from .requests.running import settings_of
@@ -44,6 +46,9 @@ class Evaluation:
     failed    model -> why it could not be measured
     baseline  path or name, perplexity and its error
     files     the files written, by what they are: results, table, plot
+    noise_floor  figures of the baseline with rounded activations; None: not measured
+    paired    each model, by rising KL divergence, against the next: by windows
+    verdict   all of it in one sentence
     """
 
     rows: list[EvaluationRow]
@@ -51,9 +56,13 @@ class Evaluation:
     failed: dict[str, str]
     baseline: dict[str, Any]
     files: dict[str, str]
+    noise_floor: NoiseFloor | None = None
+    paired: list[Comparison] = field(default_factory=list)
+    verdict: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: rows, results, failed, baseline, files."""
+        """What --json prints: rows (with `domains` of several texts), results, failed, baseline, files, noise_floor, paired,
+        verdict."""
         return asdict(self)
 
 
@@ -88,8 +97,11 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     stored = open_logits(Path(request.against)) if Path(request.against).exists() else None
     if stored is not None and mixes:
         raise UsageError("--stock is made of the baseline's weights: give the model with --against, not its predictions")
-    if request.text is None and stored is None:
+    domains = parse_domains(request.text)
+    if not domains and stored is None:
         raise UsageError("a text is missing (-f)")
+    if len(domains) > 1 and stored is not None:
+        raise UsageError("a file of predictions is of one text: leave out -f, or give the baseline as a model")
     folder.mkdir(exist_ok=True)
     check_folder(folder / RESULTS)
     missing = None if request.no_plot else missing_matplotlib()
@@ -100,8 +112,6 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
         check_picture(folder / PLOT)
     kept = ResultsFile(folder / RESULTS)
     window = stored.n_ctx if stored is not None else request.n_ctx or N_CTX
-    data = read_file(Path(request.text), pipes=True) if request.text is not None else None
-    content = decode_text(data, Path(request.text)) if request.text is not None and data is not None else None
     note_micro_batch(window, settings)
     *own, of_base = (
         window_settings(request.against, window, each) for each in settings_of_each([*paths, request.against], settings)
@@ -110,12 +120,14 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     first = base or open_model(paths[0], own[0])
     if base is None:
         assert stored is not None
+        data = read_file(domains[0].path, pipes=True) if domains else None
+        content = decode_text(data, domains[0].path) if data is not None else None
         tokens = stored_tokens(stored, first, content, request.n_ctx, request.chunks).reshape(-1, window)
+        about = describe_text(data, domains[0].path.name) if data is not None else None
+        text = JudgedText(tokens, {"": slice(0, len(tokens))}, about)
     else:
-        assert content is not None
-        tokens = cut_windows(first, content, window, request.chunks)
-    about_text = describe_text(data, Path(request.text).name) if request.text is not None and data is not None else None
-    judge = Judge(folder, kept, tokens, first if stored is None else stored, about_text)
+        text = read_domains(first, domains, window, request.chunks)
+    judge = Judge(folder, kept, text.tokens, first if stored is None else stored, text.about)
     failed: dict[str, str] = {}
     with reporting(request.progress) as report:
         chosen: list[Result] = []
@@ -131,6 +143,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
         for name in mixes:
             assert base is not None
             chosen.append(judge.measure(stock_mix(base.stored, name, importance), of_base, report))
+        noise = judge.noise_floor(of_base, report) if request.noise_floor and chosen else None
     reference = chosen[0] if chosen else None
     others: list[Result] = []
     for path, results in joined:
@@ -141,7 +154,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
                 raise PlanError(f"--join {path}: {result.get('model')} was measured {reason}")
             if not any(is_same_model(result, other) for other in [*chosen, *others]):
                 others.append(result)
-    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), draws)
+    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), draws, text, noise)
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
     return evaluation
@@ -158,11 +171,21 @@ def _file_types(stock: str | Sequence[str]) -> list[str]:
 
 
 def _summary(
-    folder: Path, results: list[Result], joined: list[Result], failed: dict[str, str], baseline: str, draws: bool
+    folder: Path,
+    results: list[Result],
+    joined: list[Result],
+    failed: dict[str, str],
+    baseline: str,
+    draws: bool,
+    judged: JudgedText,
+    noise: Result | None,
 ) -> Evaluation:
     """Sorts the results by size, and writes table and picture."""
-    rows = [(row_of(result, result in joined), result) for result in [*results, *joined]]
-    rows.sort(key=lambda pair: pair[0].nbytes)
+    rows = [(row_of(result, result in joined, judged.figures(result)), result) for result in [*results, *joined]]
+    rows = _told_apart(sorted(rows, key=lambda pair: pair[0].nbytes))
+    floor = NoiseFloor.of(noise) if noise is not None else None
+    named = [(row.name, result) for row, result in rows]
+    comparisons, sentence = compare_neighbours(named), verdict(named, floor)
     files = {"results": str(folder / RESULTS)}
     reference: dict[str, Any] = {"path": baseline}
     if rows:
@@ -175,9 +198,25 @@ def _summary(
             f"Text: {name}{some['chunks']} windows of {some['n_ctx']} tokens, {some['tokens_scored']:,} predictions.",
         ]
         files["table"] = str(folder / TABLE)
-        write_text(folder / TABLE, evaluation_text([row for row, _ in rows], about))
+        write_text(
+            folder / TABLE, evaluation_text([row for row, _ in rows], [*about, *judgement_lines(floor, comparisons), sentence])
+        )
         if draws:
             files["plot"] = str(folder / PLOT)
             title = f"{some['about'].get('name') or Path(baseline).stem}: {about[1].removeprefix('Text: ').rstrip('.')}"
             plot_evaluation([row for row, _ in rows], some["baseline_perplexity"], title, folder / PLOT)
-    return Evaluation([row for row, _ in rows], [result for _, result in rows], failed, reference, files)
+    of_all = [row for row, _ in rows], [result for _, result in rows], failed, reference, files
+    return Evaluation(*of_all, floor, comparisons, sentence)
+
+
+def _told_apart(rows: list[tuple[EvaluationRow, Result]]) -> list[tuple[EvaluationRow, Result]]:
+    """The rows, those of one name with the folders of their files."""
+    counts = Counter(row.name for row, _ in rows)
+    folders = [Path(str(result.get("model"))).resolve().parent.name for _, result in rows]
+    return [
+        (
+            replace(row, name=f"{folder}/{row.name}") if counts[row.name] > 1 and not result["about"].get("stock") else row,
+            result,
+        )
+        for (row, result), folder in zip(rows, folders, strict=True)
+    ]

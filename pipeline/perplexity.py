@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,7 +13,7 @@ from ..errors import PlanError, UsageError
 from ..formats import TensorSource
 from ..formats.file_range import read_file, read_text
 from ..imatrix.texts import decode_text
-from ..runtime import Model
+from ..runtime import Model, load_model
 from ..runtime.evaluate.baseline import ModelBaseline
 from ..runtime.evaluate.perplexity import Perplexity, cut_windows, perplexities
 from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
@@ -34,6 +34,7 @@ from .common.models import (
 )
 from .common.progress import WINDOWS, Stage, reporting
 from .common.shown import shown
+from .judging.verdict import Comparison, NoiseFloor, compare_neighbours
 from .requests.measure import PerplexityRequest, TasksRequest
 from .requests.running import settings_of
 from .requests.verb import verb
@@ -51,6 +52,7 @@ class PerplexityResult(Perplexity):
     about, baseline_about   the models: files with digests, types, recipe and imatrix; or the file of the baseline's predictions
     settings                that the model ran with
     text_digest, program    size and digest of the text, None without one; versions and processor
+    noise_floor             figures of the baseline with rounded activations, if they were asked for
     earlier, compared_with  the result that this one was compared with, and the verdict: comparable, obstacles, differences,
                             ratio
     """
@@ -63,6 +65,7 @@ class PerplexityResult(Perplexity):
     settings: dict[str, Any]
     text_digest: dict[str, Any] | None
     program: dict[str, Any]
+    noise_floor: NoiseFloor | None = None
     earlier: dict[str, Any] | None = field(default=None, repr=False)
     compared_with: dict[str, Any] | None = None
 
@@ -78,13 +81,18 @@ class PerplexityResult(Perplexity):
 @shown
 @dataclass(frozen=True)
 class PerplexityTable:
-    """The results of several models on the same text, against the same baseline."""
+    """The results of several models on the same text, against the same baseline.
+
+    paired  each model, by rising KL divergence, against the next: by windows; [] without a baseline
+    """
 
     results: list[PerplexityResult]
+    paired: list[Comparison] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: results."""
-        return {"results": [result.as_json() for result in self.results]}
+        """What --json prints: results, and with a baseline paired."""
+        paired = {"paired": [asdict(comparison) for comparison in self.paired]} if self.paired else {}
+        return {"results": [result.as_json() for result in self.results], **paired}
 
 
 @overload
@@ -117,6 +125,8 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
         raise UsageError("--cluster has no files of predictions: give the baseline as a model, or leave --cluster out")
     if text is None and logits.read is None:
         raise UsageError("a text is missing (-f)")
+    if request.noise_floor and (logits.model is None or request.cluster is not None):
+        raise UsageError("--noise-floor runs the baseline: give it as a model (--kl-divergence MODEL), without --cluster")
     earlier = read_result(Path(request.compare_with)) if request.compare_with is not None else None
     data = read_file(Path(text), pipes=True) if text is not None else None
     content = decode_text(data, Path(text)) if text is not None and data is not None else None
@@ -128,6 +138,9 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
     ]
     opened = [open_model(each, own) for each, own in zip(models, of_each, strict=False)]
     base = open_model(logits.model, of_each[-1]) if logits.model is not None else None
+    rounded = (
+        [load_model(base.stored, **{**_settings_of(base), "round_activations": True})] if request.noise_floor and base else []
+    )
     if logits.read is not None:
         tokens = stored_tokens(logits.read, opened[0], content, request.n_ctx, request.chunks)
     else:
@@ -149,7 +162,7 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
             stage.reach(so_far[0].chunks, total, f"perplexity {so_far[0].perplexity:.4f}", so_far)
 
         figures = perplexities(
-            opened,
+            [*opened, *rounded],
             tokens,
             n_ctx=window,
             on_chunk=on_chunk,
@@ -158,6 +171,7 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
             elsewhere=run_windows,
             on_logits=on_logits if base is None else None,
         )
+    noise = NoiseFloor.of(figures.pop().as_json()) if rounded else None
     baseline_name = model_name(logits.model) if logits.model is not None else None
     if logits.read is not None:
         baseline_name, baseline_about = logits.read.path, describe_stored(logits.read)
@@ -174,13 +188,21 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
             settings=describe_settings(loaded),
             text_digest=describe_text(data, Path(text).name) if text is not None and data is not None else None,
             program=describe_program(),
+            noise_floor=noise,
             earlier=earlier,
         )
         if earlier is not None:
             verdict = compare_results(result.as_json(), earlier)
             result = replace(result, compared_with={"path": str(request.compare_with), **verdict})
         results.append(result)
-    return PerplexityTable(results) if is_list else results[0]
+    if not is_list:
+        return results[0]
+    return PerplexityTable(results, compare_neighbours([(Path(each.model).name, vars(each)) for each in results]))
+
+
+def _settings_of(model: Model) -> dict[str, Any]:
+    """Those that a model was loaded with."""
+    return {field.name: getattr(model.settings, field.name) for field in fields(model.settings)}
 
 
 @shown

@@ -27,6 +27,7 @@ from .draft_head import DraftHead
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
+from .graph.rounding import rounded
 from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
@@ -66,6 +67,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
     graph, notes = build_graph(source, chosen.n_ctx), [*placement.notes, *placement_notes]
+    graph = rounded(graph) if chosen.round_activations else graph
 
     def compile_for_cpu(graph: Graph) -> Executable:
         return compile_graph(graph, store, chosen)

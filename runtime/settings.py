@@ -20,7 +20,7 @@ _MOST_CPUS = 1 << 16
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
 _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu", "device_memory")
 _FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
-_FLAGS = ("flash", "repack", "exact", "round_bf16", "cpu_moe")
+_FLAGS = ("flash", "repack", "exact", "round_bf16", "round_activations", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
 
 
@@ -199,6 +199,9 @@ class Settings(Placement):
         "eight-bit activations.",
         default=False,
         in_cli=False,
+    )
+    round_activations: bool = option(
+        "Round activations to bf16, for the noise floor of comparisons.", default=False, in_cli=False
     )
     lora: tuple[str, ...] = option(
         "Run with a LoRA adapter: a GGUF, or (of a checkpoint) a folder that peft wrote; several add up.",

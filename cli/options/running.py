@@ -16,7 +16,7 @@ from ...formats.file_range import read_text
 from ...runtime.generation.sampling_options import DEFAULT_BREAKERS, DEFAULT_ORDER, parse_samplers
 from ...runtime.settings import CACHE_TYPES
 from .flags import Decorator
-from .types import WEIGHTED_TEXT, CpuMask, CpuRange, ExpertReduction, Listed
+from .types import NAMED_TEXT, WEIGHTED_TEXT, CpuMask, CpuRange, ExpertReduction, Listed
 
 _ESCAPE = re.compile(r"\\([ntr\\\"'])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
@@ -135,6 +135,7 @@ KINDS: dict[str, Any] = {
     },
     "texts": {"multiple": True},
     "token_biases": {"type": TokenBias(), "multiple": True, "callback": lambda ctx, param, pairs: dict(pairs)},
+    "named_texts": {"type": NAMED_TEXT, "multiple": True, "callback": lambda ctx, param, texts: texts or None},
     "weighted_texts": {"type": WEIGHTED_TEXT, "multiple": True},
     "zero_one": {"type": click.Choice(["0", "1"]), "default": "1", "callback": lambda ctx, param, value: value == "1"},
     "zeros_ones": _several(Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")),

@@ -83,6 +83,21 @@ class CalibrationText(Text):
         return super().convert(find_text(value), param, ctx)
 
 
+class NamedText(click.ParamType):
+    """PATH or NAME=PATH as a text, where PATH may be a pipe, or - for what stands on stdin."""
+
+    name = "[name=]path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name, sign, path = str(value).partition("=")
+        if not path or not name or Path(value).exists():
+            name, sign, path = "", "", str(value)
+        return f"{name}{sign}{TEXT.convert(path, param, ctx)}"
+
+
+NAMED_TEXT = NamedText()
+
+
 class WeightedText(click.ParamType):
     """PATH or PATH:WEIGHT as a text, where PATH may be a pipe, or - for what stands on stdin."""
 

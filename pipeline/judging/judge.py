@@ -54,24 +54,47 @@ class Judge:
         about = describe_model(opened)
         if is_mix:
             about |= {"path": model.path, "files": [], "stock": model.name, "identity": opened.source.identity}
-        key = self._key(opened, about, self.about_baseline["files"])
-        if key in self.kept.results:
+        stock = model.name if is_mix else stock_name(opened.metadata)
+        return self._measured(opened, about, report, stock=stock, is_written=not is_mix)
+
+    def noise_floor(self, settings: dict[str, Any], report: OnProgress) -> Result | None:
+        """The result of the baseline with activations rounded to bf16; None where the baseline is a file of predictions."""
+        if not isinstance(self.against, Model):
+            return None
+        given = {name: value for name, value in settings.items() if name not in CHECKPOINT_OPTIONS}
+        opened = open_model(self.against.stored, {**given, "round_activations": True})
+        return self._measured(opened, self.about_baseline, report, is_noise=True)
+
+    def _measured(
+        self,
+        opened: Model,
+        about: dict[str, Any],
+        report: OnProgress,
+        *,
+        stock: str | None = None,
+        is_written: bool = True,
+        is_noise: bool = False,
+    ) -> Result:
+        """about: what `describe_model` says; stock: the file type; is_written: whether there is a file, so that its speed says
+        something."""
+        key, kept = self._key(opened, about, self.about_baseline["files"]), self.kept.noise if is_noise else self.kept.results
+        if key in kept:
             note(f"{about['path']}: measured before ({self.kept.path})", detail=True)
-            return self.kept.results[key]
+            return kept[key]
         baseline = self._opened_baseline(report)
-        stage = Stage(report, Path(about["path"]).name, unit=WINDOWS)
+        stage = Stage(report, "noise floor" if is_noise else Path(about["path"]).name, unit=WINDOWS)
 
         def on_chunk(so_far: Perplexity, total: int) -> None:
             stage.reach(so_far.chunks, total, f"KL divergence {so_far.kld_mean or 0:.4f}")
 
         n_ctx = self.tokens.shape[1]
         figures = perplexity(opened, self.tokens.ravel(), n_ctx=n_ctx, on_chunk=on_chunk, baseline=baseline).as_json()
-        if is_mix:
+        if not is_written:
             figures["tokens_per_second"] = None  # its weights are encoded as they are read
-        result = {"key": key, "model": about["path"], "stock": model.name if is_mix else stock_name(opened.metadata)}
+        result = {"key": key, "model": about["path"], "stock": stock}
         result |= {"baseline": baseline.path, **figures, "about": about, "baseline_about": self.about_baseline}
         result |= {"settings": describe_settings(opened), "text_digest": self.about_text, "program": describe_program()}
-        self.kept.add(key, result)
+        self.kept.add(key, result, is_noise=is_noise)
         return result
 
     def _key(self, model: Model, about: dict[str, Any], baseline: list[dict[str, Any]] | None) -> str:

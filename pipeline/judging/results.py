@@ -14,6 +14,7 @@ from ...formats.file_range import read_text
 from ...jobs.atomic_write import write_text
 from ..common.messages import json_text
 
+NOISE = "noise_floors"  # key of a file of results
 Result = dict[str, Any]  # what `PerplexityResult.as_json` gives, with `key` and `stock`
 
 # Settings that decide how fast a model is computed, or where, but not what.
@@ -41,27 +42,34 @@ def result_key(
 
 
 class ResultsFile:
-    """Results by key, as they were measured. Raises PlanError for a file that is something else."""
+    """Results by key, as they were measured, and those of baselines with rounded activations, which are the noise floors.
+    Raises PlanError for a file that is something else."""
 
     def __init__(self, path: Path):
         self.path = path
         self.results: dict[str, Result] = {}
+        self.noise: dict[str, Result] = {}
         if path.exists():
-            self.results = {result["key"]: result for result in read_results(path) if isinstance(result.get("key"), str)}
+            self.results, self.noise = (
+                {result["key"]: result for result in read_results(path, kind) if isinstance(result.get("key"), str)}
+                for kind in ("results", NOISE)
+            )
 
-    def add(self, key: str, result: Result) -> None:
+    def add(self, key: str, result: Result, *, is_noise: bool = False) -> None:
         """Adds a result, and writes the file."""
-        self.results[key] = result
-        write_text(self.path, json_text({"results": list(self.results.values())}, indent=1) + "\n")
+        (self.noise if is_noise else self.results)[key] = result
+        noise = {NOISE: list(self.noise.values())} if self.noise else {}
+        write_text(self.path, json_text({"results": list(self.results.values()), **noise}, indent=1) + "\n")
 
 
-def read_results(path: Path) -> list[Result]:
-    """The results in a file: of `evaluate`, or of `perplexity --json` with a baseline. Raises PlanError for anything else."""
+def read_results(path: Path, kind: str = "results") -> list[Result]:
+    """The results in a file, or with NOISE the noise floors: of `evaluate`, or of `perplexity --json` with a baseline. Raises
+    PlanError for anything else."""
     try:
         content: Any = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         content = None
-    found = content.get("results", [content]) if isinstance(content, dict) else None
+    found = content.get(kind, [] if kind == NOISE else [content]) if isinstance(content, dict) else None
     if not isinstance(found, list) or not all(map(_is_result, found)):
         raise PlanError(f"{path} has no results of `ggufmill evaluate`, or of `ggufmill perplexity --json` with a baseline")
     return found

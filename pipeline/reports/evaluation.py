@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..common.messages import gib
+from ..judging.domains import DomainFigures
+from ..judging.verdict import Comparison, NoiseFloor
 from .style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
 
 
@@ -21,7 +23,9 @@ class EvaluationRow:
     nbytes             of its tensors; bits: per weight
     ratio              perplexity / the baseline's
     kld_missing        estimate of what kld lacks, of a baseline that keeps only its most probable tokens; else None
-    kld_p999           the 99.9th percentile of the KL divergence
+    kld_median, kld_p999  the median and the 99.9th percentile of the KL divergence
+    kld_confident      the mean over predictions that the baseline is sure of (its first token has a probability of 0.5 or more)
+    domains            figures of each text, where there are several
     tokens_per_second  of the windows scored; None for what was never written to a file
     """
 
@@ -40,10 +44,13 @@ class EvaluationRow:
     same_top: float
     same_top_error: float | None
     tokens_per_second: float | None
+    kld_median: float | None = None
+    kld_confident: float | None = None
+    domains: list[DomainFigures] = field(default_factory=list)
 
 
-def row_of(result: dict[str, Any], joined: bool) -> EvaluationRow:
-    """result: of a file of results."""
+def row_of(result: dict[str, Any], joined: bool, domains: Sequence[DomainFigures] = ()) -> EvaluationRow:
+    """result: of a file of results; domains: its figures for each text."""
     about = result["about"]
     stock = result.get("stock")
     return EvaluationRow(
@@ -62,24 +69,57 @@ def row_of(result: dict[str, Any], joined: bool) -> EvaluationRow:
         same_top=result["top1_agreement"],
         same_top_error=result.get("top1_error"),
         tokens_per_second=result.get("tokens_per_second"),
+        kld_median=result.get("kld_median"),
+        kld_confident=result.get("kld_confident"),
+        domains=list(domains),
     )
 
 
-HEADINGS = ("model", "size", "bits/weight", "perplexity", "KL divergence", "99.9 %", "same top token", "t/s")
+_HEADINGS = (
+    "model",
+    "size",
+    "bits/weight",
+    "perplexity",
+    "KL divergence",
+    "median",
+    "confident",
+    "99.9 %",
+    "same top token",
+    "t/s",
+)
+
+
+def headings(rows: Sequence[EvaluationRow]) -> tuple[str, ...]:
+    """What stands above `cells`; behind it a column of KL divergences for each text, if there are several."""
+    return (*_HEADINGS, *(f"KLD {domain.name}" for domain in (rows[0].domains if rows else ())))
 
 
 def cells(row: EvaluationRow) -> tuple[object, ...]:
-    """The texts and numbers of a row under HEADINGS."""
+    """The texts and numbers of a row under `headings`."""
     return (
         row.name,
         gib(row.nbytes),
         f"{row.bits:.3f}",
         _with_error(row.perplexity, row.error, 4),
         _with_error(row.kld, row.kld_error, 6) + ("" if row.kld_missing is None else f", lacks about {row.kld_missing:.6f}"),
+        *("" if value is None else f"{value:.3g}" for value in (row.kld_median, row.kld_confident)),
         "" if row.kld_p999 is None else f"{row.kld_p999:.4f}",
         _with_error(row.same_top, row.same_top_error, 2) + " %",
         "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
+        *(_with_error(domain.kld, domain.kld_error, 6) for domain in row.domains),
     )
+
+
+def judgement_lines(noise: NoiseFloor | None, comparisons: Sequence[Comparison]) -> list[str]:
+    """The noise floor and the paired tests, a line each."""
+    lines = []
+    if noise is not None:
+        figures = [f"KL divergence {_with_error(noise.kld_mean, noise.kld_error, 6)}"]
+        figures += [f"median {noise.kld_median:.3g}"] if noise.kld_median is not None else []
+        figures += [f"confident {noise.kld_confident:.3g}"] if noise.kld_confident is not None else []
+        figures += [f"same top token {noise.top1_agreement:.2f} %"]
+        lines.append(f"Noise floor (the baseline with activations rounded to bf16): {', '.join(figures)}.")
+    return [*lines, *(f"{comparison.text[0].upper() + comparison.text[1:]}." for comparison in comparisons)]
 
 
 def _with_error(value: float, error: float | None, digits: int) -> str:
@@ -88,7 +128,8 @@ def _with_error(value: float, error: float | None, digits: int) -> str:
 
 def evaluation_text(rows: Sequence[EvaluationRow], about: Sequence[str]) -> str:
     """A Markdown page: a table of the rows. about: lines before it, on text and baseline."""
-    lines = [*about, "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|--:" * (len(HEADINGS) - 1) + "|"]
+    columns = headings(rows)
+    lines = [*about, "", "| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 

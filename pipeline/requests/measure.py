@@ -78,6 +78,9 @@ class PerplexityRequest(FullHash, RunningModel):
         metavar="K",
         rare=True,
     )
+    noise_floor: bool = option(
+        "Measure the noise floor too: the baseline's KL divergence when its activations are rounded to bf16.", default=False
+    )
     mtp: bool = option(
         "Measure each draft layer too: its perplexity, its agreement with the model, how many drafts are accepted.",
         default=False,
@@ -121,11 +124,13 @@ class EvaluateRequest(RunningModel):
         metavar="[MODEL|FOLDER|PATTERN]...",
         kw_only=False,
     )
-    text: str | Path | None = option(
-        "Read this text.",
+    text: str | Path | Sequence[str | Path] | None = option(
+        "Read this text; several, with names (code=FILE), are judged one by one too.",
+        doc="PATH or NAME=PATH, or several: each is a domain, which has figures of its own.",
         default=None,
         flags="-f --file",
-        kind="text",
+        kind="named_texts",
+        metavar="[NAME=]FILE",
         shown="the tokens in the baseline's file",
         kw_only=False,
     )
@@ -153,6 +158,11 @@ class EvaluateRequest(RunningModel):
         default=(),
         kind="files",
         metavar="RESULTS",
+    )
+    noise_floor: bool = option(
+        "Measure no noise floor: leave out the run of BASE with activations rounded to bf16.",
+        doc="Whether BASE runs again with activations rounded to bf16: smaller KL divergences than that mean nothing.",
+        default=True,
     )
     no_plot: bool = option("Draw no picture, which needs matplotlib; without it none is drawn.", default=False)
     progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")

@@ -19,6 +19,7 @@ from ...runtime.evaluate.compare import compare
 from ...runtime.evaluate.perplexity import Perplexity, perplexities
 from ...runtime.generation.generate import generate
 from ..common.progress import WINDOWS, OnProgress, Stage
+from ..judging.verdict import NoiseFloor
 from .text import StageText
 
 _RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window
@@ -71,9 +72,12 @@ class Validation:
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
         baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
-        measured = self._figures(baseline, results, Stage(report, "validate", unit=WINDOWS))
+        rounded = load_model(simulate_quantization(self.source, self.baseline_plan), round_activations=True)
+        *measured, noise = self._figures(baseline, [*results, rounded], Stage(report, "validate", unit=WINDOWS))
+        floor = NoiseFloor.of(noise)
         base_texts = self._texts_of(baseline)
         for result, figures in zip(results, measured, strict=True):
+            figures["noise_floor"] = asdict(floor)
             layers = compare(baseline, result, self.text.tokens, self.text.n_ctx, chunks=1, weights=None).layers
             figures["layers"] = [asdict(layer) for layer in layers]
             told = zip(self.prompts, base_texts, self._texts_of(result), strict=True)

@@ -28,6 +28,7 @@ class Scores:
     base_losses  float64 [n], the same of the baseline
     divergences  float64 [n], Kullback-Leibler divergence of the model's distribution from the baseline's, in nats
     same_top     bool [n]: model and baseline have the same most probable token
+    base_top     float64 [n], the probability of the baseline's most probable token
     missing      float64 [n], estimate of what the divergences lack, of a baseline whose distributions are not whole
     seconds      time for computing and scoring the model's logits, without the baseline's
     """
@@ -37,6 +38,7 @@ class Scores:
     base_losses: np.ndarray | None = None
     divergences: np.ndarray | None = None
     same_top: np.ndarray | None = None
+    base_top: np.ndarray | None = None
     missing: np.ndarray | None = None
 
 
@@ -67,8 +69,9 @@ class BaselineBlock(Protocol):
     """A baseline's predictions of a block of tokens."""
 
     def compare(self, chunk: slice, logits: Logits, targets: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Compares a model's logits of a chunk of these tokens: (base losses, divergences, same top) and, where the baseline's
-        distributions are not whole, `missing`: each [n] as in `Scores`. Several threads call it, each for another chunk."""
+        """Compares a model's logits of a chunk of these tokens: (base losses, divergences, same top, base top) and, where the
+        baseline's distributions are not whole, `missing`: each [n] as in `Scores`. Several threads call it, each for another
+        chunk."""
         ...
 
 
@@ -206,4 +209,4 @@ class _LogitsBlock:
         difference = base.shifted - logits.shifted
         difference *= base.exp
         divergences = difference.sum(axis=1) / base.total + np.log(logits.total) - np.log(base.total)
-        return base.losses, divergences, logits.top == base.top
+        return base.losses, divergences, logits.top == base.top, 1 / base.total

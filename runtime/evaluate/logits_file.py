@@ -176,9 +176,10 @@ class _CodesBlock:
         mass = probs.sum(axis=1).astype(np.float64)
         if not ((mass > _MASS[0]) & (mass < _MASS[1])).all():
             raise FormatError(f"{self._where} is damaged: its probabilities do not add up to 1; make the file again")
+        base_top = probs.max(axis=1).astype(np.float64)
         base_losses = -log_probs[np.arange(len(codes)), targets].astype(np.float64)
         log_probs -= logits.shifted
         log_probs *= probs
         model_mass = (logits.exp * kept).sum(axis=1) / logits.total
         divergences = log_probs.sum(axis=1) + mass * np.log(logits.total) - mass + model_mass
-        return base_losses, divergences, logits.top == codes.argmax(axis=1)
+        return base_losses, divergences, logits.top == codes.argmax(axis=1), base_top

@@ -33,12 +33,15 @@ class Perplexity:
 
     notes            reasons why the figures may be misleading, for people to read
     tokens_xxh3      hash of the windows' token ids: results with the same hash scored the same predictions
-    window_losses    mean loss of each window in nats per token, for paired comparisons; in the final result only
+    window_losses    mean loss of each window in nats per token, for paired comparisons; window_klds, window_base_losses: the
+                     same of the divergence and of the baseline's loss; in the final result only
     error, *_error   standard errors; None if a single prediction was scored
     ratio            perplexity / baseline's perplexity; log_ratio is its logarithm
     difference       perplexity minus the baseline's
     correlation      of the two models' losses, -1 to 1; None if one of them does not vary
     kld_*            Kullback-Leibler divergence of the model from the baseline, in nats per token
+    kld_confident    the mean over predictions whose most probable token has a probability of at least 0.5 in the baseline: they
+                     are confident_share percent of all; the rest, where several tokens will do, rules kld_mean
     kld_missing      estimate of what kld_mean lacks, of a baseline that keeps only its most probable tokens
     top1_agreement   percent of predictions with the same most probable token as the baseline
     mtp              the figures of each draft layer
@@ -70,6 +73,9 @@ class Perplexity:
     kld_max: float | None = None
     kld_percentiles: dict[str, float] | None = None
     kld_missing: float | None = None
+    kld_confident: float | None = None
+    kld_confident_error: float | None = None
+    confident_share: float | None = None
     top1_agreement: float | None = None
     top1_error: float | None = None
     delta_p_mean: float | None = None
@@ -82,6 +88,8 @@ class Perplexity:
     mtp: list[DraftFigures] | None = None
     tokens_xxh3: str = ""
     window_losses: list[float] | None = None
+    window_klds: list[float] | None = None
+    window_base_losses: list[float] | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -200,7 +208,10 @@ def _draft_scores(model: Model, n_ctx: int) -> DraftScores:
 def _final(candidate: ScoredModel, fields: dict[str, Any], drafts: DraftScores | None) -> Perplexity:
     """The result with what only the last one has."""
     statistics, measured = candidate.statistics, {"mtp": drafts.figures()} if drafts is not None else {}
-    return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution() | measured)
+    windows: dict[str, Any] = {"window_losses": statistics.window_losses}
+    if statistics.window_klds:
+        windows |= {"window_klds": statistics.window_klds, "window_base_losses": statistics.window_base_losses}
+    return summarise(statistics, fields | windows | statistics.distribution() | measured)
 
 
 def _check_vocabulary(model: Model, first: Model, baseline: Baseline | None) -> None:

@@ -86,7 +86,7 @@ def describe_settings(model: Model) -> dict[str, Any]:
     for name in ("cpus", "numa"):
         if settings[name] is None:
             del settings[name]
-    for name in ("lora", *PLACEMENT):
+    for name in ("lora", "round_activations", *PLACEMENT):
         if settings[name] in (None, (), False):
             del settings[name]
     if model.device_names:

@@ -15,6 +15,7 @@ import numpy as np
 from .divergence import Scores
 
 KLD_PERCENTILES = (0.1, 1.0, 5.0, 10.0, 50.0, 90.0, 95.0, 99.0, 99.9)
+CONFIDENT = 0.5  # probability of the baseline's most probable token, from which on it counts as sure of it
 DELTA_PERCENTILES = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 
 
@@ -61,15 +62,17 @@ class ScoreStatistics:
     """Statistics of all predictions scored so far.
 
     losses, base_losses  moments of the losses of model and baseline, in nats
-    window_losses        mean loss of each window
+    window_losses        mean loss of each window; window_klds, window_base_losses: mean divergence, and loss of the baseline
     seconds              time for running and scoring the model
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.window_losses: list[float] = []
+        self.window_klds: list[float] = []
+        self.window_base_losses: list[float] = []
         self.losses, self.base_losses = Moments(), Moments()
-        self._log_ratio, self._kld, self._same_top = Moments(), Moments(), Moments()
+        self._log_ratio, self._kld, self._same_top, self._confident_kld = Moments(), Moments(), Moments(), Moments()
         self._delta_p, self._delta_p_squared, self._missing = Moments(), Moments(), Moments()
         self._klds: list[np.ndarray] = []
         self._delta_ps: list[np.ndarray] = []
@@ -85,6 +88,10 @@ class ScoreStatistics:
         self.base_losses.add(scores.base_losses)
         self._log_ratio.add(scores.losses - scores.base_losses)
         self._kld.add(scores.divergences)
+        self.window_klds.append(float(scores.divergences.mean()))
+        self.window_base_losses.append(float(scores.base_losses.mean()))
+        if scores.base_top is not None and (confident := scores.base_top >= CONFIDENT).any():
+            self._confident_kld.add(scores.divergences[confident])
         self._same_top.add(scores.same_top.astype(np.float64))
         self._delta_p.add(delta_p)
         self._delta_p_squared.add(delta_p**2)
@@ -141,6 +148,7 @@ class ScoreStatistics:
             "correlation": covariance / deviations if deviations else None,
             "kld_mean": self._kld.mean,
             "kld_error": self._kld.error,
+            **self._confident(),
             **({"kld_missing": self._missing.mean} if self._missing.count else {}),
             "top1_agreement": 100 * self._same_top.mean,
             "top1_error": _times(100, self._same_top.error),
@@ -149,6 +157,14 @@ class ScoreStatistics:
             "delta_p_rms": 100 * rms,
             "delta_p_rms_error": None if squared_error is None else 50 * squared_error / rms if rms else 0.0,
         }
+
+    def _confident(self) -> dict[str, Any]:
+        """Of the predictions that the baseline is sure of."""
+        moments = self._confident_kld
+        if not moments.count:
+            return {}
+        share = 100 * moments.count / self._kld.count
+        return {"kld_confident": moments.mean, "kld_confident_error": moments.error, "confident_share": share}
 
     def distribution(self) -> dict[str, Any]:
         """The fields of a `Perplexity` with extremes and percentiles of all predictions; empty without a baseline."""

@@ -151,7 +151,7 @@ class _TopBlock:
         coarse = terms[:, :half].sum(axis=1) + _term(rest + lower, own_rest + own_lower)
         missing = (divergences - coarse) * rest / np.maximum(lower, _TINY)
         base_losses = -records["target"].astype(np.float64)
-        return base_losses, divergences, logits.top == ids[:, 0], missing
+        return base_losses, divergences, logits.top == ids[:, 0], probs[:, 0], missing
 
 
 def _term(p: np.ndarray, q: np.ndarray) -> np.ndarray:

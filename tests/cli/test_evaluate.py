@@ -151,3 +151,61 @@ def test_without_matplotlib_there_is_a_table_and_a_note(mill, quants, tmp_path, 
     assert (out / "table.md").exists()
     assert not (out / "plot.png").exists()
     assert "plot.png" not in text
+
+
+def test_several_texts_are_domains(mill, quants, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text((DEMO / "calibration.txt").read_text("utf-8")[2000:4000], "utf-8")
+    texts = "-f", f"prose={TEXT}", "-f", other, "-c", 64, "--chunks", 3, "--no-plot"
+    code, out, err = mill("evaluate", quants, "--against", DEMO, *texts, "-o", tmp_path / "judged", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    alone = json.loads(mill("perplexity", quants / "a-q4.gguf", *CUT[:-1], "--kl-divergence", DEMO, "--json")[1])
+    prose, second = result["rows"][0]["domains"]
+    assert (prose["name"], second["name"]) == ("prose", "other")
+    assert prose["kld"] == pytest.approx(alone["kld_mean"], rel=1e-6)
+    assert prose["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert result["rows"][0]["kld"] == pytest.approx((prose["kld"] + second["kld"]) / 2, rel=1e-6)
+    table = (tmp_path / "judged" / "table.md").read_text()
+    assert "| KLD prose | KLD other |" in table
+    assert result["verdict"] in table
+
+
+def test_the_verdict_is_by_windows_and_above_the_noise(mill, quants, tmp_path):
+    cut = "-f", TEXT, "-c", 64, "--chunks", 8, "--stock", "q8_0", "--no-plot"
+    code, out, _ = mill("evaluate", quants, "--against", DEMO, *cut, "-o", tmp_path / "judged", "--json")
+    result = json.loads(out)
+    assert code == 0
+    klds = {row["name"]: one["window_klds"] for row, one in zip(result["rows"], result["results"], strict=True)}
+    first, second = result["paired"]
+    assert [first["better"], first["worse"], second["worse"]] == ["Q8_0", "b-own", "a-q4"]
+    differences = [a - b for a, b in zip(klds["Q8_0"], klds["b-own"], strict=True)]
+    assert first["test"]["difference"] == pytest.approx(sum(differences) / 8)
+    assert first["test"]["p"] < 0.05 < second["test"]["p"]
+    assert 0 < result["noise_floor"]["kld_mean"] < result["rows"][-1]["kld"]
+    assert result["verdict"].startswith("Q8_0 has the smallest KL divergence of ")
+    assert "times the noise floor; Q8_0 is better than b-own by " in result["verdict"]
+    assert "No difference between b-own and a-q4 is certain" in (tmp_path / "judged" / "table.md").read_text()
+    kept = json.loads((tmp_path / "judged" / "results.json").read_text())
+    assert len(kept["noise_floors"]) == 1
+    code, out, _ = mill("evaluate", quants, "--against", DEMO, *cut, "-o", tmp_path / "judged", "--json", "--no-noise-floor")
+    assert json.loads(out)["noise_floor"] is None
+
+
+def test_models_of_one_name_are_told_apart(mill, quants, tmp_path):
+    (tmp_path / "c").mkdir()
+    shutil.copy(quants / "b-own.gguf", tmp_path / "c" / "a-q4.gguf")
+    arguments = quants / "a-q4.gguf", tmp_path / "c", "--against", DEMO, *CUT, "--no-noise-floor"
+    rows = json.loads(mill("evaluate", *arguments, "-o", tmp_path / "judged", "--json")[1])["rows"]
+    assert [row["name"] for row in rows] == [f"{quants.name}/a-q4", "c/a-q4"]
+
+
+def test_the_noise_floor_of_perplexity_is_that_of_evaluate(mill, quants, tmp_path):
+    out = mill("evaluate", quants / "a-q4.gguf", "--against", DEMO, *CUT, "-o", tmp_path / "judged", "--json")[1]
+    models = quants / "a-q4.gguf", quants / "b-own.gguf"
+    code, text, err = mill("perplexity", *models, *CUT[:-1], "--kl-divergence", DEMO, "--noise-floor", "--json")
+    assert code == 0, err
+    table = json.loads(text)
+    assert table["results"][0]["noise_floor"]["kld_mean"] == pytest.approx(json.loads(out)["noise_floor"]["kld_mean"], rel=1e-6)
+    assert table["paired"][0]["better"] == "b-own.gguf"
+    assert mill("perplexity", models[0], *CUT[:-1], "--noise-floor")[0] == 2
