@@ -118,6 +118,7 @@ def execute(
     on_finished: OnFinished | None = None,
     verify_inputs: Callable[[], None] | None = None,
     write: WriteTensors | None = None,
+    on_bytes: Callable[[str, memoryview], None] | None = None,
 ) -> JobResult:
     """Writes the files of a plan. Call `preflight` first.
 
@@ -126,6 +127,7 @@ def execute(
     existing       indexes of files that are complete already; they are neither written nor read
     on_finished    called by one thread at a time as tensors are completed, for a job that frees disk space as it goes on: the
                    output is then not allocated in advance
+    on_bytes       called with a tensor's name and its next bytes, where threads of this process write it
     write          makes and writes the tensors; None: threads of this process do, with `write_by_threads`
     verify_inputs  called when everything is written, before a file gets its name; raises MillError if the inputs have changed
 
@@ -157,7 +159,7 @@ def execute(
 
         retain_free_memory()
         try:
-            (write or partial(write_by_threads, threads=threads))(
+            (write or partial(write_by_threads, threads=threads, on_bytes=on_bytes))(
                 files, pending, record, progress or (lambda count, name: None)
             )
             files.sync()
@@ -269,9 +271,15 @@ def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
 
 
 def write_by_threads(
-    files: OpenFiles, pending: Pending, record: Callable[[str, str], None], progress: Progress, *, threads: int
+    files: OpenFiles,
+    pending: Pending,
+    record: Callable[[str, str], None],
+    progress: Progress,
+    *,
+    threads: int,
+    on_bytes: Callable[[str, memoryview], None] | None = None,
 ) -> None:
-    """Keeps a few chunks per thread in flight, and records each tensor when its last byte is written.
+    """Keeps a few chunks per thread in flight, and records each tensor when its last byte is written; on_bytes: see `execute`.
 
     After an error no new chunk is started, but those in flight are finished and recorded; then the first error is raised.
     """
@@ -284,7 +292,7 @@ def write_by_threads(
         else:
             writer.put(number, sink, data)
 
-    writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, progress)
+    writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, progress, on_bytes)
     number = 0
     with ThreadPoolExecutor(threads) as pool:
         for output, location in pending:
@@ -301,10 +309,18 @@ def write_by_threads(
         raise writer.failures[0]
 
 
-def ordered_writer(pending: Pending, slots: int, record: Callable[[str, str], None], progress: Progress) -> OrderedWriter:
+def ordered_writer(
+    pending: Pending,
+    slots: int,
+    record: Callable[[str, str], None],
+    progress: Progress,
+    on_bytes: Callable[[str, memoryview], None] | None = None,
+) -> OrderedWriter:
     """A writer of these tensors that records each when it is finished; slots: chunks in flight."""
     use_direct_io = sum(output.nbytes for output, _ in pending) >= MIN_DIRECT_BYTES
-    return OrderedWriter(slots, lambda sink: record(sink.name, sink.digest.hexdigest()), progress, direct=use_direct_io)
+    return OrderedWriter(
+        slots, lambda sink: record(sink.name, sink.digest.hexdigest()), progress, direct=use_direct_io, on_bytes=on_bytes
+    )
 
 
 def encoded_rows(output: Output, start: int, stop: int) -> np.ndarray:

@@ -55,12 +55,14 @@ class OrderedWriter:
         on_written: Callable[[int, str], None],
         *,
         direct: bool = False,
+        on_bytes: Callable[[str, memoryview], None] | None = None,
     ):
-        """on_finished(sink) is called when a tensor's last byte is written, on_written(bytes, tensor name) after each chunk;
-        neither is called by two threads at once. direct: large tensors bypass the page cache (see `direct_io`)."""
+        """on_finished(sink) is called when a tensor's last byte is written, on_written(bytes, tensor name) after each chunk, and
+        on_bytes(tensor name, its bytes) before; none is called by two threads at once. direct: large tensors bypass the page
+        cache (see `direct_io`)."""
         self.slots = Semaphore(slots)
         self.failures: list[BaseException] = []
-        self._on_finished, self._on_written = on_finished, on_written
+        self._on_finished, self._on_written, self._on_bytes = on_finished, on_written, on_bytes
         self._lock = Lock()
         self._arrived: dict[int, tuple[Sink, np.ndarray | None]] = {}
         self._next, self._is_writing = 0, False
@@ -101,6 +103,8 @@ class OrderedWriter:
             return
         view = memoryview(data.reshape(-1).data)
         sink.digest.update(view)
+        if self._on_bytes is not None:
+            self._on_bytes(sink.name, view)
         if not self._write_direct(sink, view):
             while view:
                 count = files.write_at(sink.fd, view, sink.offset)

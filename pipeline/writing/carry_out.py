@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...formats import TensorSource
 from ...jobs.execute import JobResult, execute
 from ...jobs.plan import Plan
+from ...jobs.written_hashes import WrittenHashes
 from ..common.messages import warn
 from ..common.progress import OnProgress, Stage
 from .checks import watch_inputs
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 
 class Carried(NamedTuple):
-    """What was written. replaced: tensor name -> weights that were not finite and are written as 0; shares: of each worker."""
+    """What was written. replaced: tensor name -> weights that were not finite and are written as 0; hashes: of all of it, if
+    they were asked for and it was all written now, here; shares: of each worker."""
 
     job: JobResult
     replaced: dict[str, int]
+    hashes: WrittenHashes | None = None
     shares: Sequence[Share] = ()
 
 
@@ -42,7 +45,7 @@ def carry_out(
 ) -> Carried:
     """Executes a plan. label: the stage's name in reports; inputs: files that must not change meanwhile; existing, deleter: see
     `execute`. What is replaced is a warning for each tensor. Raises as `execute`."""
-    writing = nullcontext()
+    writing, hashes = nullcontext(), WrittenHashes(plan) if options.manifest else None
     if options.cluster is not None:
         from ..cluster.writing import cluster_writer
 
@@ -58,10 +61,12 @@ def carry_out(
             on_finished=deleter,
             verify_inputs=watch_inputs(inputs) if deleter is None else None,
             write=writer,
+            on_bytes=hashes.update if hashes is not None else None,
         )
+    hashes = hashes if hashes is not None and hashes.is_complete else None
     if writer is None:
-        return Carried(result, _counted(plan.replaced or ()))
-    return Carried(result, _counted(writer.replaced), writer.sorted_shares())
+        return Carried(result, _counted(plan.replaced or ()), hashes)
+    return Carried(result, _counted(writer.replaced), shares=writer.sorted_shares())
 
 
 def _counted(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:

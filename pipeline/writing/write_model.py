@@ -15,6 +15,7 @@ from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
 from ...jobs.shards import only_shards
 from ...jobs.streamed_json import StreamedJson
+from ...jobs.written_hashes import WrittenHashes
 from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
@@ -161,10 +162,10 @@ def write_model(
         from ...convert.hub.delete_shards import ShardDeleter
 
         deleter = ShardDeleter(source, plan, existing)
-    result = _write(plan, label, source, read, options, report, existing, deleter)
+    result, hashes = _write(plan, label, source, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()
-    return _checked(result, plan, source, options, report)
+    return _checked(result, plan, source, options, report, hashes)
 
 
 def _refuse_deleted_source(plan: Plan, source: TensorSource, options: WriteOptions) -> None:
@@ -186,14 +187,14 @@ def _write(
     report: OnProgress,
     existing: Collection[int],
     deleter: ShardDeleter | None,
-) -> WriteResult:
-    """Checks and executes the plan. existing, deleter: see `execute`."""
+) -> tuple[WriteResult, WrittenHashes | None]:
+    """Checks and executes the plan; also the hashes of what is written, see `Carried`. existing, deleter: see `execute`."""
     disk = deleter.needed_bytes() if deleter is not None else None
     preflight(plan, force=options.force, resume=options.resume, inputs=inputs, existing=existing, needed=disk)
     warn(plan.warnings, detail=True)
     warn(thread_notes(options.threads or 1, available_cpus()), detail=True)
     try:
-        result, replaced, shares = carry_out(
+        result, replaced, hashes, shares = carry_out(
             plan, label, source, options, report, inputs=inputs, existing=existing, deleter=deleter
         )
     except KeyboardInterrupt:
@@ -202,13 +203,21 @@ def _write(
         note(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job")
     made = WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
     made.replaced, made.shares = replaced, shares
-    return made
+    return made, hashes
 
 
-def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:
-    """The result with what options ask to be made of a finished output. Raises CheckFailed when a tensor is damaged."""
+def _checked(
+    result: WriteResult,
+    plan: Plan,
+    source: TensorSource,
+    options: WriteOptions,
+    report: OnProgress,
+    hashes: WrittenHashes | None = None,
+) -> WriteResult:
+    """The result with what options ask to be made of a finished output; hashes: of all of it, if there are any. Raises
+    CheckFailed when a tensor is damaged."""
     if options.manifest:
-        result.manifest = write_manifest(result.files, report)
+        result.manifest = write_manifest(result.files, report, hashes)
     if options.verify:
         result.verification = verify_written(plan, source, report)
         problem = problem_line(result.verification, result.files[0])

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from ggufmill.formats.hashes import hash_file
 from ggufmill.operating_system import files
 
 SPLIT = ("--split-max-tensors", 4)
@@ -129,3 +130,17 @@ def test_the_plan_of_a_part(mill, checkpoint, tmp_path):
     assert part["files"] == whole["files"][1:2]
     assert part["tensors"] == [{**t, "file": 0} for t in whole["tensors"] if t["file"] == 1]
     assert part["disk"]["needed"] == whole["files"][1]["nbytes"]
+
+
+def test_a_manifest_takes_no_second_reading(mill, checkpoint, tmp_path, monkeypatch):
+    """What is written now is hashed on its way; with --resume, which finds files that are done, they are read."""
+    job = ("quantize", checkpoint, tmp_path / "q.gguf", "q4_0", *SPLIT, "--manifest")
+    read = []
+    monkeypatch.setattr("ggufmill.pipeline.writing.checks.hash_file", lambda *a, **k: read.append(a) or hash_file(*a, **k))
+    assert mill(*job)[0] == 0
+    manifest = next(tmp_path.glob("*.manifest"))
+    written = manifest.read_text()
+    assert not read
+    assert mill(*job, "--resume")[0] == 0
+    assert read
+    assert manifest.read_text() == written
