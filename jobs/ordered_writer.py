@@ -57,9 +57,9 @@ class OrderedWriter:
         direct: bool = False,
         on_bytes: Callable[[str, memoryview], None] | None = None,
     ):
-        """on_finished(sink) is called when a tensor's last byte is written, on_written(bytes, tensor name) after each chunk, and
-        on_bytes(tensor name, its bytes) before; none is called by two threads at once. direct: large tensors bypass the page
-        cache (see `direct_io`)."""
+        """on_finished(sink) is called when a tensor's last byte is written, on_written(bytes, tensor name) after each chunk,
+        on_bytes(tensor name, its bytes) before; none by two threads at once. direct: large tensors bypass the page cache (see
+        `direct_io`)."""
         self.slots = Semaphore(slots)
         self.failures: list[BaseException] = []
         self._on_finished, self._on_written, self._on_bytes = on_finished, on_written, on_bytes

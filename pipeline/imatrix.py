@@ -181,7 +181,9 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
                 request.cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(request.memory)
             )
             with reporting(request.progress) as report, elsewhere as run_batches:
-                stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
+                passes = len(job.passes) if job is not None else 1
+                stage = Stage(report, "imatrix", len(windows.windows) * passes, WINDOWS)
+                opened.on_windows = stage.within
                 shared = run_batches if isinstance(run_batches, SharedCovariance) else None
 
                 def on_chunk(so_far: Perplexity, total: int) -> None:
@@ -206,6 +208,7 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
                 )
                 if job is not None:
                     finish_covariance(job, shared, frequency, stage)
+                opened.on_windows = None
         except KeyboardInterrupt:
             if state_path is None or not state_path.exists():
                 raise

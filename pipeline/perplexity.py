@@ -156,7 +156,9 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
         on_logits = stack.enter_context(
             writing_logits(logits.write, base or opened[0], tokens, window, request.top_logits, baseline_about or abouts[0])
         )
-        stage = Stage(report, "perplexity", unit=WINDOWS)
+        stage = Stage(report, "perplexity", len(tokens) // window, WINDOWS)
+        opened[0].on_windows = stage.within
+        stack.callback(setattr, opened[0], "on_windows", None)
 
         def on_chunk(so_far: list[Perplexity], total: int) -> None:
             stage.reach(so_far[0].chunks, total, f"perplexity {so_far[0].perplexity:.4f}", so_far)

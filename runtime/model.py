@@ -101,7 +101,10 @@ class Model:
     files         those that its weights are read from
     placed        what of it lies on which device; None: all of it is in the machine's memory
     notes         what the user should know of how it runs, one line each
+    on_windows    called within `hidden_of_windows` with how many of them are done, a fraction after each layer; None: nobody is
     """
+
+    on_windows: Callable[[float], None] | None = None
 
     def __init__(
         self,
@@ -339,10 +342,12 @@ class Model:
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
+        report = self.on_windows if in_pieces else None
         if self._takes_layers_in_turn(arrays):
+            self.executable.on_layer = None if report is None else lambda share: report(share * len(batch))
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
-            results = (self.executable.hidden(*each, generated=generated) for each in passes)
+            results = self._each_pass(passes, generated, report, len(batch) / len(passes))
         for parts, result in zip(parts_of, results, strict=True):
             row = 0
             for i, tokens in parts:
@@ -352,6 +357,14 @@ class Model:
                     while len(out[i]) > 1 and sum(map(len, out[i][1:])) >= wanted:
                         del out[i][0]
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
+
+    def _each_pass(
+        self, passes: Sequence[PassInputs], generated: bool, report: Callable[[float], None] | None, windows: float
+    ) -> Iterator[np.ndarray]:
+        """windows: of each pass, for `report`."""
+        for i, inputs in enumerate(passes):
+            self.executable.on_layer = None if report is None else lambda share, i=i: report((i + share) * windows)
+            yield self.executable.hidden(*inputs, generated=generated)
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and

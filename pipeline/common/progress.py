@@ -32,6 +32,7 @@ class Progress:
     unit     'B' for bytes, 'tensor', 'chunk' (a window of a text), 'group', 'test', 'depth'
     item     what was finished last, such as a tensor's name; '' if there is nothing to name
     partial  the result so far, of functions that say so
+    share    of the units that are being computed, how many are done: those of a pass through a model, layer by layer
     """
 
     stage: str
@@ -40,6 +41,7 @@ class Progress:
     unit: str
     item: str = ""
     partial: Any = None
+    share: float = 0.0
 
 
 OnProgress = Callable[[Progress], None]
@@ -67,6 +69,10 @@ class Stage:
         self.done += count
         self._report(Progress(self.name, self.done, self.total, self.unit, item, partial))
 
+    def within(self, share: float) -> None:
+        """Reports that so many units, a fraction, are done of those that are being computed."""
+        self._report(Progress(self.name, self.done, self.total, self.unit, share=share))
+
     def reach(self, done: int, total: int | None = None, item: str = "", partial: Any = None) -> None:
         """Reports that `done` units are finished, of `total` if that is known now."""
         self.total = self.total if total is None else total
@@ -85,7 +91,7 @@ class Bars:
         self._compiling = 0.0  # seconds that are not in the bar's times
 
     def __call__(self, progress: Progress) -> None:
-        if progress.done == 0 or progress.stage != self._stage:
+        if (progress.done == 0 and not progress.share) or progress.stage != self._stage:
             self.close()
             self._stage, hidden = progress.stage, (progress.total or 0) < self._hidden.get(progress.stage, 0)
             scale = progress.unit == BYTES
@@ -97,7 +103,8 @@ class Bars:
             self._bar.total = progress.total
             if progress.item:
                 self._bar.set_postfix_str(printable(progress.item), refresh=False)
-            self._bar.update(progress.done - self._bar.n)
+            done = progress.done + round(progress.share, 2) if progress.share else progress.done
+            self._bar.update(max(0, done - self._bar.n))  # windows of a pass are counted when they are scored, too
 
     def leave_out_compilation(self) -> None:
         """Takes the time for compiling kernels, which is needed once, out of the bar's rate and remaining time."""

@@ -8,7 +8,9 @@ from typing import ClassVar
 import pytest
 from tqdm import tqdm
 
+import ggufmill
 from ggufmill.pipeline.common.progress import Bars, Progress, Stage, reporting
+from ggufmill.recipes import FOLDER
 
 
 class Bar:
@@ -109,3 +111,31 @@ def test_a_notebook_has_bars_by_default(monkeypatch, made):
     reported(None)
     reported(False)
     assert [bar.n for bar in made] == [1]
+
+
+@pytest.mark.parametrize("verb", ["perplexity", "imatrix"])
+def test_a_pass_is_reported_layer_by_layer(verb):
+    """From the beginning with the number of windows; the first window runs with others, and is not done for a long time."""
+    demo, reports = FOLDER / "demo", []
+    function = ggufmill.perplexity if verb == "perplexity" else ggufmill.compute_imatrix
+    function(demo, demo / "calibration.txt", chunks=2, progress=reports.append)
+    reports = [report for report in reports if report.stage == verb]
+    assert [report.total for report in reports] == [2] * len(reports)
+    first = next(i for i, report in enumerate(reports) if report.done)
+    shares = [report.share for report in reports[:first]]
+    assert len(shares) == 5  # at the start, and after each of four layers
+    assert shares == sorted(shares)
+    assert shares[0] == 0 < shares[1]
+
+
+def test_a_bar_never_falls(monkeypatch):
+    monkeypatch.setattr(Bar, "made", [])
+    stage, seen = Stage(Bars(Bar), "perplexity", 3, "chunk"), []
+    for share in (0.5, 2.0):
+        stage.within(share)
+        seen.append(Bar.made[0].n)
+    for _ in range(3):
+        stage.advance()
+        seen.append(Bar.made[0].n)
+    assert seen == [0.5, 2, 2, 2, 3]
+    assert len(Bar.made) == 1

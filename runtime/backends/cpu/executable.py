@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from .weights import WeightStore
 
 _CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
 _END = 1 << 60
+_LONG_PASS = 256  # tokens, from which on a pass says how far it is
 
 
 def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuExecutable:
@@ -139,10 +141,17 @@ class CpuExecutable(Executable):
             kernels = [kernel for op in self.compiled.all_ops for kernel in SLOW_KERNELS.get(type(op), ())]
             compile_in_background([kernel.function for kernel in dict.fromkeys(kernels)])
 
+    def _layer_done(self, share: float) -> None:
+        if self.on_layer is not None:
+            self.on_layer(share)
+
     def _write(self, out: PassProgram, steps: Sequence[Step]) -> None:
+        ends = {value.index: i for i, value in enumerate(self.graph.layers, 1)} if out.n >= _LONG_PASS else {}
         for out.position, step in enumerate(steps):
             out.ops = step.ops
             step.emit(out)
+            for layer in (ends[value.index] for op in step.ops for value in op.outputs if value.index in ends):
+                out.call(partial(self._layer_done, layer / len(ends)))
             self._observe_outputs(out, step)
             out.release_temporary()
             for value in {value.index: value for op in step.ops for value in (*op.inputs, *op.outputs)}.values():
