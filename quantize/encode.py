@@ -16,7 +16,7 @@ from .coarse_rows import CoarseRowReport
 from .codecs.codec import raise_nonfinite
 from .covariance.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode
-from .scale_range import Report, mended
+from .scale_range import Report, mended, suspects
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
@@ -99,13 +99,15 @@ def encode_rows(
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
+        refined = None
+        if prepared is not None and coupled is not None:
+            refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
+            if refined is not None and not suspicious:
+                return _packed(refined, plain, n)
         q, amax = _encode_plain(x, importance, plain)
         q, changed = mended(x, q, amax, importance, plain, report)
         if prepared is not None:
-            if coupled is not None:
-                refined = _refine_together(x, q, plain, importance, prepared, effort, coupled)
-            else:
-                refined = _refine(x, q, plain.type, prepared, effort, device)
+            refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
         return _packed(q, plain, n)
 
@@ -139,12 +141,18 @@ def _encode_plain(x: np.ndarray, importance: np.ndarray | None, plain: PlainRows
     if row_amax is not None:
         q = plain.encode(x, importance)
         return q, row_amax(q, x.shape[1])
+    amax = _finite_amax(x)
+    return plain.encode(x, importance), amax
+
+
+def _finite_amax(x: np.ndarray) -> np.ndarray:
+    """The largest magnitude of each row, float32 [rows]. Raises NonFiniteError for NaN or infinity in x."""
     from .codecs import float_range
 
     amax = float_range.row_amax(x)
     if not float_range.extremes(amax)[1] < np.inf:
         raise_nonfinite(x)
-    return plain.encode(x, importance), amax
+    return amax
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
@@ -155,21 +163,25 @@ def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
     return pack(q, plain.target.name, n)[0]
 
 
-def _refine_together(
+def _encode_together(
     x: np.ndarray,
-    q: np.ndarray,
     plain: PlainRows,
     importance: np.ndarray | None,
     prepared: PreparedCovariance,
     effort: int,
     coupled: CoupledRows,
-) -> np.ndarray:
+) -> tuple[np.ndarray | None, bool]:
+    """Rows whose errors are weighed together (None: the type or the covariance does not allow it), and whether there are any
+    that have to be looked at by `mended`, which starts from what the type's own encoder makes of them."""
     from .covariance.refine import takes_covariance
     from .covariance.row_feedback import encode_coupled
 
     if prepared.damped is None or not takes_covariance(plain.type):
-        return q
-    return encode_coupled(x, q, partial(plain.encode, importance=importance), plain.type.name, prepared.damped, effort, coupled)
+        return None, True
+    amax = _finite_amax(x)
+    encode_rows = partial(plain.encode, importance=importance)
+    q = encode_coupled(x, encode_rows, plain.type.name, prepared.damped, effort, coupled)
+    return q, bool(len(suspects(x, q, amax, plain)))
 
 
 def _refine(

@@ -112,7 +112,7 @@ def mended(
     x float32 [rows, n], C-contiguous, in whole groups of interleaved rows: what `plain` encoded as q; amax: the largest
     magnitude of each row. report is told of the rows that stay coarse.
     """
-    rows = _suspects(x, q, amax, plain)
+    rows = suspects(x, q, amax, plain)
     if not len(rows):
         return q, None
     again = _Again(x[rows], q[rows], plain)
@@ -130,7 +130,7 @@ def mended(
     return q, changed
 
 
-def _suspects(x: np.ndarray, q: np.ndarray, amax: np.ndarray, plain: PlainRows) -> np.ndarray:
+def suspects(x: np.ndarray, q: np.ndarray, amax: np.ndarray, plain: PlainRows) -> np.ndarray:
     """Numbers of the rows that the type's scales may not hold or that are worse than zeros, in complete groups."""
     from .codecs.float_range import extremes
     from .codecs.row_errors import rows_not_nearer

@@ -40,23 +40,27 @@ class TensorOutputs:
 
     def add_to(self, outputs: Outputs, tensor: SourceTensor, selection: Selection) -> None:
         """Adds what becomes of a tensor, and its factors if it has any."""
-        if scale_for(tensor, tensor.name, selection.type) is None and not self.cuts(tensor, selection.type):
+        cuts = self.cuts(tensor, selection.type)
+        if not cuts and scale_for(tensor, tensor.name, selection.type) is None:
             kind = OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
             outputs.add(tensor.name, kind)
             return
-        output = self.output(tensor, tensor.name, selection)
+        output = self._output(tensor, tensor.name, selection, cuts)
         for each in (output, *scale_outputs(output)):
             outputs.append(each)
 
     def produce(self, name: str, kind: OutputKind) -> ReadRows:
         """What makes the rows of an output without factors that has its tensor's name."""
-        return _Rows(self, name, name, kind.type, None)
+        return _Rows(self, name, name, kind.type, None, False)
 
     def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
         """What becomes of a tensor, under this name."""
+        return self._output(tensor, name, selection, self.cuts(tensor, selection.type))
+
+    def _output(self, tensor: SourceTensor, name: str, selection: Selection, cuts: tuple[int, ...]) -> Output:
         scale = scale_for(tensor, name, selection.type)
-        produce = _Rows(self, tensor.name, name, selection.type, scale)
-        source_type, kind, cuts = tensor.source_type, selection.type, self.cuts(tensor, selection.type)
+        produce = _Rows(self, tensor.name, name, selection.type, scale, bool(cuts))
+        source_type, kind = tensor.source_type, selection.type
         return Output(name, tensor.shape, source_type, kind, selection.rule, produce, selection.note, scale, cuts)
 
     def cuts(self, tensor: SourceTensor, target: TensorType) -> tuple[int, ...]:
@@ -70,11 +74,11 @@ class TensorOutputs:
             return ()
         return tuple(coupling.blocks.span(block).start for block in range(coupling.blocks.count))
 
-    def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None) -> RowProducer:
-        """What makes the rows of an output."""
+    def producer(self, tensor: SourceTensor, target: TensorType, scale: TensorScale | None, together: bool) -> RowProducer:
+        """What makes the rows of an output; together: in blocks, of those that `cuts` divides."""
         weighted = uses_importance(tensor, target)
         weights = ErrorWeights.of(tensor, self.importance, self.covariances) if weighted else UNWEIGHTED
-        if not self.cuts(tensor, target):
+        if not together:
             weights = weights._replace(coupling=None)
         return RowProducer(tensor, target, weights, scale, self.device, self.replaced)
 
@@ -88,13 +92,14 @@ class _Rows:
     name: str
     target: TensorType
     scale: TensorScale | None
+    together: bool
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
         outputs = self.outputs
         with outputs.lock:
             produce = outputs.producers.get(self.name)
             if produce is None:
-                produce = outputs.producer(outputs.tensors[self.source_name], self.target, self.scale)
+                produce = outputs.producer(outputs.tensors[self.source_name], self.target, self.scale, self.together)
                 outputs.producers[self.name] = produce
         return produce(start, stop)
 

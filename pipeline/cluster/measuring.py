@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MillError
 from ...formats import TYPES, TensorType
 from ...quantize.planning import importance_digest
-from ...quantize.search.quant_error import sample_rows
+from ...quantize.search.row_sample import sample_rows
 from ..common.covariance import load_covariances
 from ..common.importance import load_importance
 from ..requests.groups import moments_of

@@ -72,7 +72,7 @@ def _curvature(file: CovarianceFile) -> Curvature:
         assert found is not None  # of what `output_of` knows
         return found
 
-    return Curvature(output_of, gradient_of)
+    return Curvature(output_of, gradient_of, file.model.chunk_count * file.model.chunk_size)
 
 
 def _digest(file: CovarianceFile, with_outputs: bool) -> str:

@@ -97,6 +97,8 @@ def header_lines(
         where = f"{options.text.name}, {options.chunks} windows of {options.n_ctx}"
         figure = f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else ""
         lines.append(f"KL divergence on {where}: predicted {assignment.predicted:.4g}{figure}")
+    elif weighting.curvature:
+        lines.append(f"No text was given: KL divergence predicted from curvature {assignment.predicted:.4g}")
     else:
         lines.append(f"No text was given: relative errors of tensors count alike, in all {assignment.predicted:.4g}")
     lines.append(f"Errors of {options.rows} rows per tensor, seed {options.seed}, {weighting.text}")

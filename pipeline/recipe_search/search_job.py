@@ -24,6 +24,7 @@ from ...quantize.search.type_search import (
     TypeAssignment,
     TypeSearch,
     group_tensors,
+    on_one_scale,
     quantizable_tensors,
     use_packed_types,
 )
@@ -43,6 +44,7 @@ PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measure
 RESERVE = "#" * 512  # of the header, for comments that are only known at the end
 TRUST = 0.7  # how much a round of refining counts against what was known before
 ATTEMPTS = 8  # at meeting a target
+CAUTION = 2.5  # a divergence that nothing measures is predicted to be this many times smaller than what is allowed
 INTERRUPTED = "what was measured is kept, the same command continues it"
 
 
@@ -113,9 +115,10 @@ class SearchJob:
                 known.save()
                 stage.advance(1, name)
         known.save(now=True)
-        search = TypeSearch(
-            self.tensors, self.candidates, known.errors, group_tensors(list(self.tensors), options.measurements)
-        )
+        errors = {name: known.errors[name] for name in self.tensors}
+        if self.weighting.curvature:
+            errors = on_one_scale(errors, self.weighting.diagonal)
+        search = TypeSearch(self.tensors, self.candidates, errors, group_tensors(list(self.tensors), options.measurements))
         if options.text is None:
             return search
         probes = search.probes(PROBES, known.probes.setdefault(self._text_key, {}))
@@ -249,9 +252,10 @@ class SearchJob:
     def smallest_plan(self, target: Target, out: str | Path = "out.gguf") -> Plan:
         """The plan with the smallest types allowed, without any measuring. Raises PlanError when the target is smaller than
         that, or cannot be searched for."""
-        if target.divergence is not None and self.options.text is None:
+        if target.divergence is not None and self.options.text is None and not self.weighting.curvature:
             raise PlanError(
-                "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text)"
+                "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text), "
+                "or --curvature, which predicts it"
             )
         if self.options.text is not None:
             _ = self._tokens  # raises for what is no text, or too short
@@ -325,7 +329,7 @@ class SearchJob:
             stage.advance(1, group.name)
 
     def _error(self, types: Mapping[str, TensorType]) -> float:
-        return sum(self.measurements.errors[name][type.name] for name, type in types.items())
+        return sum(self.search.errors[name][type.name] for name, type in types.items())
 
     def _budgets(self, target: Target, plan: Plan, nbytes: int) -> list[Budget]:
         """nbytes: for the tensors whose types are chosen; plan: says what the others take."""
@@ -352,6 +356,8 @@ class SearchJob:
     def _of_divergence(self, wanted: float) -> TypeAssignment:
         """Predictions add up, which is too much where much is damaged: they are scaled by what is measured, until it fits."""
         search, allowed, best, measured = self.search, wanted, None, 0.0
+        if self.options.text is None:
+            return search.fit_divergence(wanted / CAUTION)
         for _ in range(ATTEMPTS):
             try:
                 assignment = search.fit_divergence(allowed)
@@ -370,7 +376,7 @@ class SearchJob:
         return best
 
     def _finest(self, name: str) -> TensorType:
-        return min(self.candidates[name], key=lambda type: (self.measurements.errors[name][type.name], type.name))
+        return min(self.candidates[name], key=lambda type: (self.search.errors[name][type.name], type.name))
 
     # -- writing
 

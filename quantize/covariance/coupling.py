@@ -82,6 +82,28 @@ def couple(gradients: Covariance) -> CoupledRows | None:
     return CoupledRows.of(matrix, lower, pivots[:n][::-1].copy())
 
 
+@dataclass(frozen=True, eq=False)
+class RowGradients:
+    """Second moments A of the gradients at the outputs of some rows, in their own unit.
+
+    matrix   float32 [rows, rows]: A, damped; its diagonal alone where too few tokens were seen for more
+    energy   the sum of its diagonal as it was collected
+    coupled  for encoding these rows together; None: too few tokens were seen
+    """
+
+    matrix: np.ndarray
+    energy: float
+    coupled: CoupledRows | None
+
+
+def row_gradients(moments: Covariance, rows: slice) -> RowGradients:
+    """Those of some rows of a block. Raises PlanError as `Covariance.check` does."""
+    part = Covariance(np.ascontiguousarray(moments.matrix[rows, rows]), moments.tokens)
+    coupled = couple(part)
+    matrix = np.diag(part.diagonal) if coupled is None else part.damped(_DAMPING)
+    return RowGradients(matrix, float(part.diagonal.sum(dtype=np.float64)), coupled)
+
+
 @kernel
 def mix(coupling, source, size, first, rows, mixed):
     """mixed (float32 [rows * 64]) = columns first ... first + 63 of source (float32 [rows * size], flat), mixed over rows, but

@@ -29,7 +29,6 @@ _TERNARY = 3  # values of a code: so coarse that what is fed back from row to ro
 
 def encode_coupled(
     x: np.ndarray,
-    q: np.ndarray,
     encode_rows: Callable[[np.ndarray], np.ndarray],
     type_name: str,
     damped: DampedCovariance,
@@ -38,14 +37,16 @@ def encode_coupled(
 ) -> np.ndarray:
     """Rows float32 [rows, n] of a small loss tr(A R H R^T), R = x - decoded: uint8 [rows, row_bytes].
 
-    q            what the type's own encoder makes of them; encode_rows: that encoder, for other rows
+    encode_rows  the type's own encoder: float32 [any number of rows, n] -> uint8 [rows, row_bytes]
     coupled      of these rows; effort: 0 leaves out the feedback
 
     The bytes depend on nothing but the arguments.
     """
-    if effort and is_scalar(type_name) and value_table(type_name).values.shape[1] <= _TERNARY:
-        q = refine_damped(x, q, type_name, damped, effort)
-    elif effort:
+    if not effort:
+        q = encode_rows(x)
+    elif is_scalar(type_name) and value_table(type_name).values.shape[1] <= _TERNARY:
+        q = refine_damped(x, encode_rows(x), type_name, damped, effort)
+    else:
         q = _with_feedback(x, encode_rows, type_name, damped, effort, coupled)
     refinement = refinement_of(x, q, type_name, damped, max(1, effort), coupled)
     before, out = refinement.errors(), q.copy()

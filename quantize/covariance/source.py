@@ -57,10 +57,12 @@ class Curvature:
 
     output_of    name of a tensor -> what was collected; None: nothing
     gradient_of  (name, matrix, block of rows) -> the second moments of the gradients at these rows' outputs
+    tokens       of the text that these were collected from
     """
 
     output_of: Callable[[str], CollectedOutput | None] = field(repr=False)
     gradient_of: Callable[[str, int, int], Covariance] = field(repr=False)
+    tokens: int
 
     def reason_alone(self, name: str) -> str:
         """Why rows of a tensor, or some of them, are encoded by themselves; '' if none are."""
@@ -78,11 +80,19 @@ class Curvature:
 class RowCoupling:
     """The rows of a tensor that are encoded together.
 
-    blocks of each matrix; couple: (matrix, block) -> what couples their rows, None: too few tokens were seen
+    blocks       of each matrix
+    tokens       int64 [matrices, blocks]: how many tokens of the text's `text_tokens` each matrix saw
+    gradient_of  (matrix, block) -> the second moments of the gradients at the outputs of these rows
     """
 
     blocks: RowBlocks
-    couple: Callable[[int, int], CoupledRows | None] = field(repr=False)
+    tokens: np.ndarray = field(repr=False)
+    text_tokens: int
+    gradient_of: Callable[[int, int], Covariance] = field(repr=False)
+
+    def couple(self, matrix: int, block: int) -> CoupledRows | None:
+        """What couples the rows of a block; None: too few tokens were seen."""
+        return couple(self.gradient_of(matrix, block))
 
 
 class PreparedCache:
@@ -246,10 +256,11 @@ class Covariances:
                 f"has {rows} and {matrices}: it was collected from another model"
             )
 
-        def coupled(matrix: int, block: int) -> CoupledRows | None:
-            return couple(curvature.gradient_of(name, matrix if len(collected.tokens) > 1 else 0, block))
+        def gradient_of(matrix: int, block: int) -> Covariance:
+            return curvature.gradient_of(name, matrix if len(collected.tokens) > 1 else 0, block)
 
-        return RowCoupling(blocks, coupled)
+        tokens = np.broadcast_to(collected.tokens, (matrices, blocks.count))
+        return RowCoupling(blocks, tokens, curvature.tokens, gradient_of)
 
     def reason_alone(self, tensor: SourceTensor) -> str:
         """Why rows of a tensor, or some of them, are encoded by themselves although there is curvature; '' if none are."""

@@ -1,7 +1,8 @@
 """Searching the best recipe of a given size: a type for every tensor, with the least predicted KL divergence.
 
-The divergence that a tensor's type causes is predicted from the relative error of its rows in that type (quant_error.py) by the
-sensitivity curve of the tensor's group: a line through a few measured points (error, KL divergence). Small perturbations of
+The divergence that a tensor's type causes is predicted from the error of its rows in that type (row_sample.py) by the
+sensitivity curve of the tensor's group: a line through a few measured points (error, KL divergence). With the curvature of
+outputs that error is a prediction of the divergence already, which a curve only corrects. Small perturbations of
 different tensors are nearly independent, so their divergences are taken to be additive, and the choice of types is a knapsack
 problem (allocate.py). For strongly quantised models the sum is too large, but the ranking of the types hardly changes.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean, median
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ...jobs.patterns import NamePattern
@@ -27,7 +29,7 @@ DERIVED_TENSORS = {"attn_k_b.weight": ("attn_kv_b.weight", 0.5), "attn_v_b.weigh
 
 @dataclass
 class SensitivityCurve:
-    """KL divergence as a function of the summed relative error of a group: points (error, divergence), by rising error.
+    """KL divergence as a function of the summed error of a group: points (error, divergence), by rising error.
 
     Interpolated between points in logarithms, proportional to the error beyond them. Without points the divergence is taken to
     equal the error.
@@ -125,7 +127,7 @@ class TypeSearch:
     """Searches types for the tensors of one model.
 
     options  tensor name -> types that it may get (quant_error.usable_types)
-    errors   tensor name -> type name -> relative error (quant_error.relative_errors)
+    errors   tensor name -> type name -> error (quant_error.relative_errors), all relative or all in nats
     groups   of tensors whose sensitivity is measured (group_tensors)
     """
 
@@ -242,6 +244,22 @@ class TypeSearch:
         before = group.curve.slope(error)
         factor = (max(slope, before / 8) / before) ** trust
         group.curve.points = [(e, d * factor) for e, d in group.curve.points] or [(error, error * before * factor)]
+
+
+def on_one_scale(errors: Mapping[str, Mapping[str, float]], relative: Collection[str]) -> dict[str, Mapping[str, float]]:
+    """Errors of which some are relative, all others being in nats: a tensor of the former, on average over its types, counts as
+    the median of the others does in the same type. Where all are relative they stay as they are."""
+    nats = [types for name, types in errors.items() if name not in relative]
+    scaled = dict(errors)
+    for name in relative:
+        steps = []
+        for kind, error in errors[name].items():
+            others = [types[kind] for types in nats if types.get(kind, 0) > 0]
+            if others and error > 0:
+                steps.append(math.log(median(others) / error))
+        factor = math.exp(fmean(steps)) if steps else 1.0
+        scaled[name] = {kind: error * factor for kind, error in errors[name].items()}
+    return scaled
 
 
 def quantizable_tensors(source: TensorSource) -> dict[str, SourceTensor]:

@@ -50,7 +50,7 @@ def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
     state = json.loads((tmp_path / "r.txt.state.json").read_text())
     assert len(state["errors"]) == 51
 
-    from ggufmill.quantize.search.quant_error import RowSample
+    from ggufmill.quantize.search.row_sample import RowSample
 
     monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("errors were known"))
     assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
@@ -88,7 +88,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "m", "m.json"]
     kept = (tmp_path / "m.json").read_bytes()
 
-    from ggufmill.quantize.search.quant_error import RowSample
+    from ggufmill.quantize.search.row_sample import RowSample
 
     monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("errors were known"))
     assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
@@ -229,7 +229,7 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
 
 
 def test_problems_are_reported_before_any_measuring(mill, llama, tmp_path, monkeypatch):
-    from ggufmill.quantize.search.quant_error import RowSample
+    from ggufmill.quantize.search.row_sample import RowSample
 
     monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("measured"))
     out = tmp_path / "q.gguf"

@@ -90,7 +90,7 @@ def test_a_changed_target_repeats_the_search_with_saved_measurements(mill, recip
     assert not searched()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "ggufmill.quantize.search.quant_error.RowSample.errors", lambda self, kinds: pytest.fail("errors were known")
+            "ggufmill.quantize.search.row_sample.RowSample.errors", lambda self, kinds: pytest.fail("errors were known")
         )
         assert searched(**{"target_bpw = 6.5": "target_size = '70K'"})
         assert (tmp_path / "out" / "r.gguf").stat().st_size <= 70_000
@@ -105,9 +105,9 @@ def test_a_changed_target_repeats_the_search_with_saved_measurements(mill, recip
 
 
 def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch):
-    from ggufmill.quantize.search import quant_error
+    from ggufmill.quantize.search import row_sample
 
-    known, calls, stopped = quant_error.RowSample.errors, [], []
+    known, calls, stopped = row_sample.RowSample.errors, [], []
 
     def interrupted(self, kinds):
         calls.extend(kind.name for kind in kinds)
@@ -117,7 +117,7 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
         return known(self, kinds)
 
     arguments = ("run", recipe(), "-o", tmp_path / "out", "-t", 1)  # several threads would have measured more by then
-    monkeypatch.setattr(quant_error.RowSample, "errors", interrupted)
+    monkeypatch.setattr(row_sample.RowSample, "errors", interrupted)
     code, _, err = mill(*arguments)
     assert code == 130
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command continues it"

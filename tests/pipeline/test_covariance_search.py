@@ -27,7 +27,9 @@ def test_what_errors_are_weighted_by_is_said_and_not_mixed_up(files, tmp_path, c
     imatrix, covariance = files
     common = {"target_bpw": 5.5, "imatrix": imatrix, "force": True, **FEW}
     plain = search_recipe(DEMO, tmp_path / "plain.txt", **common, state=tmp_path / "plain.json")
-    assert plain.as_json()["errors_weighted_by"] == {"covariance": None, "effort": None, "tensors": 0, "by_importance": {}}
+    assert plain.as_json()["errors_weighted_by"] == {
+        "covariance": None, "curvature": False, "effort": None, "tensors": 0, "by_importance": {}
+    }  # fmt: skip
     caplog.set_level("INFO", "ggufmill")
     weighted = search_recipe(DEMO, tmp_path / "w.txt", **common, covariance=covariance, effort=0, state=tmp_path / "w.json")
     said = caplog.text
@@ -74,7 +76,7 @@ def test_measured_divergence_is_that_of_rows_encoded_with_the_covariance(files, 
 
 def test_refused(files, tmp_path, monkeypatch):
     imatrix, covariance = files
-    monkeypatch.setattr("ggufmill.quantize.search.quant_error.RowSample.errors", lambda self, kinds: pytest.fail("measured"))
+    monkeypatch.setattr("ggufmill.quantize.search.row_sample.RowSample.errors", lambda self, kinds: pytest.fail("measured"))
     common = {"target_bpw": 5.5, "imatrix": imatrix, **FEW}
     for more in ({"effort": 1}, {"strict": True}):
         with pytest.raises(UsageError, match="--covariance"):
@@ -156,3 +158,23 @@ def test_dry_run_of_collecting_says_the_sizes_that_the_files_have(mill, tmp_path
             assert "covariances of 33 inputs" in mill(*job, "--dry-run")[1]  # files that are there stay
         for path in tmp_path.iterdir():
             path.unlink()
+
+
+@pytest.mark.slow
+def test_curvature_predicts_divergences_without_a_text(tmp_path):
+    pytest.importorskip("torch")
+    imatrix, curvature = tmp_path / "demo.imatrix", tmp_path / "demo.curv"
+    compute_imatrix(DEMO, TEXT, imatrix, chunks=2, n_ctx=256, curvature=curvature)
+    common = {"imatrix": imatrix, "curvature": curvature, "effort": 0, "state": tmp_path / "state.json", "force": True, **FEW}
+    small = search_recipe(DEMO, tmp_path / "small.txt", target_bpw=5.5, **common)
+    weighted_by = small.as_json()["errors_weighted_by"]
+    assert (weighted_by["curvature"], weighted_by["tensors"]) == (True, 50)
+    assert weighted_by["by_importance"] == {"token_embd.weight": "no gradients were collected"}
+    assert "KL divergence predicted from curvature" in small.text
+    # Of the query matrices hardly anything is felt, of the last layer's experts most: relative errors do not know.
+    errors = json.loads((tmp_path / "state.json").read_text())["errors"]
+    assert errors["blk.1.attn_q_a.weight"]["q4_0"] < 0.1 * errors["blk.3.ffn_down_exps.weight"]["q4_0"]
+    below = search_recipe(DEMO, tmp_path / "below.txt", max_kld=2 * small.assignment.predicted, **common)
+    assert below.assignment.predicted < small.assignment.predicted
+    assert below.plan.total_bytes > small.plan.total_bytes
+    assert below.measured is None

@@ -12,6 +12,7 @@ from lesser_levels import output_at_each_level
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
+from ggufmill.quantize.codecs.codec import NonFiniteError
 from ggufmill.quantize.covariance.coupling import ALONE, Coupling, couple, coupled_error
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.descent import feed_back
@@ -20,6 +21,7 @@ from ggufmill.quantize.covariance.refine import refinement_of, takes_covariance
 from ggufmill.quantize.covariance.row_feedback import encode_coupled
 from ggufmill.quantize.covariance.scalar_refinement import ScalarRefinement
 from ggufmill.quantize.covariance.values import ScalarRows
+from ggufmill.quantize.plain_rows import PlainRows
 
 COVARIANCE_TYPES = [TYPES[name].name for name in TYPES if takes_covariance(TYPES[name]) and TYPES[name].codec is not None]
 ROWS, COLUMNS = 72, 256
@@ -154,10 +156,29 @@ def test_blocks_are_encoded_from_the_last_row_on():
         seen.append(target)
         return encode(target, "q4_0", h.diagonal)
 
-    encode_coupled(x, encode(x, "q4_0", h.diagonal), encode_rows, "q4_0", damped, 1, coupled)
+    encode_coupled(x, encode_rows, "q4_0", damped, 1, coupled)
     assert len(seen) == 2
     assert np.array_equal(seen[0], x[32:])
     assert not np.array_equal(seen[1], x[:32])
+
+
+@pytest.mark.parametrize("type_name", ["q4_K", "iq4_k", "iq3_kt"])
+def test_ordinary_encoders_see_every_row_once(type_name, monkeypatch):
+    x, h, coupled, seen = weights(64, COLUMNS), covariance(COLUMNS, 30), coupled_rows(64), list[int]()
+    expected, ordinary = encode(x, type_name, covariance=h, coupled=coupled), PlainRows.encode
+    monkeypatch.setattr(PlainRows, "encode", lambda self, x, importance: seen.append(len(x)) or ordinary(self, x, importance))
+    assert np.array_equal(encode(x, type_name, covariance=h, coupled=coupled), expected)
+    assert sum(seen) == len(x)
+
+
+def test_rows_that_a_type_cannot_hold_are_still_found(caplog):
+    x, h, coupled = weights(64, COLUMNS), covariance(COLUMNS, 30), coupled_rows(64)
+    x[5] *= np.float32(2.0**-30)
+    encode(x, "q4_0", covariance=h, coupled=coupled)
+    assert "rows 5 to 5 have weights so small that q4_0 makes them coarse or zero" in caplog.text
+    x[5] = np.inf
+    with pytest.raises(NonFiniteError):
+        encode(x, "q4_0", covariance=h, coupled=coupled)
 
 
 CODE = """

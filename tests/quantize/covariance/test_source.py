@@ -200,7 +200,7 @@ class Outputs:
         return covariance(span.stop - span.start, self.tokens, 10 * matrix + block)
 
     def covariances(self, **changed) -> Covariances:
-        curvature = Curvature(self.output_of, self.gradient_of)
+        curvature = Curvature(self.output_of, self.gradient_of, 5000)
         return replace(Collected(down=(4096,) * 3).covariances(), curvature=curvature, **changed)
 
 

@@ -8,7 +8,8 @@ from ggufmill.quantize import decode, encode
 from ggufmill.quantize.covariance.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ggufmill.quantize.importance import Importance
-from ggufmill.quantize.search.quant_error import relative_errors, sample_rows, usable_types
+from ggufmill.quantize.search.quant_error import relative_errors, usable_types
+from ggufmill.quantize.search.row_sample import sample_rows
 
 
 def tensor(data, name="blk.0.ffn_up.weight", stack=()):
