@@ -254,7 +254,7 @@ class SearchJob:
         that, or cannot be searched for."""
         if target.divergence is not None and self.options.text is None and not self.weighting.curvature:
             raise PlanError(
-                "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text), "
+                "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text) "
                 "or --curvature, which predicts it"
             )
         if self.options.text is not None:
