@@ -9,7 +9,7 @@ from ...formats import TYPES
 from ...imatrix.covariance.estimate import expected_seconds
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
-from ...quantize.search.quant_error import RUN_ROWS
+from ...quantize.search.row_sample import RUN_ROWS
 from ...quantize.timing import encode_speed, predict_seconds
 from ...runtime import Model
 from ..common.progress import OnProgress
