@@ -20,7 +20,8 @@ from ..runtime import Model, Tokenizer
 from ..runtime.text.chat import Message, find_template, prompt_tokens
 from .calibration import TextSegment
 
-COLUMNS = ("messages", "conversations", "text", "content")  # the first that exists is read
+OWN_COLUMN = "generated"  # of texts that a model wrote: their control tokens count
+COLUMNS = ("messages", "conversations", "text", "content", OWN_COLUMN)  # the first that exists is read
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")  # of files with columns
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
@@ -107,6 +108,10 @@ def calibration_tokens(path: Path, tokenizer: Tokenizer, metadata: Mapping[str, 
     return [id for document in _Reader(tokenizer, metadata).documents(path) for id in document]
 
 
+class _WithControlTokens(str):
+    """A text in which the texts of control tokens stand for these tokens."""
+
+
 class _Reader:
     """Reads documents as token ids."""
 
@@ -124,7 +129,9 @@ class _Reader:
         is_empty = True
         read_rows = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
         for where, value in read_rows(path):
-            if isinstance(value, str):
+            if isinstance(value, _WithControlTokens):
+                ids = prompt_tokens(self._tokenizer, value)
+            elif isinstance(value, str):
                 ids = self._tokenizer.encode(value)
             elif path == bundled_text() and not self._has_template:
                 ids = self._tokenizer.encode("\n\n".join(turn["content"] for turn in value))
@@ -152,7 +159,9 @@ class _Reader:
                     continue
                 if not isinstance(row, dict):
                     raise FormatError(f"{where}: neither an object nor a text")
-                yield where, row[self._column_name(list(row), where, None if path == bundled_text() else self._column)]
+                column = self._column_name(list(row), where, None if path == bundled_text() else self._column)
+                is_own = column == OWN_COLUMN and isinstance(row[column], str)
+                yield where, _WithControlTokens(row[column]) if is_own else row[column]
 
     def _parquet_rows(self, path: Path) -> Iterator[tuple[str, Any]]:
         check_regular(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, rem
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
-from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
+from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, read_segments
 from ..jobs.lock import output_lock
 from ..quantize.covariance.row_blocks import ROWS
-from ..recipes import BUNDLED
+from ..recipes import BUNDLED, bundled_text
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .cluster.covariance import SharedCovariance
@@ -31,6 +31,8 @@ from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
 from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
+from .common.own_text import WINDOWS as OWN_WINDOWS
+from .common.own_text import parse_texts, provide_own_text
 from .common.progress import WINDOWS, Stage, reporting
 from .common.shown import shown
 from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
@@ -96,7 +98,14 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     """
     model, text, settings = request.model, request.text, settings_of(request, "n_ctx")
     given_texts = [text] if isinstance(text, str | Path) else text or [BUNDLED]
-    texts = [parse_text(str(path)) for path in given_texts]
+    out = Path(request.out) if request.out is not None else None
+    own = Path(f"{out}.self.jsonl") if out is not None else Path("self.jsonl")
+    texts = parse_texts(given_texts, own)
+    writes = any(one.path == own for one in texts)
+    if not writes:
+        refuse_unused({"--text-seed": request.text_seed}, "-f self")
+    elif out is None:
+        raise UsageError("-f self keeps the text that the model writes next to the output: give that (-o)")
     check_texts(texts)
     if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
         refuse_unused({"--column": request.column, "--template": request.template}, "a .jsonl or .parquet file (-f)")
@@ -140,6 +149,12 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     if not text:
         note("without -f, the bundled calibration text is read (prose, code, mathematics, chats; 35 languages)")
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
+    if writes and request.dry_run and not own.exists():  # as much of another text takes as long
+        texts = [replace(one, path=bundled_text()) if one.path == own else one for one in texts]
+    elif writes:
+        count = (request.from_chunk or 0) + (request.chunks or OWN_WINDOWS)
+        with reporting(request.progress) as report:
+            provide_own_text(opened, own, count * window, request.text_seed or 0, report)
     windows = _windows(
         opened, texts, request.column, read_template(request.template), window, request.chunks, request.from_chunk or 0
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ from ..imatrix.calibration import cut_windows
 from ..imatrix.texts import read_segments
 from ..jobs.atomic_write import write_text
 from ..quantize.importance import AssumedImportance
+from ..recipes import bundled_text
 from ..request_fields import shared, values_of
-from ..runtime import load_model
+from ..runtime import Model, load_model
 from ..runtime.memory import TensorSize
 from .common.arguments import refuse_unused
 from .common.models import file_stem
-from .common.progress import reporting
+from .common.own_text import WINDOWS as OWN_WINDOWS
+from .common.own_text import provide_own_text
+from .common.progress import OnProgress, reporting
 from .common.shown import shown
 from .making.effort import LEVELS, Collection, plan_collection
 from .making.fit import Fit, find_fit, run_options
 from .making.forecast import MakeForecast, forecast_make
 from .making.recipe import MADE, recipe_text
-from .making.texts import choose_texts
+from .making.texts import Texts, choose_texts
 from .planning import Quantization
 from .requests.make import MakeRequest
 from .requests.quantize import QuantizeRequest
@@ -87,30 +91,59 @@ def make_model(request: MakeRequest) -> MakeResult:
         refuse_unused({"--ram": request.ram, "--vram": request.vram}, "a size that follows from the memory (leave out --fit)")
     job = _largest(request)
     model, level = load_model(job.source), LEVELS[request.effort]
-    texts = choose_texts(request, level, model)
     fit = find_fit(request, job.source, job.plan())
     bits = 8 * fit.nbytes / sum(tensor.n_elements for tensor in job.source.tensors.values())
     stem = f"{file_stem(request.model)}-{bits:.2f}bpw"
     folder = Path(request.out) if request.out is not None else Path("out") / stem
-    collection = Collection(level, None)
-    if level.needs_text:
-        windows = cut_windows(model, read_segments(model, texts.calibration), texts.n_ctx, chunks=texts.windows)
-        texts = replace(texts, windows=len(windows.windows))
-        collection = plan_collection(level, model, windows, folder, on_cluster=request.cluster is not None)
-    recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts)
-    asked = shared(request, RunRequest, recipe=recipe, out=folder, program=None)
-    made = MakeResult(recipe, text, fit, collection.level.data)
-    if not request.dry_run:
-        made.run = _run(asked, text)
-        opened = open_gguf(made.run.report["files"][0])
-        sizes = [TensorSize(name, tensor.type, tensor.nbytes) for name, tensor in opened.tensors.items()]
-        made.options = run_options(sizes, opened.metadata, fit)
-        return made
-    with tempfile.TemporaryDirectory() as elsewhere, reporting(request.progress) as report:
-        made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), text)
-        plan = made.run.quants[0].plan
-        made.forecast = forecast_make(job, plan, model, texts, collection, fit, report, request.threads)
+    own = folder.absolute() / f"{stem}.self.jsonl"
+    texts = choose_texts(request, level, model, own)
+    writes = level.needs_text and any(text.path == own for text in texts.calibration)
+    with _folder(folder, request.dry_run), reporting(request.progress) as report:
+        there = _with_own_text(model, texts, own, report, is_planned=request.dry_run) if writes else texts
+        collection = Collection(level, None)
+        if level.needs_text:
+            windows = cut_windows(model, read_segments(model, there.calibration), there.n_ctx, chunks=there.windows)
+            there, texts = (replace(each, windows=len(windows.windows)) for each in (there, texts))
+            collection = plan_collection(level, model, windows, folder, on_cluster=request.cluster is not None)
+        recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts)
+        asked = shared(request, RunRequest, recipe=recipe, out=folder, program=None)
+        made = MakeResult(recipe, text, fit, collection.level.data)
+        if not request.dry_run:
+            made.run = _run(asked, text)
+            opened = open_gguf(made.run.report["files"][0])
+            sizes = [TensorSize(name, tensor.type, tensor.nbytes) for name, tensor in opened.tensors.items()]
+            made.options = run_options(sizes, opened.metadata, fit)
+            return made
+        with tempfile.TemporaryDirectory() as elsewhere:
+            planned = recipe_text(request, job.source, collection.level, fit, there)
+            made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), planned)
+            plan = made.run.quants[0].plan
+            made.forecast = forecast_make(job, plan, model, there, collection, fit, report, request.threads)
     return made
+
+
+@contextmanager
+def _folder(path: Path, is_planned: bool) -> Iterator[None]:
+    """Makes the folder; it is removed again if nothing came into it, as when something prevents the work."""
+    made = [] if is_planned else [each for each in (path, *path.parents) if not each.exists()]
+    if not is_planned:
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+
+
+def _with_own_text(model: Model, texts: Texts, own: Path, report: OnProgress, *, is_planned: bool) -> Texts:
+    """The texts, that of the model written; of a plan with as much of another text in its place, if it is not there."""
+    if not is_planned:
+        provide_own_text(model, own, (texts.windows or OWN_WINDOWS) * texts.n_ctx, 0, report)
+    elif not own.exists():
+        others = [replace(text, path=bundled_text()) if text.path == own else text for text in texts.calibration]
+        return replace(texts, calibration=others)
+    return texts
 
 
 def _largest(request: MakeRequest) -> Quantization:
@@ -123,12 +156,11 @@ def _largest(request: MakeRequest) -> Quantization:
 
 
 def _run(asked: RunRequest, text: str) -> RunResult:
-    """Writes the recipe and runs it. A folder in which nothing was begun is left as it was."""
-    recipe, folder = Path(asked.recipe), Path(asked.recipe).parent
-    if recipe.exists() and not recipe.read_text("utf-8").startswith(MADE) and not asked.force:
+    """Writes the recipe and runs it. Where something prevents the work, the folder is left as it was."""
+    recipe = Path(asked.recipe)
+    before = recipe.read_bytes() if recipe.exists() else None
+    if before is not None and not before.startswith(MADE.encode()) and not asked.force:
         raise PlanError(f"{recipe} is not of `ggufmill make`; use --force to replace it, or another folder (-o)")
-    before, is_new = recipe.read_bytes() if recipe.exists() else None, not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(recipe, text)
     try:
         return run_recipe(**values_of(asked))
@@ -137,7 +169,4 @@ def _run(asked: RunRequest, text: str) -> RunResult:
             recipe.unlink()
         else:
             recipe.write_bytes(before)
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
         raise

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PlanError, UsageError
-from ...imatrix.texts import CalibrationText, check_texts, parse_text, read_segments
-from ...recipes import BUNDLED
+from ...imatrix.texts import CalibrationText, check_texts, read_segments
+from ...recipes import BUNDLED, bundled_text
 from ...runtime import Model
+from ..common.own_text import WINDOWS as OWN_WINDOWS
+from ..common.own_text import parse_texts
 from ..requests.make import MakeRequest
 from .effort import Effort
 
@@ -36,21 +38,24 @@ class Texts:
     n_ctx: int
 
 
-def choose_texts(request: MakeRequest, level: Effort, model: Model) -> Texts:
-    """The texts of a request, cut by its effort. Without one it is the bundled text. Raises UsageError for several
-    that leave none to judge with, PlanError for one that is too short."""
+def choose_texts(request: MakeRequest, level: Effort, model: Model, own: Path) -> Texts:
+    """The texts of a request, cut by its effort. Without one it is the bundled text; own: the file of what the model writes.
+
+    Raises UsageError for several that leave none to judge with, PlanError for one that is too short.
+    """
     given = [request.text] if isinstance(request.text, str | Path) else list(request.text)
-    texts = [parse_text(str(text)) for text in given or [BUNDLED]]
+    texts = parse_texts(given or [BUNDLED], own)
     check_texts(texts)
     first = texts[0].path
-    tokens = len(read_segments(model, [CalibrationText(first)])[0].tokens)
-    n_ctx = min(N_CTX, model.n_ctx_train)
-    while n_ctx > _LEAST_CTX and tokens // n_ctx < _LEAST_WINDOWS:
-        n_ctx //= 2
+    writes, n_ctx = any(text.path == own for text in texts), min(N_CTX, model.n_ctx_train)
+    if writes or request.heldout is not None:
+        heldout = Path(request.heldout) if request.heldout is not None else bundled_text()
+        n_ctx = _fitting(_tokens(model, heldout), n_ctx)
+        windows = (level.windows or OWN_WINDOWS) if writes else level.windows
+        return Texts(texts, windows if len(texts) == 1 else None, heldout, 0, level.judged, n_ctx)
+    tokens = _tokens(model, first)
+    n_ctx = _fitting(tokens, n_ctx)
     count = tokens // n_ctx
-    if request.heldout is not None:
-        windows = level.windows if len(texts) == 1 else None
-        return Texts(texts, windows, Path(request.heldout), 0, level.judged, n_ctx)
     if count < _HELD_OUT:
         raise PlanError(
             f"{first} has {tokens} tokens, too few to calibrate and to judge with: give a longer text, or another one to judge "
@@ -62,3 +67,14 @@ def choose_texts(request: MakeRequest, level: Effort, model: Model) -> Texts:
         raise UsageError("several texts (-f) leave nothing to judge with: give another one with --heldout")
     windows = count - last if level.windows is None else min(count - last, level.windows)
     return Texts(texts, windows, first, count - judged, judged, n_ctx)
+
+
+def _tokens(model: Model, path: Path) -> int:
+    return len(read_segments(model, [CalibrationText(path)])[0].tokens)
+
+
+def _fitting(tokens: int, n_ctx: int) -> int:
+    """Tokens of a window, fewer for a short text."""
+    while n_ctx > _LEAST_CTX and tokens // n_ctx < _LEAST_WINDOWS:
+        n_ctx //= 2
+    return n_ctx

@@ -22,9 +22,10 @@ class ImatrixRequest(RunningModel):
     )
     text: str | Path | Sequence[str | Path] | None = option(
         "Read this text, .jsonl or .parquet file, or - for standard input; may be given several times. A "
-        "token of a:3 counts three times. `bundled` names the text that comes with the program.",
+        "token of a:3 counts three times. `bundled` names the text that comes with the program, `self` one that "
+        "the model writes.",
         doc="PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times. 'bundled', or "
-        "None: the text that comes with the program.",
+        "None: the text that comes with the program; 'self': the model writes one, next to `out`.",
         default=None,
         shown="bundled",
         flags="-f --file",
@@ -39,6 +40,9 @@ class ImatrixRequest(RunningModel):
         flags="-o --output",
         kind="out_file",
         kw_only=False,
+    )
+    text_seed: int | None = option(
+        "Draw the text that the model writes (-f self) by this seed.", default=None, least=0, shown="0", rare=True
     )
     column: str | None = option(
         "Read this column of .jsonl and .parquet files.",

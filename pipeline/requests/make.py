@@ -63,8 +63,8 @@ class MakeRequest(Room, AllowedTypes, SourceOptions):
         most=EFFORTS,
     )
     text: str | Path | Sequence[str | Path] = option(
-        "Read this text to calibrate on: text, .jsonl or .parquet; may be given several times.",
-        doc="PATH or PATH:WEIGHT, or several, to calibrate on: text, .jsonl or .parquet.",
+        "Read this text to calibrate on: text, .jsonl or .parquet; may be given several times. `self`: the model writes one.",
+        doc="PATH or PATH:WEIGHT, or several, to calibrate on: text, .jsonl or .parquet; 'self': the model writes one.",
         default=(),
         flags="-f --file",
         kind="weighted_texts",

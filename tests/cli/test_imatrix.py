@@ -301,3 +301,41 @@ def test_refusals(mill, tmp_path, monkeypatch, arguments, code, message):
     assert (got, out) == (code, "")
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def demo_text(mill, tmp_path):
+    """mill imatrix demo -f self, few windows, and the paths of the matrix and of the text that it wrote."""
+
+    def compute(*more, out="m.imatrix"):
+        path = tmp_path / out
+        arguments = "imatrix", FOLDER / "demo", "-f", "self", "-o", path, "-c", 32, "--chunks", 4, *more
+        return mill(*arguments), path, tmp_path / f"{out}.self.jsonl"
+
+    return compute
+
+
+def test_the_model_writes_its_own_text(demo_text, tmp_path):
+    (code, _, err), matrix, text = demo_text()
+    assert code == 0, err
+    assert load(matrix).datasets == ["m.imatrix.self.jsonl"]
+    before, first = text.stat().st_mtime_ns, matrix.read_bytes()
+    (code, _, err), matrix, _ = demo_text("--force")
+    assert code == 0
+    assert "written before" in err
+    assert (text.stat().st_mtime_ns, matrix.read_bytes()) == (before, first)
+    (code, _, _), _, other = demo_text("--text-seed", 1, out="n.imatrix")
+    assert code == 0
+    assert other.read_bytes() != text.read_bytes()
+
+
+def test_what_stands_in_the_way_of_its_own_text(demo_text, mill, tmp_path):
+    (code, _, err), _, text = demo_text("--dry-run")
+    assert code == 0, err
+    assert not text.exists()
+    text.write_text("mine", "utf-8")
+    (code, _, err), _, _ = demo_text()
+    assert code == 1
+    assert "remove it" in err
+    arguments = "imatrix", FOLDER / "demo", "-f", FOLDER / "demo/heldout.txt", "-o", tmp_path / "x", "--text-seed", 1
+    assert "--text-seed does nothing without -f self" in mill(*arguments)[2]

@@ -120,6 +120,19 @@ def test_without_a_text_it_is_the_bundled_one(mill, folder):
     assert recipe.stages["validate"]["chunks"] == 16
 
 
+def test_the_model_writes_the_text(mill, folder):
+    arguments = "--fit", "80k", "-f", "self", "--heldout", folder / "words.txt", "--effort", "1"
+    dry = made(mill, folder, *arguments, "--dry-run")
+    assert not (folder / "out").exists()
+    assert dry["data"] == "imatrix"
+    result = made(mill, folder, *arguments)
+    written = Path(result["recipe"]).with_suffix(".self.jsonl")
+    assert load_recipe(result["recipe"]).stages["imatrix"]["text"] == str(written)
+    assert mill("run", result["recipe"], "-o", folder / "again", "--quiet")[0] == 0
+    path = Path(result["run"]["files"][0])
+    assert (folder / "again" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_several_texts_with_weights(mill, folder):
     texts = "-f", f"{folder / 'long.txt'}:2", "-f", folder / "words.txt", "--heldout", folder / "words.txt"
     result = made(mill, folder, "--fit", "80k", *texts, "--effort", "1", "--dry-run")
