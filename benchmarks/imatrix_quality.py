@@ -72,7 +72,7 @@ def quantised(source: TensorSource, name: str, importance: Importance | None) ->
             matrix, first = divmod(start, per_matrix)
             return rows[matrix][first : first + stop - start]
 
-        nothing = dict.fromkeys(("raw", "stored", "mapped", "narrow"))
+        nothing = dict.fromkeys(("raw", "stored", "mapped"))
         tensors[output.name] = dataclasses.replace(tensor, source_type="f32", read=read, **nothing)
     return dataclasses.replace(source, tensors=tensors)
 

@@ -23,7 +23,7 @@ from imatrix_quality import N_CTX, RESULTS, cache_hidden_states, quantised
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import collect
-from ggufmill.imatrix.own_text import write_own_text
+from ggufmill.imatrix.own_text import own_tokens, write_own_text
 from ggufmill.imatrix.texts import calibration_tokens
 from ggufmill.quantize.importance import Importance
 from ggufmill.recipes import FOLDER, bundled, bundled_text
@@ -88,7 +88,8 @@ def main(
         if name == "self":
             file, began = out.with_suffix(f".{source.architecture}.self.jsonl"), time.process_time()
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_own_text(load_model(source, threads=threads), file, calibration_chunks * N_CTX, seed)
+            file.unlink(missing_ok=True)
+            write_own_text(load_model(source, threads=threads), file, own_tokens(calibration_chunks * N_CTX), seed)
             click.echo(f"self: {time.process_time() - began:.0f} s of processor time", err=True)
         imatrix, _ = collect(base, tokens_of(base, file), n_ctx=N_CTX, chunks=calibration_chunks)
         importance[name] = Importance(imatrix.means())

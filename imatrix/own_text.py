@@ -38,6 +38,11 @@ _BEGINNINGS = (
 _MARK = "\x02text\x03"  # stands for the user's text in a rendered template
 
 
+def own_tokens(tokens: int) -> int:
+    """How many tokens to write for so many to be read: a text may be cut into fewer than it was written in."""
+    return tokens + tokens // 16
+
+
 @dataclass(frozen=True)
 class Beginnings:
     """What documents begin with, in turn: token ids."""

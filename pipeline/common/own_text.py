@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...imatrix.own_text import SELF, fingerprint, is_written, write_own_text
+from ...imatrix.own_text import SELF, fingerprint, is_written, own_tokens, write_own_text
 from ...imatrix.texts import CalibrationText, parse_text
 from ...runtime import Model
 from .messages import note
@@ -25,7 +25,9 @@ def parse_texts(texts: Sequence[str | Path], own: Path) -> list[CalibrationText]
 
 
 def provide_own_text(model: Model, path: Path, tokens: int, seed: int, report: OnProgress) -> None:
-    """Has the model write its text, unless it is there. Raises as `is_written` and `write_own_text`."""
+    """Has the model write its text for so many tokens to be read, unless it is there. Raises as `is_written` and
+    `write_own_text`."""
+    tokens = own_tokens(tokens)
     if is_written(path, fingerprint(model, tokens, seed)):
         note(f"{path}: written before")
         return
