@@ -81,10 +81,10 @@ def cache_hidden_states(model: Model) -> None:
     """Caches the model's hidden states by tokens: the baseline computes the same windows for every type."""
     cached, compute = {}, model.hidden
 
-    def hidden(batch: Any) -> Any:
+    def hidden(batch: Any, *more: Any, **options: Any) -> Any:
         key = b"".join(np.asarray(tokens, np.int64).tobytes() for _, tokens in batch)
         if key not in cached:
-            cached[key] = compute(batch)
+            cached[key] = compute(batch, *more, **options)
         return cached[key]
 
     model.hidden = hidden

@@ -6,7 +6,7 @@
 
 All weights of the layers become each type, embeddings and output matrix stay. For each text that is judged with, the table has
 the KL divergence over that without an importance matrix (geometric mean of the types). The model writes its own text (`self`)
-as `imatrix -f self` does. The bundled text is judged with behind the windows that are calibrated with.
+as `imatrix -f self` does, and that which is judged with by another seed. The bundled text is judged with behind the windows that are calibrated with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from imatrix_quality import N_CTX, RESULTS, cache_hidden_states, quantised
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import collect
-from ggufmill.imatrix.own_text import own_tokens, write_own_text
+from ggufmill.imatrix.own_text import fingerprint, is_written, own_tokens, write_own_text
 from ggufmill.imatrix.texts import calibration_tokens
 from ggufmill.quantize.importance import Importance
 from ggufmill.recipes import FOLDER, bundled, bundled_text
@@ -61,7 +61,7 @@ def markdown(results: dict[str, Any]) -> str:
 @click.command(help=__doc__)
 @click.argument("model", type=str)
 @click.option("-f", "--file", "texts", multiple=True, required=True, help="NAME=FILE, self or bundled: to calibrate on.")
-@click.option("--judge", "judges", multiple=True, required=True, help="NAME=FILE or bundled: held-out text.")
+@click.option("--judge", "judges", multiple=True, required=True, help="NAME=FILE, self or bundled: held-out text.")
 @click.option("--types", default="q4_K,iq3_k,iq2_k,iq2_xxs", show_default=True)
 @click.option("--chunks", default=16, show_default=True, help="Windows of each held-out text.")
 @click.option("--calibration-chunks", default=80, show_default=True, help="Windows that a matrix is computed from.")
@@ -82,19 +82,24 @@ def main(
     source = open_source(FOLDER / model if model == "demo" else model)
     options = {"threads": threads, "exact": True}
     base = load_model(source, **options)
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    def own_text(own_seed: int, windows: int) -> Path:
+        file, began = out.with_suffix(f".{source.architecture}.{own_seed}.jsonl"), time.process_time()
+        writer, tokens = load_model(source, threads=threads), own_tokens(windows * N_CTX)
+        if not is_written(file, fingerprint(writer, tokens, own_seed)):
+            write_own_text(writer, file, tokens, own_seed)
+            click.echo(f"self: {tokens} tokens in {time.process_time() - began:.0f} s of processor time", err=True)
+        return file
+
     importance: dict[str, Importance | None] = {"none": None}
     for name, path in parsed(texts).items():
-        file = path
-        if name == "self":
-            file, began = out.with_suffix(f".{source.architecture}.self.jsonl"), time.process_time()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)
-            write_own_text(load_model(source, threads=threads), file, own_tokens(calibration_chunks * N_CTX), seed)
-            click.echo(f"self: {time.process_time() - began:.0f} s of processor time", err=True)
+        file = own_text(seed, calibration_chunks) if name == "self" else path
         imatrix, _ = collect(base, tokens_of(base, file), n_ctx=N_CTX, chunks=calibration_chunks)
         importance[name] = Importance(imatrix.means())
         click.echo(f"{name}: {imatrix.chunk_count} windows", err=True)
-    judged = {name: tokens_of(base, path) for name, path in parsed(judges).items()}
+    files = {name: own_text(seed + 1, chunks) if name == "self" else path for name, path in parsed(judges).items()}
+    judged = {name: tokens_of(base, path) for name, path in files.items()}
     if "bundled" in judged:
         judged["bundled"] = judged["bundled"][calibration_chunks * N_CTX :]
     cache_hidden_states(base)

@@ -26,7 +26,7 @@ from .common.own_text import provide_own_text
 from .common.progress import OnProgress, reporting
 from .common.shown import shown
 from .making.effort import LEVELS, Collection, plan_collection
-from .making.fit import Fit, find_fit, run_options
+from .making.fit import Fit, find_fit, run_options, working_type
 from .making.forecast import MakeForecast, forecast_make
 from .making.recipe import MADE, recipe_text
 from .making.texts import Texts, choose_texts
@@ -91,7 +91,8 @@ def make_model(request: MakeRequest) -> MakeResult:
         refuse_unused({"--ram": request.ram, "--vram": request.vram}, "a size that follows from the memory (leave out --fit)")
     job = _largest(request)
     model, level = load_model(job.source), LEVELS[request.effort]
-    fit = find_fit(request, job.source, job.plan())
+    largest = job.plan()
+    fit, working = find_fit(request, job.source, largest), working_type(job.source, largest)
     bits = 8 * fit.nbytes / sum(tensor.n_elements for tensor in job.source.tensors.values())
     stem = f"{file_stem(request.model)}-{bits:.2f}bpw"
     folder = Path(request.out) if request.out is not None else Path("out") / stem
@@ -105,7 +106,7 @@ def make_model(request: MakeRequest) -> MakeResult:
             windows = cut_windows(model, read_segments(model, there.calibration), there.n_ctx, chunks=there.windows)
             there, texts = (replace(each, windows=len(windows.windows)) for each in (there, texts))
             collection = plan_collection(level, model, windows, folder, on_cluster=request.cluster is not None)
-        recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts)
+        recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts, working)
         asked = shared(request, RunRequest, recipe=recipe, out=folder, program=None)
         made = MakeResult(recipe, text, fit, collection.level.data)
         if not request.dry_run:
@@ -115,7 +116,7 @@ def make_model(request: MakeRequest) -> MakeResult:
             made.options = run_options(sizes, opened.metadata, fit)
             return made
         with tempfile.TemporaryDirectory() as elsewhere:
-            planned = recipe_text(request, job.source, collection.level, fit, there)
+            planned = recipe_text(request, job.source, collection.level, fit, there, working)
             made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), planned)
             plan = made.run.quants[0].plan
             made.forecast = forecast_make(job, plan, model, there, collection, fit, report, request.threads)

@@ -16,7 +16,7 @@ from ...runtime.memory import CPU, Placement, TensorSize, overrides_of, place
 from ...runtime.settings import LayerPlacement
 from ...runtime.torch_devices import accelerators_here
 from ..common.arguments import as_bytes
-from ..common.messages import gib
+from ..common.messages import gib, note
 from ..requests.make import MakeRequest
 
 MACHINE_SHARE, DEVICE_SHARE = 0.9, 0.94  # of memory that this machine has: the rest is for the system and other programs
@@ -59,6 +59,20 @@ def find_fit(request: MakeRequest, source: TensorSource, largest: Plan) -> Fit:
         return Fit(largest.file_bytes, f"more would not be better: it fits {where} {context}", use, capacities)
     nbytes = sum(each.nbytes for each in _scaled(sizes, share))
     return Fit(nbytes, f"what fits {where} {context}", use, capacities)
+
+
+def working_type(source: TensorSource, largest: Plan) -> str | None:
+    """The type of a copy that is to run in place of a source which this machine's memory does not hold; None: it does, or a
+    copy would not be smaller. largest: the plan of the model in q8_0."""
+    total, bf16 = total_bytes(), 2 * sum(tensor.n_elements for tensor in source.tensors.values())
+    nbytes = max(bf16, sum(path.stat().st_size for path in source.files))  # fp8 is decoded again in each pass
+    if total is None or nbytes < MACHINE_SHARE * total or largest.file_bytes >= nbytes:
+        return None
+    note(
+        f"note: the model takes {gib(nbytes)} in bf16, this machine has {gib(total)} of memory: a copy in q8_0 "
+        f"({gib(largest.file_bytes)}) runs in its place; the file is quantised from the model itself"
+    )
+    return "q8_0"
 
 
 def run_options(sizes: Sequence[TensorSize], metadata: Mapping[str, Any], fit: Fit) -> list[str] | None:

@@ -22,9 +22,10 @@ MADE = "# Made by `ggufmill make`"  # what a recipe of it begins with
 Tables = dict[str, dict[str, Any]]
 
 
-def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: Fit, texts: Texts) -> str:
-    """The recipe. level: what can be done of the effort. Paths in it are absolute."""
-    tables: Tables = {"source": _source(request, source)}
+def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: Fit, texts: Texts, working: str | None) -> str:
+    """The recipe. level: what can be done of the effort; working: the type of a copy that runs in place of the source. Paths in
+    it are absolute."""
+    tables: Tables = {"source": _source(request, source) | ({"working": working} if working is not None else {})}
     for name, value in _reading(request).items():
         stage, _, key = name.partition(".")
         tables.setdefault(stage, {})[key] = value
@@ -44,7 +45,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     tables["search"] = search
     judged = {"from_chunk": texts.first} if texts.first else {}
     judged |= {"chunks": texts.judged} if texts.judged is not None else {}
-    tables["validate"] = {"text": _name(texts.heldout), "ctx": texts.n_ctx, **judged, "baseline": "bf16"}
+    tables["validate"] = {"text": _name(texts.heldout), "ctx": texts.n_ctx, **judged, "baseline": working or "bf16"}
     head = [f"{MADE} at effort {request.effort}. `ggufmill run` makes the same file again of it, to the byte, with the"]
     head += [f"# model and the texts that it names. Size: {fit.why}."]
     return "\n".join([*head, "", toml_text(tables, tuple(tables))])

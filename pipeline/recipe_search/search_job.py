@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...formats import MillError, PlanError, TensorType
+from ...formats import MillError, PlanError, TensorSource, TensorType
 from ...formats.file_range import read_file
 from ...jobs.plan import Plan
 from ...quantize.recipes.format_rules import rules_text
@@ -55,6 +55,7 @@ class SearchJob:
               target is met by the very file that is wanted. With covariances errors are weighted by them, what is measured is
               encoded with them; `strict` refuses a tensor whose errors could be weighted by importance only
     state     file for the measurements; None: they are not stored; shared: see `Measurements`
+    running   gives what runs in place of the source, where divergences are measured; None: the source itself
     workers   of a cluster, which measure; None: this process does
 
     Raises PlanError when no tensor is left whose type could be chosen, and for covariances of another model.
@@ -69,7 +70,9 @@ class SearchJob:
         shared: bool = False,
         workers: SearchWorkers | None = None,
         report: OnProgress = lambda progress: None,
+        running: Callable[[], TensorSource] | None = None,
     ):
+        self._running = running
         self.job, self.options, self._report = job, options, report
         self.source, self.importance, self.covariances = job.source, job.importance, job.covariances
         self._workers = workers
@@ -198,7 +201,8 @@ class SearchJob:
         if self.options.threads is not None:
             settings["threads"] = self.options.threads
         settings |= self.options.placement
-        reference = Reference(self.source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
+        source = self._running() if self._running is not None else self.source
+        reference = Reference(source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
         warn(reference.model.notes, detail=True)
         return reference
 

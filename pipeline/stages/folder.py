@@ -44,6 +44,11 @@ class RunFolder:
         return self.path / f"{self.stem}.gguf"
 
     @property
+    def working(self) -> Path:
+        """The copy of the model that runs in its place, if there is one."""
+        return self.path / f"{self.stem}.working.gguf"
+
+    @property
     def imatrix(self) -> Path:
         """The importance matrix, if it is computed."""
         return self.path / f"{self.stem}.imatrix"

@@ -33,14 +33,13 @@ from ..requests.groups import moments_of
 from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..requests.run import RunRequest
-from ..writing.carry_out import carry_out
 from ..writing.checks import problem_line, verify_written
-from ..writing.write_options import WriteOptions
 from .cache import StageCache, key_of
 from .folder import RunFolder
 from .imatrix import Moments
 from .repack import check_repack
 from .text import StageText
+from .write import write_plan
 
 
 class QuantRun(Protocol):
@@ -54,6 +53,7 @@ class QuantRun(Protocol):
     cache: StageCache
     report: OnProgress
     reading_text: str | None
+    working_kind: str | None
     texts: dict[str, StageText]
     collected: Moments | None
 
@@ -69,6 +69,7 @@ class QuantRun(Protocol):
     def expected_importance(self) -> Importance | None: ...
     def expected_covariances(self, moments: Moments, effort: int) -> Covariances: ...
     def forget_measurements(self, path: Path) -> None: ...
+    def working_source(self) -> TensorSource: ...
 
 
 class Quant:
@@ -129,7 +130,8 @@ class Quant:
 
     def _search_job(self, importance: Importance | None, state: Path | None, workers: SearchWorkers | None = None) -> SearchJob:
         job = self._with_data(self.job, importance)
-        return SearchJob(job, self.search_options, state=state, workers=workers, report=self.run.report)
+        running = self.run.working_source
+        return SearchJob(job, self.search_options, state=state, workers=workers, report=self.run.report, running=running)
 
     @property
     def _search_key(self) -> str:
@@ -138,7 +140,7 @@ class Quant:
         measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
         source, split = self.run.source, self.recipe.split_max_size
         made_from = (code_digest(), source.identity, self.run.reading_text, self._imatrix_key, split)
-        made_from += (*self._covariance_key, self.program)
+        made_from += (*self._covariance_key, self.program, self.run.working_kind)
         return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
 
     @cached_property
@@ -265,24 +267,11 @@ class Quant:
     def _write(
         self, plan: Plan, label: str, source: TensorSource, inputs: Sequence[Path], call: ClusterCall | None = None
     ) -> int:
-        """Writes the files of a plan, continuing from a journal of this very plan; one of an earlier recipe in this folder is
-        replaced. Returns the number of tensors that were there."""
-        run, journal = self.run, journal_path(plan)
-        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not run.request.force else b""
-        resume = plan.fingerprint.encode() in first_line
+        """As `write_plan`. What was measured of the file before counts no more."""
         for stage in ("verify", "checksums"):
-            run.cache.forget(self.stage_name(stage))
-        options = WriteOptions(resume=resume, force=not resume, threads=run.request.threads, cluster=call)
-        there = [path for path in inputs if path.exists()]
-        try:
-            return carry_out(plan, label, source, options, run.report, inputs=there).job.resumed
-        except MillError as error:
-            cause = error.__cause__
-            if isinstance(cause, MillError):  # of one tensor; the finished ones stay
-                raise MillError(f"{cause}; {run.how_to_continue}") from error
-            if isinstance(cause, OSError):
-                raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {run.how_to_continue}") from error
-            raise
+            self.run.cache.forget(self.stage_name(stage))
+        run = self.run
+        return write_plan(plan, label, source, inputs, run.request, run.report, run.how_to_continue, call)
 
     # -- repack
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...convert import open_source
-from ...formats import PlanError, TensorType
+from ...formats import PlanError, TensorSource, TensorType
 from ...imatrix.entries import Imatrix, load
 from ...imatrix.texts import CalibrationText
 from ...jobs.code_digest import code_digest
@@ -36,6 +36,7 @@ from .folder import RunFolder
 from .quant import Quant
 from .text import StageText, read_stage_text
 from .validation import Validation
+from .working import WorkingCopy
 
 _STAGES_WITH_TEXT = ("imatrix", "search", "validate")
 
@@ -74,6 +75,8 @@ class Run:
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
         begun = [quant.stage_name("quantize") for quant in self.quants]
         self.cache = StageCache(folder.state, begun if request.force else None, report)
+        self.working_kind: str | None = stages.get("source", {}).get("working")
+        self.working = WorkingCopy(self, self.quants[0].job.request, self.working_kind) if self.working_kind else None
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
         self._forgotten: set[Path] = set()
 
@@ -118,6 +121,14 @@ class Run:
     @cached_property
     def _source_model(self) -> Model:
         return load_model(self.source)
+
+    def working_source(self) -> TensorSource:
+        """What runs: the working copy, made if need be, or the source."""
+        return self.source if self.working is None else self.working.source()
+
+    @cached_property
+    def _running_model(self) -> Model:
+        return self._source_model if self.working is None else load_model(self.working_source())
 
     @property
     def inputs(self) -> list[Path]:
@@ -165,12 +176,13 @@ class Run:
             options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
             options += ["curvature"] * (self.collected is not None and self.collected.curvature)
             cut = (text.digest, text.n_ctx, text.chunks)
+            options += [self.working_kind] if self.working_kind is not None else []
             return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
         return imatrix_stage.compute(
-            self._source_model,
+            self._running_model,
             text,
             self.folder.imatrix,
             self.collected,
@@ -223,6 +235,8 @@ class Run:
             plan, types = quant.check()
             plans.append(plan)
             self._planned_types |= types
+        if self.working is not None:
+            self.working.check()
         check_space(self.folder.path, self.disk_needed, [file.part for plan in plans for file in plan.files])
         if self._validation is not None:
             self._validation.check(self._source_model)
@@ -231,12 +245,12 @@ class Run:
     @property
     def disk_needed(self) -> int:
         """Bytes that are still to be written for all models, at most; known after `check`."""
-        return sum(quant.disk_needed for quant in self.quants)
+        return sum(quant.disk_needed for quant in self.quants) + (self.working.disk_needed if self.working else 0)
 
     @property
     def disk_peak(self) -> int:
         """Bytes of all models at most, with those that are there already; known after `check`."""
-        return sum(quant.disk_bytes for quant in self.quants)
+        return sum(quant.disk_bytes for quant in self.quants) + (self.working.plan.file_bytes if self.working else 0)
 
     # -- validate
 
@@ -245,7 +259,9 @@ class Run:
         text, table = self.texts.get("validate"), self.recipe.stages.get("validate", {})
         if text is None:
             return None
-        return Validation(self.recipe.name, table, text, self.source, self.request.allow_nonfinite)
+        running = self.working_source if self.working is not None else None
+        table = table if self.working_kind is None else {**table, "baseline": self.working_kind}
+        return Validation(self.recipe.name, table, text, self.source, self.request.allow_nonfinite, running)
 
     def validate(self, plans: Sequence[Plan]) -> list[dict[str, Any] | None]:
         """What `Validation.measure` finds of each quant's file, the baseline run once for all; None without [validate]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,12 +31,21 @@ class Validation:
 
     The baseline is what a file of that type would hold: the source's weights rounded to it, without the file.
 
-    recipe: the recipe's name, for messages; table: the values of [validate]; text: its text. Raises PlanError for a baseline
-    that cannot be made.
+    recipe: the recipe's name, for messages; table: the values of [validate]; text: its text; running: gives what runs in place
+    of the source, and then is the baseline. Raises PlanError for a baseline that cannot be made.
     """
 
-    def __init__(self, recipe: str, table: dict[str, Any], text: StageText, source: TensorSource, allow_nonfinite: bool):
+    def __init__(
+        self,
+        recipe: str,
+        table: dict[str, Any],
+        text: StageText,
+        source: TensorSource,
+        allow_nonfinite: bool,
+        running: Callable[[], TensorSource] | None = None,
+    ):
         self.where, self.table, self.text, self.source = f"{recipe}, [validate]", table, text, source
+        self.running = running
         self.baseline, prompts = table.get("baseline", "bf16"), table.get("prompt", [])
         self.prompts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) if prompt]
         self.stock: list[str] = [name for one in table.get("stock", []) if (name := file_type_name(one)) is not None]
@@ -72,7 +81,7 @@ class Validation:
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
         baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
-        rounded = load_model(simulate_quantization(self.source, self.baseline_plan), round_activations=True)
+        rounded = self._baseline(round_activations=True)
         *measured, noise = self._figures(baseline, [*results, rounded], Stage(report, "validate", unit=WINDOWS))
         floor = NoiseFloor.of(noise)
         base_texts = self._texts_of(baseline)
@@ -96,8 +105,9 @@ class Validation:
             for name, plan, figures in zip(names, plans, measured, strict=True)
         ]
 
-    def _baseline(self) -> Model:
-        return load_model(simulate_quantization(self.source, self.baseline_plan))
+    def _baseline(self, **settings: bool) -> Model:
+        source = self.running() if self.running is not None else simulate_quantization(self.source, self.baseline_plan)
+        return load_model(source, **settings)
 
     def _figures(self, baseline: Model, results: Sequence[Model], stage: Stage) -> list[dict[str, Any]]:
         """The figures of each result, with their values after each window."""

@@ -188,7 +188,7 @@ _SIZE = KeySpec("a size such as '180G', or a number of bytes", _is_size)
 _POSITIVE = KeySpec("a number above 0", lambda v: _is_number(v) and v > 0)
 # The stages of a TOML recipe and the keys that each may have.
 STAGES: dict[str, dict[str, KeySpec]] = {
-    "source": {"model": _NAME, "revision": _NAME},
+    "source": {"model": _NAME, "revision": _NAME, "working": _NAME},
     "convert": {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
@@ -297,6 +297,12 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         if conflicting is not None:
             raise RecipeError(f"{path}: [convert] outtype and [quantize] {conflicting} both say what no rule takes is to be")
     _check_search(stages, path)
+    if "working" in stages.get("source", {}):
+        working = parse_type(stages["source"]["working"], f"{path}: [source] working").name
+        if validate and validate.get("baseline", working) != working:
+            raise RecipeError(
+                f"{path}: [validate] baseline has to be {working}, as [source] working is: the source does not run"
+            )
     if "baseline" in validate:
         parse_type(validate["baseline"], f"{path}: [validate] baseline")
 

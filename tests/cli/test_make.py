@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +154,51 @@ def test_a_mixture_of_experts(mill, folder, tiny_deepseek, write_checkpoint):
     result = json.loads(out)
     assert Path(result["run"]["files"][0]).stat().st_size <= 300_000
     assert "quantize.covariance.file" in open_gguf(result["run"]["files"][0]).metadata
+
+
+def test_a_model_that_the_memory_does_not_hold_runs_as_a_copy(mill, folder, monkeypatch):
+    from ggufmill.pipeline.making import fit
+
+    plain = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", "1")
+    shutil.rmtree(folder / "out")
+    monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)
+    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", "1")
+    stages = load_recipe(result["recipe"]).stages
+    assert (stages["source"]["working"], stages["validate"]["baseline"]) == ("q8_0", "q8_0")
+    copy = Path(result["recipe"]).with_suffix(".working.gguf")
+    assert open_gguf(copy).tensors["blk.0.attn_q.weight"].type.name == "q8_0"
+    perplexities = [one["run"]["validation"]["baseline_perplexity"] for one in (plain, result)]
+    assert perplexities[0] != perplexities[1]  # another model ran
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=0.05)
+    code, _, err = mill("run", result["recipe"], "-o", folder / "out")
+    assert code == 0
+    assert err.count("done before, nothing has changed") == 6
+    file = Path(result["run"]["files"][0])
+    before = file.read_bytes()
+    copy.unlink()
+    assert mill("run", result["recipe"], "-o", folder / "again", "--quiet")[0] == 0
+    assert (folder / "again" / file.name).read_bytes() == before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stage", ["writing a text", "imatrix", "search", "quantize", "validate"])
+def test_a_call_killed_in_any_stage_is_continued(mill, folder, stage):
+    """SIGKILL when the stage has begun; then the same command ends in the same bytes."""
+    arguments = "--fit", "80k", "-f", "self", "--heldout", folder / "words.txt", "--effort", "1", *TYPES
+    whole = made(mill, folder, *arguments[:-2])
+    expected = {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")}
+    shutil.rmtree(folder / "out")
+    code = f"""
+import os, signal, sys
+from ggufmill import make_model
+def progress(report):
+    if report.stage in ({stage!r}, {"errors of types" if stage == "search" else stage!r}):
+        os.kill(os.getpid(), signal.SIGKILL)
+make_model({str(folder / "m")!r}, {str(folder / "out")!r}, fit="80k", text="self", heldout={str(folder / "words.txt")!r},
+    effort=1, types={TYPES[1]!r}, progress=progress)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    again = made(mill, folder, *arguments[:-2])
+    assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")} == expected
+    assert again["run"]["validation"]["kld_mean"] == whole["run"]["validation"]["kld_mean"]
