@@ -6,7 +6,8 @@
 
 All weights of the layers become each type, embeddings and output matrix stay. For each text that is judged with, the table has
 the KL divergence over that without an importance matrix (geometric mean of the types). The model writes its own text (`self`)
-as `imatrix -f self` does, and that which is judged with by another seed. The bundled text is judged with behind the windows that are calibrated with.
+as `imatrix -f self` does, and that which is judged with by another seed. The bundled text is judged with behind the windows
+that are calibrated with.
 """
 
 from __future__ import annotations
