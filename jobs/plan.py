@@ -56,6 +56,7 @@ class Plan(StreamedJson):
     metadata     of the model, without split.* keys
     fingerprint  a digest of everything that decides the output's bytes; a resumed job has to have the same
     warnings     for the user, one line each
+    covariance_bytes  of memory that is needed for covariances while rows are made
     replaced     gets (tensor, weights) of weights that are not finite and are written as 0, as rows are made; None: they are
                  errors
     """
@@ -66,6 +67,7 @@ class Plan(StreamedJson):
     metadata: dict[str, Any] = field(repr=False)
     fingerprint: str
     warnings: list[str] = field(default_factory=list)
+    covariance_bytes: int = field(default=0, compare=False)
     replaced: list[tuple[str, int]] | None = field(default=None, repr=False, compare=False)
 
     @property

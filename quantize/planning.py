@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,9 @@ class _PlanWarnings:
         default_factory=dict
     )  # likewise, of those that are encoded with a covariance
     draft_layers: tuple[str, ...] = ()  # prefixes of their tensors' names
+    covariance_bytes: int = 0  # of memory: the largest of two covariances that follow each other, one being let go
+    largest_covariance: int = 0
+    last_covariance: tuple[object, int] = (None, 0)
 
     def note_covariance(self, tensor: SourceTensor, target: TensorType, covariances: Covariances | None) -> None:
         """Counts a tensor to those that are encoded with a covariance, or notes why it is not."""
@@ -65,6 +68,10 @@ class _PlanWarnings:
         reason = covariances.reason_for_diagonal(tensor, target)
         if not reason:
             self.with_covariance += 1
+            before, (key, nbytes) = self.last_covariance, covariances.memory_of(tensor, target)
+            self.covariance_bytes = max(self.covariance_bytes, nbytes + (before[1] if before[0] != key else 0))
+            self.largest_covariance = max(self.largest_covariance, nbytes)
+            self.last_covariance = key, nbytes
             alone = covariances.reason_alone(tensor)
             if alone:
                 self.without_curvature.setdefault(alone, []).append(tensor.name)
@@ -149,6 +156,11 @@ def plan_quantize(
     if overrides.extra_output is not None:
         outputs.append(_extra_output(source, overrides.extra_output, outputs, tensor_outputs, selector.types))
     warnings = _warnings(noticed, selector, rules, outputs)
+    if covariances is not None and noticed.largest_covariance > covariances.cache.memory:
+        warnings.append(
+            f"one covariance takes {noticed.largest_covariance:,} bytes when it is prepared, more than the "
+            f"{covariances.cache.memory:,} of --memory: no other is prepared beside it"
+        )
     if strict and warnings:
         raise PlanError("--strict: " + "; ".join(warnings))
     if strict and covariances is not None and not noticed.with_covariance:
@@ -178,7 +190,10 @@ def plan_quantize(
         replaced=replaced,
     )
     check_loads(plan, program)
-    return plan
+    if covariances is None:
+        return plan
+    needed, given = noticed.covariance_bytes, covariances.cache.memory
+    return replace(plan, covariance_bytes=max(noticed.largest_covariance, min(needed, given)))
 
 
 def check_loads(plan: Plan, program: str | None) -> None:

@@ -77,6 +77,8 @@ def forecast_text(forecast: Forecast) -> str:
     peak = forecast.disk_peak
     most = f", {gib(peak)} at the peak with what is there" if peak is not None and peak != forecast.disk_needed else ""
     lines = [f"disk: {gib(forecast.disk_needed)} needed{most}{free}"]
+    if forecast.memory is not None:
+        lines.append(f"memory: {gib(forecast.memory)} beside the files that are read and written")
     if forecast.seconds is not None:
         slowest = sorted(forecast.seconds.items(), key=lambda item: -item[1])[:4]
         types = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)

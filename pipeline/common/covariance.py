@@ -56,7 +56,14 @@ def load_covariances(
         )
     outputs = _curvature(file) if curvature else None
     digest = _digest(file, curvature)
-    cache = PreparedCache(file.read_covariance, memory_budget(memory), threads or available_cpus(), file.key_of, kept or KEPT)
+    cache = PreparedCache(
+        file.read_covariance,
+        memory_budget(memory),
+        threads or available_cpus(),
+        file.key_of,
+        kept or KEPT,
+        retains=kept is not None,
+    )
     return Covariances(input_of, cache, digest, file.metadata(), effort, curvature=outputs)
 
 

@@ -9,6 +9,9 @@ from typing import Any
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 
+# Anonymous memory of a job, measured: that of the program with its kernels, and what a thread takes for chunks of rows.
+_STARTED, _PER_THREAD = 135 << 20, 55 << 20
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -16,6 +19,7 @@ class Forecast:
 
     disk_needed  bytes that are still to be written; disk_free: None if unknown
     seconds      by type of tensor, None if not timed
+    memory       bytes, at the most, that are no file's; None: not said
     disk_peak    bytes of all files when most is there, with those that are there already; None: as disk_needed
     """
 
@@ -23,12 +27,15 @@ class Forecast:
     disk_free: int | None
     seconds: dict[str, float] | None = None
     disk_peak: int | None = None
+    memory: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The keys `disk` and, if the encoders were timed, `predicted`."""
+        """The keys `disk`, `memory` and, if the encoders were timed, `predicted`."""
         figures: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
         if self.disk_peak is not None:
             figures["disk"]["peak"] = self.disk_peak
+        if self.memory is not None:
+            figures["memory"] = {"peak": self.memory}
         if self.seconds is not None:
             figures["predicted"] = {"seconds": sum(self.seconds.values()), "seconds_by_type": dict(self.seconds)}
         return figures
@@ -48,4 +55,5 @@ def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False
     folder = plan.files[0].path.absolute().parent
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     free = shutil.disk_usage(existing).free if existing is not None else None
-    return Forecast(plan.file_bytes if disk_needed is None else disk_needed, free, seconds)
+    memory = _STARTED + (threads or available_cpus()) * _PER_THREAD + plan.covariance_bytes
+    return Forecast(plan.file_bytes if disk_needed is None else disk_needed, free, seconds, memory=memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES, TensorType
+from ..codecs.fields import BlockFields
 from .coupling import CoupledRows
 from .prepared import DampedCovariance, PreparedCovariance
 from .refinement import Refinement
@@ -18,6 +19,12 @@ def takes_covariance(tensor_type: TensorType) -> bool:
     """Whether rows of this type (interleaved ones too) get other codes with a covariance than without."""
     name = tensor_type.name if tensor_type.codec is not None else tensor_type.base_name
     return is_scalar(name) or is_vector(name)
+
+
+def triangles_of(tensor_type: TensorType) -> int:
+    """Triangles of a covariance (see `prepare`) that are in memory while rows of this type are encoded, which takes one."""
+    name = tensor_type.name if tensor_type.codec is not None else tensor_type.base_name
+    return 2 if is_vector(name) or BlockFields.of(name).layout.gray_words else 1
 
 
 def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int) -> np.ndarray:

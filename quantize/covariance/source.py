@@ -20,7 +20,7 @@ from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
 from .covariance_matrix import Covariance, CovarianceOf, enough_tokens
 from .prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
-from .refine import takes_covariance
+from .refine import takes_covariance, triangles_of
 from .row_blocks import RowBlocks
 
 DEFAULT_MEMORY = 4 << 30  # of prepared covariances, where nothing is said
@@ -110,16 +110,23 @@ class PreparedCache:
         threads: int = 1,
         key_of: Callable[[str, int], Hashable] = lambda name, matrix: (name, matrix),
         kept: int = KEPT,
+        *,
+        retains: bool = False,
     ):
-        """key_of: (name of a tensor, matrix) -> the same for all that have one covariance; kept: see `prepare`."""
-        self._covariance_of, self._key_of, self.memory, self._threads, self._kept = covariance_of, key_of, memory, threads, kept
+        """key_of: (name of a tensor, matrix) -> the same for all that have one covariance; kept: see `prepare`.
+
+        retains: all are kept that there is memory for, since they are asked for again in another order; False: only what
+        someone has, and the last one.
+        """
+        self._covariance_of, self._key_of, self.memory, self.threads, self._kept = covariance_of, key_of, memory, threads, kept
+        self._retains = retains
         self._lock, self._preparing = threading.Lock(), threading.Lock()
         self._futures: OrderedDict[Hashable, Future[PreparedCovariance | None]] = OrderedDict()
         self._alive: dict[Hashable, weakref.ref[PreparedCovariance]] = {}  # also those that are not kept, but used
 
     @cached_property
     def _workers(self) -> Workers:
-        return Workers(self._threads)
+        return Workers(self.threads)
 
     def key_of(self, name: str, matrix: int) -> Hashable:
         """The same for all matrices of tensors that have one covariance."""
@@ -162,7 +169,7 @@ class PreparedCache:
         with self._lock:
             used = self._used()
             for key in list(self._futures):
-                if used + needed > self.memory and self._futures[key].done():
+                if (used + needed > self.memory or not self._retains) and self._futures[key].done():
                     del self._futures[key]
                     used = self._used()
             return not used or used + needed <= self.memory
@@ -265,6 +272,13 @@ class Covariances:
     def reason_alone(self, tensor: SourceTensor) -> str:
         """Why rows of a tensor, or some of them, are encoded by themselves although there is curvature; '' if none are."""
         return "" if self.curvature is None else self.curvature.reason_alone(self._name(tensor))
+
+    def memory_of(self, tensor: SourceTensor, target: TensorType) -> tuple[Hashable, int]:
+        """(what tells the covariance of a tensor from others, bytes of memory that encoding to this type prepares it in)."""
+        collected = self.collected(tensor)
+        assert collected is not None
+        at_once = min(len(collected.tokens), self.cache.threads)
+        return self.key_of(tensor, 0), at_once * prepared_bytes(collected.columns, triangles_of(target))
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""

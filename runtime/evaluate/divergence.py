@@ -15,7 +15,7 @@ import numpy as np
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..model import Model
 
-BLOCK_BYTES = 128 << 20  # logits of one model in memory
+BLOCK_BYTES = 64 << 20  # logits of one model in memory
 CHUNK_BYTES = 1 << 20  # logits that one thread scores at a time
 OnLogits = Callable[[np.ndarray], None]
 
@@ -122,6 +122,7 @@ def score_each(
             start = seconds_without_compilation()
             results[i] += model.workers.map(score_chunk, chunks)
             seconds[i] += seconds_without_compilation() - start if baseline is None else 0.0
+            del logits, score_chunk  # before the next ones are made
     return [_joined(parts, taken) for parts, taken in zip(results, seconds, strict=True)]
 
 

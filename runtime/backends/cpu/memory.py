@@ -9,6 +9,7 @@ import numpy as np
 
 TOKENS = "tokens"  # the axis of rows that are the tokens of a pass
 _LINE = 64  # bytes
+_LARGE = 1 << 20  # bytes of a block
 
 
 class Block:
@@ -29,21 +30,36 @@ class Block:
 
 class Pool:
     """Blocks of a pass. Free blocks are used again, the one that was freed first before the others, so that fewer tasks have to
-    wait for each other."""
+    wait for each other; of large ones the smallest that suffices, so that a pass takes less memory.
 
-    def __init__(self) -> None:
+    is_transient: what used a free block has run, so that one that is too small can go when a larger one is made
+    """
+
+    def __init__(self, is_transient: bool = False) -> None:
         self._free: list[Block] = []
-        self.nbytes = 0
+        self._is_transient, self.nbytes = is_transient, 0
 
     def take(self, nbytes: int) -> Block:
         nbytes = -(-nbytes // 8) * 8  # so that numbers of any size fill it
-        for i, block in enumerate(self._free):
-            if nbytes <= block.nbytes <= 2 * nbytes + 256:
-                del self._free[i]
-                block.generation += 1
-                return block
+        if nbytes >= _LARGE:
+            found = min((b for b in self._free if nbytes <= b.nbytes <= 8 * nbytes), key=lambda b: b.nbytes, default=None)
+        else:
+            found = next((b for b in self._free if nbytes <= b.nbytes <= 2 * nbytes + 256), None)
+        if found is not None:
+            self._free.remove(found)
+            found.generation += 1
+            return found
+        if self._is_transient:
+            self._drop_largest()
         self.nbytes += nbytes
         return Block(nbytes)
+
+    def _drop_largest(self) -> None:
+        """Frees the largest of the blocks that were all too small."""
+        block = max(self._free, key=lambda b: b.nbytes, default=None)
+        if block is not None and block.nbytes >= _LARGE:
+            self._free.remove(block)
+            self.nbytes -= block.nbytes
 
     def give_back(self, block: Block) -> None:
         self._free.append(block)

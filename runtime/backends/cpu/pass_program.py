@@ -44,7 +44,7 @@ class PassProgram(PassTasks):
         self.attention = AttentionJobs(self, compiled.attention_layers)
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
         self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
-        self.inner_pool = Pool()  # for passes within this one
+        self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
 
     def rotations(self, rope: RotaryEmbedding) -> np.ndarray:
         """complex64 [n, pairs], filled in before each run."""
