@@ -111,6 +111,8 @@ class CpuExecutable(Executable):
         out = current.view(self.graph.hidden).matrix.copy()
         if observer is None:
             self._keep(key, current)
+        else:
+            current.release()
         for cache, count in caches:
             cache.commit(count)
         return out
@@ -130,6 +132,7 @@ class CpuExecutable(Executable):
         head.run(np.empty(0, np.int64), [])
         logits = head.view(self.graph.logits).matrix
         if observer is not None or len(hidden) > GEMV_TOKENS:
+            head.release()
             return logits
         logits = logits.copy()  # before another thread may take the pass
         self._keep(key, head)
@@ -180,9 +183,11 @@ class CpuExecutable(Executable):
 
     def _keep(self, key: tuple, current: PassProgram) -> None:
         if current.pool.nbytes + current.inner_pool.nbytes > _CACHED_BYTES:
+            current.release()
             return
         with self._lock:
             self._passes.setdefault(key, []).append(current)
             self._passes.move_to_end(key)
             while len(self._passes) > _CACHED_PASSES:
-                self._passes.popitem(last=False)
+                for former in self._passes.popitem(last=False)[1]:
+                    former.release()

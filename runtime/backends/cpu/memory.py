@@ -10,6 +10,7 @@ import numpy as np
 TOKENS = "tokens"  # the axis of rows that are the tokens of a pass
 _LINE = 64  # bytes
 _LARGE = 1 << 20  # bytes of a block
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Block:
@@ -37,6 +38,7 @@ class Pool:
 
     def __init__(self, is_transient: bool = False) -> None:
         self._free: list[Block] = []
+        self._made: list[Block] = []
         self._is_transient, self.nbytes = is_transient, 0
 
     def take(self, nbytes: int) -> Block:
@@ -52,13 +54,22 @@ class Pool:
         if self._is_transient:
             self._drop_largest()
         self.nbytes += nbytes
-        return Block(nbytes)
+        self._made.append(Block(nbytes))
+        return self._made[-1]
+
+    def release(self) -> None:
+        """Lets go of all memory, but for what others have: the tasks of a pass refer to each other, so that Python finds out
+        late that nobody needs it."""
+        for block in self._made:
+            block.array = _NOTHING
+        self._made, self._free, self.nbytes = [], [], 0
 
     def _drop_largest(self) -> None:
         """Frees the largest of the blocks that were all too small."""
         block = max(self._free, key=lambda b: b.nbytes, default=None)
         if block is not None and block.nbytes >= _LARGE:
             self._free.remove(block)
+            self._made.remove(block)
             self.nbytes -= block.nbytes
 
     def give_back(self, block: Block) -> None:

@@ -83,6 +83,12 @@ class PassProgram(PassTasks):
         self._steps = self.schedule.finish()
         self.attention.finish()
 
+    def release(self) -> None:
+        """Lets go of the memory of a pass that is not going to run again."""
+        self.pool.release()
+        self.inner_pool.release()
+        self._steps.clear()  # functions that hold arrays
+
     def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> None:
         """Runs the pass; `caches` then have the tokens' rows, not yet committed. inputs: rows for `HiddenInput`."""
         state, row = self.run_inputs, 0

@@ -256,3 +256,16 @@ def test_blocks_that_cut_interleaved_rows_are_not_used(tmp_path):
     outputs.blocks["blk.0.attn_q.weight"] = RowBlocks(32, 32, 10)
     output = next(one for one in plan(tmp_path, outputs.covariances(), "q4_k_r4").outputs if one.name == "blk.0.attn_q.weight")
     assert output.cuts == ()
+
+
+def test_a_plan_says_the_memory_of_covariances(tmp_path):
+    """H and a triangle, 6 bytes a number, for types of single codes, with another one, 8, for those of vectors and fours; of a
+    covariance for each matrix there is one for every thread; two that follow each other overlap."""
+    scalar, fours = (plan(tmp_path, Collected().covariances(), name).covariance_bytes for name in ("q4_0", "iq4_kss"))
+    assert scalar == 6 * 256 * 256 + 6 * 64 * 64
+    assert fours - 8 * 256 * 256 in (0, 6 * 64 * 64)  # 64 columns are too few for this type
+    covariances = Collected().covariances()
+    covariances.cache.memory = 1000
+    small = plan(tmp_path, covariances, "q4_0")
+    assert small.covariance_bytes == 6 * 256 * 256
+    assert any("more than the 1,000 of --memory" in warning for warning in small.warnings)

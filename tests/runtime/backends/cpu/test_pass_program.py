@@ -1,7 +1,9 @@
 """Passes of whole models with packed weights: one token, a few, many; again and again; side by side; on several threads."""
 
 import dataclasses
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -310,3 +312,30 @@ def test_a_cache_that_grew_while_others_used_it():
     a.rewind(3)
     for token in (4, 5):
         assert np.array_equal(a.feed([token]), b.feed([token]))
+
+
+@pytest.mark.parametrize("case", ["qwen3moe", "llama"])
+def test_nothing_is_left_of_a_pass_that_is_not_kept(case, monkeypatch):
+    """Its blocks, and whatever has views of them, without a collection of garbage."""
+    from ggufmill.runtime.backends.cpu import executable, memory
+
+    blocks = []
+    made = memory.Block.__init__
+
+    def counted(self, *arguments):
+        made(self, *arguments)
+        blocks.append(weakref.ref(self.array.base))
+
+    monkeypatch.setattr(memory.Block, "__init__", counted)
+    monkeypatch.setattr(executable, "_CACHED_BYTES", 0)
+    model = load_model(source(case), threads=2)
+    gc.collect()
+    gc.disable()
+    try:
+        hidden = model.hidden_of_windows(np.zeros((2, 40), np.int64))
+        logits = model.head(hidden[0])
+        del logits
+    finally:
+        gc.enable()
+    assert len(blocks) > 10
+    assert sum(block() is not None for block in blocks) == 0
