@@ -67,8 +67,8 @@ class Plan(StreamedJson):
     metadata: dict[str, Any] = field(repr=False)
     fingerprint: str
     warnings: list[str] = field(default_factory=list)
-    covariance_bytes: int = field(default=0, compare=False)
     replaced: list[tuple[str, int]] | None = field(default=None, repr=False, compare=False)
+    covariance_bytes: int = field(default=0, compare=False)
 
     @property
     def total_bytes(self) -> int:

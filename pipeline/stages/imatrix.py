@@ -55,13 +55,14 @@ def compute(
     nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
     cluster: its workers run the windows; reading: how they open the model, arguments of `open_source`.
     """
-    windows, stage, on_cluster = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS), cluster is not None
+    windows, on_cluster = _windows(model, text), cluster is not None
     job = None
     if moments is not None:
         curvature = CurvatureOptions() if moments.curvature else None
         planned = plan_covariance(model, windows, moments.path, moments.curvature, on_cluster=on_cluster, curvature=curvature)
         job = begin_covariance(planned, on_cluster=on_cluster)
     passes = len(job.passes) if job is not None else 1
+    stage = Stage(report, "imatrix", passes * len(windows.windows), WINDOWS)
     options = CollectOptions(nextn=nextn, head_inputs=moments is not None)
     elsewhere = collecting_on(cluster, model, model, windows, options, {}, reading, covariance=job)
     with codecs_in_background(types), elsewhere as run_batches:
@@ -73,10 +74,12 @@ def compute(
 
         collector = job.collector if job is not None and shared is None else None
         given = {"covariance": collector, "elsewhere": run_batches}
+        model.on_windows = stage.within
         imatrix, figures = collect(model, windows, options=options, on_chunk=on_chunk, **given)
         if job is not None:
             finish_covariance(job, shared, 0, stage)
             job.finish()
+        model.on_windows = None
     imatrix.save(path)
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
 
