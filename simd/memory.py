@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.np.arrayobj import populate_array
 from numpy.typing import DTypeLike
 
+from . import llvm
 from .compile import intrinsic, kernel
 
 CACHE_LINE = 64  # bytes
@@ -103,6 +104,21 @@ def keep_alive(typingctx, array):
         return context.get_dummy_value()
 
     return types.void(array), generate
+
+
+@intrinsic
+def prefetch_lines(typingctx, address, size):
+    """Asks for the cache lines of `size` bytes (a literal) from an address on, to be read, into the second-level cache; where no
+    memory is, nothing happens."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+
+    def generate(context, builder, signature, args):
+        for offset in range(0, size.literal_value, CACHE_LINE):
+            llvm.prefetch(builder, args[0], offset, 2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, size), generate
 
 
 @kernel

@@ -21,7 +21,7 @@ from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.instructions.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
-from ......simd.memory import address, aligned_empty, fill, keep_alive, scratch, view
+from ......simd.memory import address, aligned_empty, fill, keep_alive, prefetch_lines, scratch, view
 from ......simd.target import target
 from ......simd.team import TaskKernel
 from .byte_tiles import PANEL
@@ -152,18 +152,30 @@ def bf16_pair(b, low, high):
 
 
 def transposed(b, rows):
-    """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i."""
-    for bit in (8, 4, 2, 1):
-        upper = [j & bit for j in range(LANES)]
-        low_places = [LANES + j - bit if up else j for j, up in enumerate(upper)]
-        high_places = [LANES + j if up else j + bit for j, up in enumerate(upper)]
-        done = list(rows)
-        for i in range(LANES):
-            if not i & bit:
-                done[i] = shuffle(b, rows[i], rows[i | bit], low_places)
-                done[i | bit] = shuffle(b, rows[i], rows[i | bit], high_places)
-        rows = done
-    return rows
+    """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i. Words are moved within quarters of vectors,
+    then quarters: shuffles that processors do two at a time."""
+
+    def woven(size, high):
+        """`size` words of each of two vectors in turn, of the low or the high halves of quarters."""
+        firsts = [quarter + 2 * high + i for quarter in range(0, LANES, 4) for i in range(0, 2, size)]
+        return [vector * LANES + first + i for first in firsts for vector in range(2) for i in range(size)]
+
+    def quarters(*numbers):
+        return [4 * number + i for number in numbers for i in range(4)]
+
+    by_column = []  # [rows / 4][4]: quarter k holds column 4 k + c of four rows
+    for r in range(0, LANES, 4):
+        pairs = [[shuffle(b, rows[i], rows[i + 1], woven(1, high)) for high in range(2)] for i in (r, r + 2)]
+        by_column.append([shuffle(b, pairs[0][c // 2], pairs[1][c // 2], woven(2, c % 2)) for c in range(4)])
+    done = list(rows)
+    for c in range(4):
+        of_rows = [columns[c] for columns in by_column]
+        for half in range(2):
+            first, second = 2 * half, 2 * half + 1
+            parts = [shuffle(b, *of_rows[i : i + 2], quarters(first, second, 4 + first, 4 + second)) for i in (0, 2)]
+            for odd in range(2):
+                done[4 * (first + odd) + c] = shuffle(b, *parts, quarters(odd, 2 + odd, 4 + odd, 6 + odd))
+    return done
 
 
 def _float_lines(b, of, type_name, at):
@@ -240,7 +252,7 @@ def _widen_pairs(typingctx, source, out, count):
 
 def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, int], None]:
     """size: bytes of a number in the rows."""
-    column_bytes = PANEL * (4 if bf16 is None else 2)
+    column_bytes, step_bytes = PANEL * (4 if bf16 is None else 2), PANEL * STEP * size
 
     def write_panels(argument, number):
         table = view(argument, UNPACK_FIELDS, np.int64)
@@ -251,8 +263,9 @@ def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, i
         for panel in range(table[PANELS]):
             first = min(panel * PANEL, last)
             rows, at = min(PANEL, last + 1 - first), table[PACKED] + first * row_bytes
-            to = table[CODES] + panel * width * column_bytes
+            to, following = table[CODES] + panel * width * column_bytes, at + PANEL * row_bytes
             for c in range(0, whole, STEP):
+                prefetch_lines(following + c * PANEL * size, step_bytes)
                 _transpose_step(type_name, bf16, at + c * size, row_bytes, rows, to + c * column_bytes)
             if whole < columns:  # reading on would leave the row, and perhaps the file
                 some = (columns - whole) * size

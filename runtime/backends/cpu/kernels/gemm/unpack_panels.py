@@ -21,12 +21,13 @@ from ......formats.layouts.reader.rows import readers, row_scales
 from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.llvm import F32X16, I8X64, I32X16, I64, LANES, constant, load, shuffle, store
-from ......simd.memory import address, keep_alive, scratch, view
+from ......simd.memory import CACHE_LINE, address, keep_alive, prefetch_lines, scratch, view
 from ......simd.target import Target, target
 from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS, transposed
 
 _WORD = 4  # columns whose codes of a row lie side by side in a panel
+_AHEAD = 16384  # bytes from interleaved rows that are unpacked to those that are asked for
 _LINE = 4 * PANEL  # bytes of four columns of a panel, or of a group's scales
 
 
@@ -181,16 +182,18 @@ def _rows_writer(name: str, number: int) -> Callable[..., None]:
     assert form is not None
     width, row_head, has_terms, together = reader.columns, stored.row_meta, form.has_terms, CODE_COLUMNS // _WORD
     words, groups = min(width // _WORD, LANES), width // form.group
-    block, size, group = stored.block, stored.block_bytes, form.group
+    block, size, group, step = stored.block, stored.block_bytes, form.group, reader.size
 
     @kernel
     def write(memory, base, row_bytes, first, last, column, columns, codes, scales, terms):
         """memory: address of working memory; base: of row 0; the last three: those of the numbers of all rows."""
         own_scales = memory + PANEL * width
         own_terms = own_scales + PANEL * _LINE
+        following = base + row_bytes * (first + PANEL) + PANEL * (column // block * size)  # of the next sixteen rows as much
         for r in range(PANEL):
             row = base + row_bytes * min(first + r, last)
             at = row + row_head + column // block * size
+            prefetch_lines(following + r * step, step)
             _unpack_numbers(name, number, at, row, memory + r * width, own_scales + r * _LINE, own_terms + r * _LINE)
         to = codes + first * columns + column * PANEL
         for c in range(0, width, _WORD * words):
@@ -213,13 +216,14 @@ def _plain_part(name: str) -> Callable[[int, int], None]:
         table = view(argument, UNPACK_FIELDS, np.int64)
         base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - 1
         codes, scales, terms = table[CODES], table[SCALES], table[TERMS]
-        memory = np.empty(PANEL * (wide + 2 * _LINE), np.uint8)
+        memory = np.empty(PANEL * (wide + 2 * _LINE) + CACHE_LINE, np.uint8)
+        aligned = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
         whole = columns // wide * wide
         for first in range(0, PANEL * table[PANELS], PANEL):
             for c in range(0, whole, wide):
-                write(address(memory), base, row_bytes, first, last, c, columns, codes, scales, terms)
+                write(aligned, base, row_bytes, first, last, c, columns, codes, scales, terms)
             for c in range(whole, columns, narrow):
-                write_rest(address(memory), base, row_bytes, first, last, c, columns, codes, scales, terms)
+                write_rest(aligned, base, row_bytes, first, last, c, columns, codes, scales, terms)
         keep_alive(memory)
 
     return unpack_rows
@@ -241,6 +245,7 @@ def _interleaved_part(name: str) -> Callable[[int, int], None]:
                 number_of_block = first // PANEL * (columns // block) + b
                 offset = number_of_block * groups * _LINE + 4 * row
                 at = head + row_head + b * size
+                prefetch_lines(at + _AHEAD, size)
                 codes = table[CODES] + number_of_block * block * PANEL + CODE_COLUMNS * row
                 _unpack_numbers(name, number, at, head, codes, table[SCALES] + offset, table[TERMS] + offset)
 
