@@ -108,8 +108,8 @@ def keep_alive(typingctx, array):
 
 @intrinsic
 def prefetch_lines(typingctx, address, size):
-    """Asks for the cache lines of `size` bytes (a literal) from an address on, to be read, into the second-level cache; where no
-    memory is, nothing happens."""
+    """Asks for the cache lines of `size` bytes (a literal) from an address on, to be read, into the second-level cache; where
+    no memory is, nothing happens."""
     if not isinstance(size, types.IntegerLiteral):
         return None
 

@@ -14,6 +14,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.cpu.lower import experts
 
 DEMO = FOLDER / "demo"  # fp8, latent attention, experts
 LENGTH = 150  # more than a block of keys, and than all windows
@@ -157,3 +158,17 @@ def test_compressed_attention_to_more_than_a_tile_of_keys(build, window):
         cache = model.new_cache(1200)
         found = [model.hidden([(cache, tokens[start:end])])[0] for start, end in pairwise([0, *cuts, 1200])]
         assert np.array_equal(np.concatenate(found), whole)
+
+
+@pytest.mark.parametrize("case", ["gpt-oss", "v3"])
+def test_experts_as_tasks_and_in_batches(build, case, monkeypatch):
+    source, found = packed(build(case), "q8_0"), []
+    for limit in (experts.TASK_BYTES, 0):
+        monkeypatch.setattr(experts, "TASK_BYTES", limit)
+        model = load_model(source, threads=2)
+        assert any(isinstance(step, experts.ExpertsStep) and step.gemm_tile for step in model.executable.steps)
+        tokens = text_of(model, case)[:40]
+        cuts = [0, 1, 3, 10, 40]
+        cache = model.new_cache(LENGTH)
+        found.append(np.concatenate([model.hidden([(cache, tokens[a:b])])[0] for a, b in pairwise(cuts)]))
+    assert np.array_equal(*found)

@@ -157,28 +157,32 @@ def _contains(numbers, count, number):
 
 
 @task_kernel(
-    **{"chosen": reads(ARRAY), "weights": reads(ARRAY), "tokens": INT, "used": INT, "experts": INT},
+    **{"chosen": reads(ARRAY), "weights": reads(ARRAY), "tokens": INT, "used": INT, "experts": INT, "spare": INT},
     **dict.fromkeys(("starts", "counts", "places", "matrices", "rows", "factors", "jobs"), writes(ARRAY)),
 )
 def arrange_choices(task, number):
-    """Sorts the choices of tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
+    """Sorts the choices of tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv; those of
+    GEMM have the same words).
 
-    jobs: int64 [2, tokens * used, 4]: the first for products of the rows of tokens (one token: its own row, else rows as
-    arranged), the second for products of rows as arranged. Jobs that are not needed have no tokens.
+    spare: rows without a token (-1) that `places` has after those of the choices.
+
+    jobs: int64 [2, least of tokens * used and experts, 4]: the first for products of the rows of tokens (one token: its own
+    row, else rows as arranged), the second for products of rows as arranged. Jobs that are not needed have no tokens.
     """
     n, used, experts = task.tokens, task.used, task.experts
     choices = n * used
     chosen = view(task.chosen, (n, used), np.int64)
     weights = view(task.weights, (n, used), np.float32)
     starts, counts = view(task.starts, experts, np.int64), view(task.counts, experts, np.int64)
-    places, matrices = view(task.places, choices, np.int64), view(task.matrices, choices, np.int64)
+    places, matrices = view(task.places, choices + task.spare, np.int64), view(task.matrices, choices, np.int64)
     rows = view(task.rows, (n, used), np.int64)
     factors = view(task.factors, (n, used), np.float32)
     fill(places, -1)  # of rows without a choice
     fill(matrices, 0)
     arrange(chosen, weights, experts, 1, starts, counts, places, matrices, rows, factors)
-    jobs = view(task.jobs, (2, choices, 4), np.int64)
-    for job in range(choices):
+    n_jobs = min(choices, experts)
+    jobs = view(task.jobs, (2, n_jobs, 4), np.int64)
+    for job in range(n_jobs):
         jobs[0, job, TOKENS] = jobs[1, job, TOKENS] = 0
     job = 0
     for expert in range(experts):

@@ -48,7 +48,7 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
     def write(b: Any, codes, scales, terms, step, scale_step, tokens, token_scales, offsets, sums, *rest) -> None:
         *token_steps, out, count, first = rest
         byte_tiles.write_tile(
-            b, of, byte_tiles.BLOCK // group, None if pairs is None else len(pairs), codes, scales,
+            b, of, False, byte_tiles.BLOCK // group, None if pairs is None else len(pairs), codes, scales,
             terms if has_terms else None, [step, scale_step], tokens, token_scales, offsets, sums, token_steps, out, count,
             b.trunc(first, I1),
         )  # fmt: skip

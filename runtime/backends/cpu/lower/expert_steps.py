@@ -6,6 +6,7 @@ import numpy as np
 
 from ....graph.ops import ExpertLinear
 from ..kernels import experts as kernels
+from ..kernels.gemm import gemm
 from ..kernels.gemv.gemv import TOKENS
 from ..memory import Partition, View
 from ..pass_program import PassProgram
@@ -17,7 +18,8 @@ class Arranged:
     """Choices of experts as rows, sorted by expert.
 
     places, matrices   int64 [rows], each row's token (-1: none) and expert
-    jobs               int64 [2, n_jobs, 4] of GEMV (see arrange_part)
+    jobs               int64 [2, n_jobs, 4] of the products (see kernels.experts.arrange_choices)
+    spare              further places, of no token: a GEMM reads whole tiles of rows
     gather             whether rows of tokens are copied before a product
     numbers, factors   of each token's choices, int64 and float32 [tokens * used]: their rows, the first of which here is
                        `first`, and weights
@@ -34,7 +36,9 @@ class Arranged:
         numbers: View,
         factors: View,
         first: int = 0,
+        spare: int = 0,
     ):
+        self.spare = spare
         self.rows, self.places, self.matrices, self.jobs, self.n_jobs = rows, places, matrices, jobs, n_jobs
         self.gather, self.gathered = gather, dict[int, View]()
         self.numbers, self.factors, self.first = numbers, factors, first
@@ -109,24 +113,32 @@ class ExpertLinearStep(Step):
         gemv_task(out, self.matrix.gemv_plan, stored.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
         scale_and_add_bias(out, view, out.by_cells(view), self.matrix.factors, self.bias, arranged.matrices)
 
-    def emit_gemm(self, out: PassProgram, arranged: Arranged, jobs: np.ndarray) -> None:
-        """jobs: int64 [jobs, 4], one per expert: its rows times its matrix."""
+    def emit_gemm(self, out: PassProgram, arranged: Arranged, jobs: np.ndarray | None = None) -> None:
+        """jobs: int64 [jobs, 4], one per expert: its rows times its matrix; None: those that a task writes."""
         stored, plan = out.values[self.op.x.index], self.matrix.gemm_plan
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         if plan is None:
+            assert jobs is not None
             x, target, places = out.dense(self.op.x).matrix, view.matrix, arranged.places.array[0, 0]
             out.call(lambda: self._multiply_decoded(out, x, target, places, jobs))
         else:
-            key = ("gathered", plan.form) if self.of_tokens else plan.form
+            gather = self.of_tokens and arranged.gather
+            key = ("gathered", plan.form) if gather else plan.form
             if key not in stored.inputs:
 
                 def take(memory: View) -> View:
                     return out.keep_with(self.op.x, memory)
 
-                places = arranged.places if self.of_tokens else None
-                stored.inputs[key] = gemm_inputs(out, out.dense(self.op.x), plan.form, take, places)
-            gemm_task(out, plan, stored.inputs[key], view, jobs)
+                places, spare = arranged.places if gather else None, arranged.spare
+                stored.inputs[key] = gemm_inputs(out, out.dense(self.op.x), plan.form, take, places, spare)
+            if jobs is not None:
+                out.schedule.keep(jobs)
+                gemm_task(out, plan, stored.inputs[key], view, gemm.Jobs.of(jobs))
+            else:
+                first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
+                jobs_of_tasks = gemm.Jobs(first, arranged.n_jobs, 1 / arranged.n_jobs)
+                gemm_task(out, plan, stored.inputs[key], view, jobs_of_tasks, (arranged.jobs,))
         scale_and_add_bias(out, view, out.by_cells(view), self.matrix.factors, self.bias, arranged.matrices)
 
     def _multiply_decoded(

@@ -1,14 +1,16 @@
 """A mixture of experts: from the router's logits to the sum of the experts' results.
 
 The ops from Route to CombineExperts, and an Add of one other value to the result, are lowered as one step. Rows of their values
-are sorted by expert. For generated tokens the step is tasks of the pass: one sorts the choices and fills in the jobs of
-the products, as many as there may be. For prompts a Python function reads which experts were chosen, and writes and runs
-programs of its own, for a number of experts at a time so that intermediate results take bounded memory; see expert_batches.
+are sorted by expert. For generated tokens, and for prompts of a few tokens whose products are those of bytes, the step is tasks
+of the pass: one sorts the choices and fills in the jobs of the products, as many as there may be. For other prompts a Python
+function reads which experts were chosen, and writes and runs programs of its own, for a number of experts at a time so that
+intermediate results take bounded memory; see expert_batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from .expert_steps import Arranged, ExpertLinearStep, ScaleByRoutingStep, combin
 from .mixture import Mixture
 from .step import STEPS, Step
 
+TASK_BYTES = 8 << 20  # of a result of all experts: up to it a prompt's experts are computed by tasks of its pass
 _GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID_SCORES, "sqrt_softplus": SQRT_SOFTPLUS}
 
 
@@ -95,8 +98,11 @@ class ExpertsStep(Step, Mixture):
         observer = out.observer
         observed = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
         fused = self.add is not None and self.combine not in observed
-        if out.gemv and self.has_gemv and not any(op.out is step.ops[0].out for op in observed for step in self.inner):
-            self._emit_gemv(out, chosen, weights, fused)
+        inner_observed = any(op.out is step.ops[0].out for op in observed for step in self.inner)
+        if out.gemv and self.has_gemv and not inner_observed:
+            self._emit_tasks(out, chosen, weights, fused, None)
+        elif observer is None and self._is_small(out.n) and self.gemm_tile is not None:
+            self._emit_tasks(out, chosen, weights, fused, self.gemm_tile)
         else:
             result, fresh = self._result(out, fused)
             batches = ExpertBatches(self, out, chosen, weights, result, fresh)
@@ -162,19 +168,27 @@ class ExpertsStep(Step, Mixture):
 
         out.call(multiply)
 
-    def _emit_gemv(self, out: PassProgram, chosen: View, weights: View, fused: bool) -> None:
+    def _is_small(self, n: int) -> bool:
+        """Whether the experts' results for so many tokens take little memory."""
+        return 4 * n * self.route.used * self.columns <= TASK_BYTES
+
+    def _emit_tasks(self, out: PassProgram, chosen: View, weights: View, fused: bool, tile: int | None) -> None:
+        """tile: rows of a tile of a GEMM, None: by GEMV."""
         n, used = out.n, self.route.used
         choices = n * used
+        spare = -(-(choices + tile - 1) // tile) * tile - choices if tile else 0
+        n_jobs = min(choices, self.experts)
         starts, counts = out.words(self.experts), out.words(self.experts)
-        places, matrices, rows, jobs = (out.words(size) for size in (choices, choices, choices, 8 * choices))
+        places, matrices, rows, jobs = (out.words(size) for size in (choices + spare, choices, choices, 8 * n_jobs))
         factors = out.words(choices, np.float32)
         views = {"starts": starts, "counts": counts, "places": places, "matrices": matrices, "rows": rows}
         views |= {"factors": factors, "jobs": jobs, "chosen": chosen, "weights": weights}
         partition = out.by_rows(out.view(self.route.logits))
         parts = partition if partition.parts == 1 else 1
-        out.task(kernels.arrange_choices, parts, **views, tokens=n, used=used, experts=self.experts)
-        arranged = Arranged(choices, places, matrices, jobs, choices, n > 1, rows, factors)
-        self.emit_inner(out, arranged)
+        out.task(kernels.arrange_choices, parts, **views, tokens=n, used=used, experts=self.experts, spare=spare)
+        places = replace(places, width=choices)
+        arranged = Arranged(choices, places, matrices, jobs, n_jobs, n > 1, rows, factors, spare=spare)
+        self.emit_inner(out, arranged, tile is None)
         result, fresh = self._result(out, fused)
         combine(out, out.view(self.combine.x), self.combine_factors(out, factors), rows, result, (0, choices), fresh)
 

@@ -45,7 +45,8 @@ def multiply(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) -> None
         form = matrix.gemm_plan.form
         if form not in stored.inputs:
             stored.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
-        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, gemm.one_job(out.n))
+        jobs = gemm.Jobs(out.schedule.numbers([0, 0, out.n, 0]), 1, 1.0)
+        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, jobs)
     else:
         source, target = out.dense(x).matrix, to.matrix
 

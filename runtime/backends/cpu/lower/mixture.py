@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....graph.ops import CombineExperts, Route
+from ..kernels.gemm.gemm_kernels import BYTES
 from ..memory import View, view_of
 from ..pass_program import PassProgram
 from ..weights import WeightMatrix
@@ -33,11 +34,18 @@ class Mixture:
         """Whether all matrices have a GEMV."""
         return all(matrix.gemv_plan is not None for matrix in self.matrices)
 
-    def emit_inner(self, out: PassProgram, arranged: Arranged) -> None:
-        """The ops between routing and combination, their products by GEMV."""
+    @property
+    def gemm_tile(self) -> int | None:
+        """Rows of a tile of a GEMM of any of the matrices, if tiles may begin with any row (those of bytes); None if not."""
+        forms = [None if matrix.gemm_plan is None else matrix.gemm_plan.form for matrix in self.matrices]
+        tiles = [form.block_tokens for form in forms if form is not None and form.kind == BYTES]
+        return max(tiles) if len(tiles) == len(forms) else None
+
+    def emit_inner(self, out: PassProgram, arranged: Arranged, by_gemv: bool) -> None:
+        """The ops between routing and combination, their products by GEMV or by GEMM."""
         for step in self.inner:
             if isinstance(step, ExpertLinearStep):
-                step.emit_gemv(out, arranged)
+                (step.emit_gemv if by_gemv else step.emit_gemm)(out, arranged)
             elif isinstance(step, ScaleByRoutingStep):
                 step.emit_rows(out, arranged)
             else:

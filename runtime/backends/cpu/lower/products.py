@@ -78,11 +78,12 @@ def gemv_task(
 
 
 def gemm_inputs(
-    out: PassProgram, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None
+    out: PassProgram, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None, spare: int = 0
 ) -> Panels:
-    """x [rows, columns], or its rows by number (places: int64, -1: zeros), in the form that a product reads."""
+    """x [rows, columns], or its rows by number (places: int64, -1: zeros), in the form that a product reads. spare: rows of
+    zeros after them, for which places has numbers too."""
     tokens, columns = form.block_tokens, x.size
-    count = x.rows if places is None else places.width
+    count = (x.rows if places is None else places.width) + spare
     rows = -(-count // tokens) * tokens
     sizes = form.nbytes(rows, columns)
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
@@ -95,11 +96,13 @@ def gemm_inputs(
     return Panels(table, memory)
 
 
-def gemm_task(out: PassProgram, plan: gemm.GemmPlan, panels: Panels, to: View, jobs: np.ndarray) -> None:
-    """Multiplies with the weights of a plan, into `to`. jobs: int64 [jobs, 4] (see gemm.gemm_kernels)."""
+def gemm_task(
+    out: PassProgram, plan: gemm.GemmPlan, panels: Panels, to: View, jobs: gemm.Jobs, reads: tuple[View, ...] = ()
+) -> None:
+    """Multiplies with the weights of a plan, into `to`. reads: memory of the jobs, if tasks write them."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
-    out.schedule.keep(plan, jobs)
-    out.schedule.place(plan.function, out.schedule.numbers(words), parts, (panels.view,), (to,))
+    out.schedule.keep(plan)
+    out.schedule.place(plan.function, out.schedule.numbers(words), parts, (panels.view, *reads), (to,))
 
 
 def input_partition(out: PassProgram, stored: PassValue) -> Partition:

@@ -8,7 +8,7 @@ from numba.core import types
 from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import I8, I16X32, I32, I32X16, I64, LANES, constant, load, loop, splat, store, vector
 from ......simd.memory import address
-from .byte_tiles import BLOCK, PANEL, TILE_PANELS, TILE_TOKENS, multiply_tile
+from .byte_tiles import BLOCK, FEW_TOKENS, PANEL, TILE_PANELS, TILE_TOKENS, multiply_tile
 
 COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of two panels then stay in the first-level cache
 
@@ -130,6 +130,7 @@ def multiply_bytes(
     tile_step = token_tile * 4 * PANEL * TILE_PANELS
     for token in range(0, n, token_tile):
         count = min(token_tile, n - token)
+        wanted = min(count, out.shape[0] - token)
         for panel in range(0, codes.shape[0], tiles * TILE_PANELS):
             n_tiles = min(tiles, (codes.shape[0] - panel) // TILE_PANELS)
             for start in range(0, blocks, COLUMN_TILE // BLOCK):
@@ -147,15 +148,16 @@ def multiply_bytes(
                         for p in range(TILE_PANELS):
                             widen_codes(tile_codes + p * code_step, width * BLOCK // 4, zero, words + p * panel_step)
                         tile_codes = words
-                    for t in range(0, count, TILE_TOKENS):
+                    weights = (
+                        tile_codes,
+                        at_scales + scale_offset,
+                        at_terms + scale_offset if at_terms is not None else None,
+                        (panel_step, scale_step),
+                    )
+                    t = 0
+                    while t < wanted:
                         group_offset = (token + t) * token_steps[2] + start * groups * 4
-                        multiply_tile(
-                            half_groups,
-                            pairs,
-                            tile_codes,
-                            at_scales + scale_offset,
-                            at_terms + scale_offset if at_terms is not None else None,
-                            (panel_step, scale_step),
+                        rest = (
                             token_codes + t * token_steps[0],
                             at_token_scales + (token + t) * token_steps[1] + start * 4,
                             at_offsets + group_offset,
@@ -165,6 +167,11 @@ def multiply_bytes(
                             width,
                             start == 0,
                         )
+                        if wanted - t > FEW_TOKENS:
+                            multiply_tile(None, half_groups, pairs, *weights, *rest)
+                        else:
+                            multiply_tile(True, half_groups, pairs, *weights, *rest)
+                        t += TILE_TOKENS
             size = PANEL * TILE_PANELS
             tiles_sums = sums.reshape(-1)[: n_tiles * token_tile * size].reshape((n_tiles, token_tile, size))
-            write_sums(tiles_sums, out, token, min(count, out.shape[0] - token), column + panel * PANEL, out.shape[1])
+            write_sums(tiles_sums, out, token, wanted, column + panel * PANEL, out.shape[1])

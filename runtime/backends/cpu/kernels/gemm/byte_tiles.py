@@ -72,6 +72,11 @@ class Tile(NamedTuple):
         """Columns of a row whose codes lie side by side in a panel."""
         return 4 * self.together
 
+    @property
+    def few(self) -> int:
+        """Tokens of a smaller tile for the last ones: the products of a row and a token are the same."""
+        return max(self.together, self.tokens // 3)
+
 
 TILES: Forms[Tile] = (
     (("avx512f",), Tile(2, 6)),
@@ -83,7 +88,7 @@ TILES: Forms[Tile] = (
     ((), Tile(1, 3)),
 )
 _TILE = target().choose(TILES)
-TILE_PANELS, TILE_TOKENS, CODE_COLUMNS = _TILE.panels, _TILE.tokens, _TILE.columns
+TILE_PANELS, TILE_TOKENS, CODE_COLUMNS, FEW_TOKENS = _TILE.panels, _TILE.tokens, _TILE.columns, _TILE.few
 
 
 def code_bias(of: Target) -> int:
@@ -103,18 +108,19 @@ def pair_sums(most: int, of: Target | None = None) -> tuple[bool, ...] | None:
 
 
 def write_tile(
-    b: Any, of: Target, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, steps: list, tokens: Any,
+    b: Any, of: Target, few: bool, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, steps: list, tokens: Any,
     token_scales: Any, offsets: Any, sums: Any, token_steps: list, out: Any, count: Any, first: Any,
 ) -> None:  # fmt: skip
     """LLVM code that adds the products of a tile over `count` blocks of 32 columns to `out`, float32 [tokens, 16 * panels], or
     writes them there if `first` (an i1).
 
-    groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`; 0 for 16-bit numbers, of weights in lines of
-    two columns, less their zeros, and of tokens. The others are int64 addresses (terms: None
+    few: for `Tile.few` tokens; groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`; 0 for 16-bit
+    numbers, of weights in lines of two columns, less their zeros, and of tokens. The others are int64 addresses (terms: None
     if there are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one
     token to the next of codes, of scales, and of offsets and sums.
     """
     tile, zero = of.choose(TILES), constant(F32X16, 0.0)
+    n_tokens = tile.few if few else tile.tokens
     words = run == 0
     if words:
         exact_sums: Any = _word_products
@@ -132,8 +138,8 @@ def write_tile(
         return places
 
     def by_tokens(base: Any, step: Any) -> list[list[Any]]:
-        places = along(base, step, tile.tokens)
-        return [places[t : t + tile.together] for t in range(0, tile.tokens, tile.together)]
+        places = along(base, step, n_tokens)
+        return [places[t : t + tile.together] for t in range(0, n_tokens, tile.together)]
 
     def of_rows(at: Any, place: Any) -> Any:
         value = load(b, at, vector(F32, tile.rows), place)
@@ -334,6 +340,7 @@ def _matrix_products(
 @intrinsic
 def multiply_tile(
     typingctx,
+    few,
     half_groups,
     pairs,
     codes,
@@ -349,23 +356,24 @@ def multiply_tile(
     count,
     first,
 ):
-    """`write_tile` for this process. half_groups: a boolean if a group has 16 columns, None if it has 32; pairs: None, or a
-    tuple of length `run`."""
+    """`write_tile` for this process. few: a boolean or None; half_groups: a boolean if a group has 16 columns, None if it has
+    32; pairs: None, or a tuple of length `run`."""
+    is_few = not isinstance(few, types.NoneType)
     groups = 1 if isinstance(half_groups, types.NoneType) else 2
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
-        _, _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
+        _, _, _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
         run = None if isinstance(pairs, types.NoneType) else len(pairs)
         steps, token_steps = ([builder.extract_value(v, i) for i in range(n)] for v, n in ((steps, 2), (token_steps, 3)))
         terms = terms if has_terms else None
         write_tile(
-            builder, target(), groups, run, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps,
-            out, count, first,
+            builder, target(), is_few, groups, run, codes, scales, terms, steps, tokens, token_scales, offsets, sums,
+            token_steps, out, count, first,
         )  # fmt: skip
         return context.get_dummy_value()
 
     i = types.int64
     two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
     maybe = i if has_terms else terms
-    return types.void(half_groups, pairs, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
+    return types.void(few, half_groups, pairs, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate

@@ -152,8 +152,8 @@ def bf16_pair(b, low, high):
 
 
 def transposed(b, rows):
-    """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i. Words are moved within quarters of vectors,
-    then quarters: shuffles that processors do two at a time."""
+    """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i. Words are moved within quarters of
+    vectors, then quarters: shuffles that processors do two at a time."""
 
     def woven(size, high):
         """`size` words of each of two vectors in turn, of the low or the high halves of quarters."""
@@ -172,9 +172,10 @@ def transposed(b, rows):
         of_rows = [columns[c] for columns in by_column]
         for half in range(2):
             first, second = 2 * half, 2 * half + 1
-            parts = [shuffle(b, *of_rows[i : i + 2], quarters(first, second, 4 + first, 4 + second)) for i in (0, 2)]
+            both = quarters(first, second, 4 + first, 4 + second)
+            low, high = (shuffle(b, of_rows[i], of_rows[i + 1], both) for i in (0, 2))
             for odd in range(2):
-                done[4 * (first + odd) + c] = shuffle(b, *parts, quarters(odd, 2 + odd, 4 + odd, 6 + odd))
+                done[4 * (first + odd) + c] = shuffle(b, low, high, quarters(odd, 2 + odd, 4 + odd, 6 + odd))
     return done
 
 

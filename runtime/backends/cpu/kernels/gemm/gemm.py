@@ -215,7 +215,7 @@ class ProductList:
         of a block) times a matrix go to the rows of out from TARGET on.
         """
         words, parts = product_words(
-            plan, inputs.table.ctypes.data, out.ctypes.data + 4 * column, stride or out.shape[1], jobs, self.threads
+            plan, inputs.table.ctypes.data, out.ctypes.data + 4 * column, stride or out.shape[1], Jobs.of(jobs), self.threads
         )
         self.task(stage, plan.function, words, parts, out, jobs, inputs)
 
@@ -247,24 +247,37 @@ class ProductList:
         team.run(address, np.array(sorted(self._tasks, key=lambda task: task[0]), np.int64))
 
 
-def product_words(plan: GemmPlan, inputs: int, out: int, stride: int, jobs: np.ndarray, threads: int) -> tuple[np.ndarray, int]:
+class Jobs(NamedTuple):
+    """Products with matrices: the address of int64 [n_jobs, 4] as for ProductList.product; share: of the largest one in all."""
+
+    address: int
+    n_jobs: int
+    share: float
+
+    @classmethod
+    def of(cls, jobs: np.ndarray) -> Jobs:
+        """Those of an array, which has to be kept."""
+        tokens = jobs[:, gemm_kernels.N_ROWS]
+        return cls(jobs.ctypes.data, len(jobs), int(tokens.max()) / max(1, int(tokens.sum())))
+
+
+def product_words(plan: GemmPlan, inputs: int, out: int, stride: int, jobs: Jobs, threads: int) -> tuple[np.ndarray, int]:
     """The table of a product, and how many parts it has, enough for so many threads.
 
-    inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart; jobs: as for
-    ProductList.product.
+    inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart.
     """
-    words, tokens = plan.words.copy(), jobs[:, gemm_kernels.N_ROWS]
+    words = plan.words.copy()
     panel_bytes = _PANEL_BYTES >> (plan.form.kind == BYTES)  # these have scales beside them
     most = max(1, panel_bytes // (plan.columns * plan.size * ROWS)) * ROWS
     step = most
     if threads > 1:
-        slices = max(1, int(_PARTS_PER_THREAD * threads * tokens.max() // tokens.sum()))
+        slices = max(1, int(_PARTS_PER_THREAD * threads * jobs.share))
         step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
     slices = -(-plan.rows // step)
     words[gemm_kernels.STEP_ROWS], words[gemm_kernels.SLICES] = step, slices
     words[gemm_kernels.OUT], words[gemm_kernels.STRIDE] = out, stride
-    words[gemm_kernels.JOBS], words[gemm_kernels.INPUT] = jobs.ctypes.data, inputs
-    return words, len(jobs) * slices
+    words[gemm_kernels.JOBS], words[gemm_kernels.INPUT] = jobs.address, inputs
+    return words, jobs.n_jobs * slices
 
 
 def one_job(n: int, matrix: int = 0) -> np.ndarray:

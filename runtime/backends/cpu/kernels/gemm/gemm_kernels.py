@@ -282,6 +282,8 @@ def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> 
         table = view(argument, FIELDS, np.int64)
         inputs = view(table[INPUT], INPUTS, np.int64)
         job, start, rows = _job(table, number)
+        if job[2] == 0:
+            return
         panels, columns, groups = -(-rows // (2 * PANEL)) * 2, table[WEIGHT_COLUMNS], table[WEIGHT_COLUMNS] // table[GROUP]
         n, first = -(-job[2] // TILE_TOKENS) * TILE_TOKENS, job[1]
         token_tile = _byte_tokens(n)

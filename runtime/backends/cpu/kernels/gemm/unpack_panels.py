@@ -27,7 +27,7 @@ from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS, transposed
 
 _WORD = 4  # columns whose codes of a row lie side by side in a panel
-_AHEAD = 16384  # bytes from interleaved rows that are unpacked to those that are asked for
+_AHEAD = 8192  # bytes from interleaved rows that are unpacked to those that are asked for
 _LINE = 4 * PANEL  # bytes of four columns of a panel, or of a group's scales
 
 
