@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hub_server import COMMIT, REPO, serving
 
 from ggufmill.formats import open_gguf
 from ggufmill.quantize.recipes.recipe import load_recipe
@@ -202,3 +203,29 @@ make_model({str(folder / "m")!r}, {str(folder / "out")!r}, fit="80k", text="self
     again = made(mill, folder, *arguments[:-2])
     assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")} == expected
     assert again["run"]["validation"]["kld_mean"] == whole["run"]["validation"]["kld_mean"]
+
+
+def test_a_repository_is_named_with_the_commit_that_was_read(mill, folder, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with serving(folder / "m") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        arguments = (
+            f"hf:{REPO}",
+            "-o",
+            folder / "out",
+            "--fit",
+            "80k",
+            *TYPES,
+            "-f",
+            folder / "long.txt",
+            "--effort",
+            "0",
+            "--json",
+        )
+        code, out, err = mill("make", *arguments)
+    assert code == 0, err
+    recipe = json.loads(out)["recipe"]
+    assert Path(recipe).name.startswith("tiny-")
+    assert load_recipe(recipe).stages["source"] == {"model": f"hf:{REPO}", "revision": COMMIT}
