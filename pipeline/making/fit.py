@@ -20,7 +20,7 @@ from ..common.messages import gib, note
 from ..requests.make import MakeRequest
 
 MACHINE_SHARE, DEVICE_SHARE = 0.9, 0.94  # of memory that this machine has: the rest is for the system and other programs
-_STEPS = 24  # of bisecting the size
+_STEPS = 16  # of bisecting the size
 
 
 @dataclass(frozen=True)
@@ -136,27 +136,31 @@ def _largest_share(
 def _placed(
     sizes: Sequence[TensorSize], metadata: Mapping[str, Any], use: Use, capacities: Mapping[str, int | None]
 ) -> list[str] | None:
-    """How tensors of these sizes fit, as options: everything on the GPUs if they hold it, else as few experts, or layers, in
-    RAM as can be. None: not at all."""
+    """How tensors of these sizes fit, as options: everything on the GPUs if they hold it, else as few layers' experts in RAM as
+    can be, and then as few layers. None: not at all."""
     layers = HParams(dict(metadata), "the model").size("block_count")
     has_experts = any("_exps" in each.name for each in sizes)
 
     def tried(count: int) -> Placement:
-        """With the experts of the first `count` layers, or that many layers, in RAM."""
-        overrides = overrides_of(LayerPlacement(n_cpu_moe=count)) if has_experts else []
-        gpu_layers = None if has_experts or not count else layers + 1 - count
+        """With the experts of the first `count` layers in RAM, if there are experts, and beyond these that many layers."""
+        experts, whole = divided(count)
+        overrides = overrides_of(LayerPlacement(n_cpu_moe=experts))
+        gpu_layers = layers + 1 - whole if whole else None
         return place(sizes, metadata, replace(use, gpu_layers=gpu_layers), overrides, capacities)
 
+    def divided(count: int) -> tuple[int, int]:
+        experts = min(count, layers) if has_experts else 0
+        return experts, count - experts
+
     has_gpu = len(capacities) > 1
-    low, high = 0, (layers if has_experts else layers + 1) if has_gpu else 0
+    low, high = 0, (layers * (1 + has_experts) + 1) * has_gpu
     while low < high:  # the least of them that leaves the GPUs enough; RAM has to hold the others
         middle = (low + high) // 2
         enough = all(each.free is None or each.free >= 0 for each in tried(middle).devices if each.name != CPU)
         low, high = (low, middle) if enough else (middle + 1, high)
-    placement = tried(low)
-    if not placement.fits:
+    if not tried(low).fits:
         return None
     if not has_gpu:
         return []
-    on_gpu = layers + 1 if has_experts or not low else layers + 1 - low
-    return ["-ngl", str(on_gpu), *(["--n-cpu-moe", str(low)] if has_experts and low else [])]
+    experts, whole = divided(low)
+    return ["-ngl", str(layers + 1 - whole), *(["--n-cpu-moe", str(experts)] if experts else [])]
