@@ -48,6 +48,8 @@ def _forecast_text(result: ImatrixResult) -> str:
             f"experts: each of {experts.experts} in a layer sees about {experts.tokens:,.0f} tokens ({experts.used} see each "
             f"token); {experts.wanted} are wanted at the least"
         )
+    if forecast.memory_bytes is not None and (covariance is None or covariance.gradients is None):
+        lines.append(f"memory: {gib(forecast.memory_bytes)} beside the model's weights")
     lines.append(f"disk: {gib(forecast.disk_needed)} needed, {gib(forecast.disk_free)} free")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
     lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from math import ceil, prod
 
 import numpy as np
 
@@ -17,25 +18,34 @@ from .sums import Sums
 _COLUMNS = 1024  # of the block that is measured
 # Multiplications of a model's run per second, as a share of those of sums (measured with AVX-512 VNNI, docs/covariance.md).
 _QUANTISED, _FLOATS = 0.7, 0.3
+_DECODING = 300  # products in whose time a weight is decoded, which happens once for the tokens that run together
+_SCORED = 0.5  # of the tokens, those whose predictions are
 _FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from what no ggml type is
 
 
 def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes: int) -> tuple[float, float]:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
-    multiplications and a block that is summed now. Attention is not counted."""
+    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else."""
     rate = _products_per_second() * model.workers.count
     per_token = sum(count / (_FLOATS if is_float else _QUANTISED) for count, is_float in multiplications(model))
-    return passes * tokens * per_token / rate, tokens * sum(_pairs(one) for one in inputs) / rate
+    head = [prod(op.weights[0].shape) for op in model.graph.head if isinstance(op, Linear)]
+    batches = ceil(tokens / model.settings.batch)
+    decoding = batches * _DECODING * sum(prod(weight.shape) for op in model.graph.ops for weight in op.weights)
+    running = passes * (tokens * per_token + decoding) + tokens * _SCORED * sum(head) / _QUANTISED
+    return running / rate, tokens * sum(_pairs(one) for one in inputs) / rate
 
 
 def _products_per_second() -> float:
-    """Products that one thread adds to sums per second, measured now."""
+    """Products that one thread adds to sums per second of its own time, however busy the machine is, measured now."""
     block = np.ones((BLOCK, _COLUMNS), np.float32)
     sums, alone = Sums("", _COLUMNS), Workers(1)
     sums.add(block, 1, alone)
-    begun = time.perf_counter()
-    sums.add(block, 1, alone)
-    return BLOCK * _COLUMNS * _COLUMNS / 2 / (time.perf_counter() - begun)
+    times = []
+    for _ in range(3):
+        begun = time.thread_time()
+        sums.add(block, 1, alone)
+        times.append(time.thread_time() - begun)
+    return BLOCK * _COLUMNS * _COLUMNS / 2 / max(min(times), 1e-6)
 
 
 def multiplications(model: Model) -> Iterator[tuple[int, bool]]:

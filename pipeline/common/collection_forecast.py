@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -18,6 +19,8 @@ from ...imatrix.files import file_size
 from ...quantize.covariance.covariance_matrix import wanted_tokens
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
+
+_STARTED = 310 << 20  # anonymous memory of a program that runs a model with two threads: its kernels, and their buffers
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class CovarianceForecast:
 class CollectionForecast:
     """What a collection takes.
 
+    memory_bytes  that are no file's, at the most, without what gradients take; None: not known
     experts     what those of a layer see, None without
     entries     of the importance matrix; file_bytes: of its file, if every expert sees a token
     windows     of the text; tokens: in all of them
@@ -111,6 +115,7 @@ class CollectionForecast:
     seconds: float
     sum_seconds: float
     experts: ExpertForecast | None = None
+    memory_bytes: int | None = None
 
     @property
     def disk_needed(self) -> int:
@@ -127,6 +132,7 @@ class CollectionForecast:
             "tokens": self.tokens,
             "experts": asdict(self.experts) if self.experts is not None else None,
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
+            "memory": {"peak": self.memory_bytes} if self.memory_bytes is not None else None,
             "disk": {"needed": self.disk_needed, "free": self.disk_free},
             "predicted": {"seconds": self.seconds + self.sum_seconds, "run": self.seconds, "sums": self.sum_seconds},
         }
@@ -150,7 +156,19 @@ def forecast_collection(
         seconds, sum_seconds = job.expected_seconds()
     free = shutil.disk_usage((path or Path()).resolve().parent).free
     experts = experts_of(model, tokens)
-    return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds, experts)
+    memory = _memory(model, windows, shapes.values(), job)
+    return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds, experts, memory)
+
+
+def _memory(model: Model, windows: Calibration, shapes: Iterable[tuple[int, int]], job: CovarianceJob | None) -> int | None:
+    """Bytes of memory for what is summed, and for the pass with the most windows, its results included."""
+    together = max((part.stop - part.start for part in windows.batches(model)), default=1)
+    in_pass = model.executable.pass_bytes([windows.n_ctx] * together)
+    if in_pass is None:
+        return None
+    entries = sum(matrices * columns for matrices, columns in shapes)
+    results = 8 * together * windows.n_ctx * model.graph.n_embd
+    return _STARTED + in_pass + results + 16 * entries + (job.sums_bytes if job is not None else 0)
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:

@@ -105,6 +105,10 @@ class Executable(ABC):
         """Passes as `hidden` makes them, no two over the same sequence."""
         return [self.hidden(*inputs) for inputs in passes]
 
+    def pass_bytes(self, counts: Sequence[int]) -> int | None:
+        """Bytes of memory that a pass over sequences with so many tokens each takes; None: not known."""
+        return None
+
     @abstractmethod
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""

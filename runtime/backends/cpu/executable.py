@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
 from ...graph import Graph, check_support
-from ...graph.ops import Op, Route
+from ...graph.ops import ExpertLinear, Op, Route
 from ...settings import Settings
 from .. import Executable
 from ..reference.functions import SUPPORT
@@ -27,6 +28,7 @@ from .weights import WeightStore
 
 _CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
 _END = 1 << 60
+_EXPERT_TOKENS = 600  # of an expert that are multiplied at a time, about, at the most
 _LONG_PASS = 256  # tokens, from which on a pass says how far it is
 
 
@@ -137,6 +139,19 @@ class CpuExecutable(Executable):
         logits = logits.copy()  # before another thread may take the pass
         self._keep(key, head)
         return logits
+
+    def pass_bytes(self, counts: Sequence[int]) -> int:
+        """The blocks of the pass, which is written and not run, and of functions within it for the tokens of an expert."""
+        out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, None)
+        self._write(out, self.steps)
+        nbytes, inner = out.pool.nbytes, 0
+        out.release()
+        for op in self.graph.ops:
+            if isinstance(op, ExpertLinear):
+                columns, rows, experts = op.weight.shape
+                tokens = min(_EXPERT_TOKENS, ceil(sum(counts) * op.routing.shape[0] / experts * 1.25))
+                inner = max(inner, 4 * tokens * (3 * columns + 3 * rows))
+        return nbytes + inner
 
     def _compile_in_background(self) -> None:
         """Has another process compile what takes longest of this graph's parts, if they are not on disk."""

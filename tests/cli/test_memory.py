@@ -1,0 +1,90 @@
+"""Memory of whole jobs, which is what --dry-run says: peaks of processes of their own, looked at while they run."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES
+from ggufmill.imatrix.covariance.files import Origin
+from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
+from ggufmill.quantize.covariance.triangles import FoldedCovariance, triangle_size
+from ggufmill.recipes import FOLDER
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc"),
+]
+COLUMNS, ROWS = 5120, 256
+NAME = "blk.0.ffn_down.weight"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model of one matrix, and the covariance of its inputs."""
+    folder, rng = tmp_path_factory.mktemp("memory"), np.random.default_rng(0)
+    x = (rng.standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
+    keys = {"block_count": 1, "embedding_length": COLUMNS, "attention.head_count": 1, "feed_forward_length": COLUMNS}
+    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in keys.items()}
+    output = Output(NAME, (COLUMNS, ROWS), "f32", TYPES["f32"], "test", lambda start, stop: x[start:stop].view(np.uint8))
+    execute(make_plan([output], metadata, folder / "m.gguf"), threads=1)
+    writer = CovarianceWriter(folder / "m.cov", [PlannedInput((NAME,), COLUMNS, 1)], Origin("llama", "", ("a",), 20, 512))
+    writer.begin()
+    triangle = rng.integers(-300, 300, triangle_size(COLUMNS)).astype(np.int16)
+    mean_squares = (rng.chisquare(2, COLUMNS) + 0.1).astype(np.float32)
+    writer.write(NAME, 0, FoldedCovariance(triangle, mean_squares, 10240))
+    writer.finish()
+    return folder
+
+
+def peak(*arguments):
+    """The most memory that a job took: RssAnon, bytes."""
+    command, most = [sys.executable, "-m", "ggufmill", *map(str, arguments)], 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        while job.poll() is None:
+            status = Path(f"/proc/{job.pid}/status")
+            found = re.search(r"RssAnon:\s+(\d+)", status.read_text("utf-8")) if status.exists() else None
+            most = max(most, int(found[1]) << 10 if found else 0)
+            time.sleep(0.02)
+    assert job.returncode == 0
+    return most
+
+
+def said_and_taken(*arguments):
+    """Bytes of memory that --dry-run says, and the most that the job took."""
+    command = [sys.executable, "-m", "ggufmill", *map(str, arguments), "--dry-run", "--json"]
+    dry = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(dry.stdout)["memory"]["peak"], peak(*arguments)
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("iq3_k", 6), ("iq2_xxs", 8)])
+def test_quantising_with_a_covariance(files, kind, numbers):
+    """H takes 4 bytes a number, its factors and a feedback matrix 2 each; nothing else of that size is there."""
+    job = ("quantize", files / "m.gguf", files / f"{kind}.gguf", kind, "--pure", "--covariance", files / "m.cov", "-t", 2)
+    said, taken = said_and_taken(*job)
+    square = COLUMNS * COLUMNS
+    assert numbers * square < taken < numbers * square + (180 << 20)
+    assert 0.85 * taken < said < 1.15 * taken + (110 << 20)  # that two threads take for chunks, which this model does not fill
+
+
+def test_merging_and_showing_covariances(files):
+    """Triangles of 16 bits are in memory, and few rows of them as float32."""
+    square = COLUMNS * COLUMNS
+    assert peak("imatrix", "show", files / "m.cov") < square + (130 << 20)
+    merged = ("imatrix", "merge", files / "m.cov", files / "m.cov", "-o", files / "both.cov")
+    assert peak(*merged) < 3 * square + (130 << 20)
+
+
+def test_collecting(tmp_path):
+    demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+    said, taken = said_and_taken("imatrix", "-m", demo, "-f", text, "--chunks", 8, "-o", tmp_path / "a.imatrix", "-t", 2)
+    assert taken < 1.15 * said
