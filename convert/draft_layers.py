@@ -60,7 +60,7 @@ def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | Non
     stored = [any(name.startswith(layer.prefix) for name in names) for layer in draft.layers]
     layers = draft.layers[: stored.index(False) if False in stored else len(stored)]
     if not layers and keep is not False:
-        missing = f"draft layers (multi-token prediction): config.json names {len(draft.layers)}, the files have none"
+        missing = f"draft layers (multi-token prediction): the model has {len(draft.layers)}, the files have none"
         model = replace(model, notes=[*model.notes, missing])
     if not layers or not (draft.default if keep is None else keep):
         why = f", which {draft.refused_by} does not load; --mtp keeps them" if keep is None and not draft.default else ""

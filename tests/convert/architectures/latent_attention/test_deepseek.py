@@ -190,7 +190,7 @@ def test_draft_layers_are_left_out_for_ik_llama_cpp(convert):
 def test_draft_layers_that_the_files_lack_are_noted(tmp_path, write_checkpoint, tiny_deepseek):
     config, tensors = tiny_deepseek()
     tensors = {name: x for name, x in tensors.items() if not name.startswith("model.layers.3.")}
-    missing = "draft layers (multi-token prediction): config.json names 1, the files have none"
+    missing = "draft layers (multi-token prediction): the model has 1, the files have none"
     folder = write_checkpoint(tmp_path, config, tensors)
     assert missing in open_source(folder).notes
     assert missing not in open_source(folder, mtp=False).notes
