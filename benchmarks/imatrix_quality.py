@@ -4,11 +4,15 @@
     python benchmarks/imatrix_quality.py
     python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8 --out out/imatrix_quality
     python benchmarks/imatrix_quality.py --types iq1_s_r4,iq1_m_r4 --add
+    python benchmarks/imatrix_quality.py --texts recipes/demo/calibration.txt,bundled,prose --types q4_K,iq3_k,iq2_k
 
 All weights of the layers become the type; embeddings and output matrix stay as they are. The imatrix is computed on the demo's
 calibration text, perplexity and KL divergence from the bf16 model on its held-out text. Both are those of the stored weights:
 products are made in float32. A type that cannot be made without importance has no figures without; rows of 64 columns that a
 type cannot hold become what llama-quantize falls back to.
+
+With --texts it is what each of several calibration texts is worth, of as many windows each: files, `bundled`, or one of the
+kinds of text in that (prose, languages, code ...); written to OUT_texts.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ import numpy as np
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
+from ggufmill.imatrix.texts import calibration_tokens
 from ggufmill.quantize import can_encode, decode
 from ggufmill.quantize.importance import Importance
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.rules import parse_rules
-from ggufmill.recipes import FOLDER
+from ggufmill.recipes import FOLDER, bundled_text, find_text
 from ggufmill.runtime import Model, load_model
 from ggufmill.runtime.evaluate.perplexity import Perplexity, perplexity
 
@@ -137,7 +142,45 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tokens_of(text: str, model: Model) -> list[int]:
+    """Tokens of a file, of the bundled text, or of one kind of it."""
+    path = find_text(text)
+    if not path.exists():
+        rows = [json.loads(line) for line in bundled_text().read_text("utf-8").splitlines()]
+        return [id for row in rows if row["kind"] == text for id in model.tokenizer.encode(row["text"])]
+    return calibration_tokens(path, model.tokenizer, model.metadata)
+
+
+def compare_texts(texts: list[str], types: list[str], chunks: int, calibration_chunks: int, threads: int, out: Path) -> None:
+    """KL divergence of each type by the importance matrix of each text."""
+    source = open_source(FOLDER / "demo")
+    options = {"threads": threads, "exact": True}
+    base = load_model(source, **options)
+    heldout = base.tokenizer.encode((FOLDER / "demo/heldout.txt").read_text("utf-8"))
+    found = {"none": None}
+    for text in texts:
+        imatrix, _ = collect(base, tokens_of(text, base), n_ctx=N_CTX, chunks=calibration_chunks)
+        found[f"{text.removeprefix('recipes/')}, {imatrix.chunk_count} windows"] = Importance(imatrix.means())
+    cache_hidden_states(base)
+    results: dict[str, dict[str, Any]] = {}
+    for name in types:
+        for text, importance in found.items():
+            model = load_model(quantised(source, name, importance), **options)
+            results.setdefault(text, {})[name] = figures(perplexity(model, heldout, n_ctx=N_CTX, chunks=chunks, baseline=base))
+            click.echo(f"{name:10} {text:40} KLD {results[text][name]['kld']:.4f}", err=True)
+    lines = [f"| calibration text | {' | '.join(types)} |", f"|---|{'--:|' * len(types)}"]
+    for text, row in results.items():
+        cells = [f"{row[name]['kld']:.4f} ± {row[name]['kld_error']:.4f}" for name in types]
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    what = f"Demo model, {chunks} windows of {N_CTX} tokens of held-out text (documentation of Python)."
+    head = f"# KL divergence by calibration text\n\n{what}\n\n"
+    out.with_name(f"{out.name}_texts.json").write_text(json.dumps(results, indent=1) + "\n")
+    out.with_name(f"{out.name}_texts.md").write_text(head + "\n".join(lines) + "\n")
+    click.echo("\n".join(lines))
+
+
 @click.command(help=__doc__)
+@click.option("--texts", help="Calibration texts to compare, with commas between.")
 @click.option("--types", help="Comma-separated; default: all of less than five bits.")
 @click.option("--chunks", default=16, show_default=True, help="Windows of held-out text that are scored.")
 @click.option("--calibration-chunks", default=80, show_default=True, help="Windows that the imatrix is computed from.")
@@ -146,7 +189,13 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option(
     "--out", default=RESULTS / "imatrix_quality", type=click.Path(path_type=Path), help="Written to OUT.json, OUT.md."
 )
-def main(types: str | None, chunks: int, calibration_chunks: int, add: bool, threads: int, out: Path) -> None:
+def main(
+    texts: str | None, types: str | None, chunks: int, calibration_chunks: int, add: bool, threads: int, out: Path
+) -> None:
+    if texts:
+        chosen = types.split(",") if types else small_types()
+        compare_texts(texts.split(","), chosen, chunks, calibration_chunks, threads, out)
+        return
     began = time.perf_counter()
     source = open_source(FOLDER / "demo")
     options = {"threads": threads, "exact": True}

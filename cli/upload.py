@@ -44,11 +44,12 @@ def command(**options: Any) -> None:
 def _text(result: UploadResult) -> str:
     rows = [(file.name, f"{file.nbytes:,}", file.sha256, file.status) for file in result.files]
     kind = "private" if result.private else "public"
-    where = f"{result.url} ({kind}{'' if result.exists else ', new'})"
+    where = f"{result.url} ({kind}{', new' if result.exists is False else ''})"
     if result.sent:
         last = where
     elif result.missing_bytes:
         last = f"{gib(result.missing_bytes)} would be sent to {where}; nothing was sent: say --yes"
+        last += f"\nnote: {result.offline}, so that this is all there is to send" if result.offline else ""
     else:
         last = f"nothing is to be sent: {where} has all of it"
     return "\n\n".join([table(("file", "bytes", "sha256", "status"), rows), last])

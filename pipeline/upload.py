@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..convert.hub.fetch import Hub
-from ..convert.hub.upload import HubRepository, commit, create, look_up
+from ..convert.hub.fetch import Hub, UnreachableHub
+from ..convert.hub.upload import HubRepository, check_token, commit, create, look_up
 from ..errors import FormatError, MillError, PlanError
 from ..formats import open_gguf
 from .common import checksums
@@ -42,7 +42,7 @@ class UploadResult:
 
     repo       OWNER/NAME
     url        where it is
-    exists     whether the repository was there before
+    exists     whether the repository was there before; None: the Hub could not be asked, which `offline` says why
     private    whether it is, or is to be, private
     files      in the order in which they are sent
     sent       whether anything was to be sent at all (`yes`)
@@ -50,10 +50,11 @@ class UploadResult:
 
     repo: str
     url: str
-    exists: bool
+    exists: bool | None
     private: bool
     files: list[UploadFile] = field(default_factory=list)
     sent: bool = False
+    offline: str | None = None
 
     @property
     def missing_bytes(self) -> int:
@@ -71,7 +72,8 @@ def upload_folder(request: UploadRequest) -> UploadResult:
 
     Large files are commits of their own, and what the repository has with the same hash is not sent again: the same call goes
     on with an upload that broke off. What SHA256SUMS lists is sent if there is such a file, else every GGUF and imatrix; all
-    are read and compared with it first. In the model card OWNER/NAME becomes the repository.
+    are read and compared with it first. In the model card OWNER/NAME becomes the repository. Without `yes` and without a
+    connection the result says what there is to send.
 
     While files are sent the bars are huggingface-hub's, and so is the token (`hf auth login`, HF_TOKEN); HF_ENDPOINT names
     another Hub.
@@ -88,10 +90,13 @@ def upload_folder(request: UploadRequest) -> UploadResult:
     """
     folder, repo, public = Path(request.folder), request.repo, request.public
     paths = _models_and_texts(folder)
+    if request.yes:
+        check_token(repo)
     with reporting(request.progress) as report:
         contents = _checked(folder, paths, repo, report)
-        remote = look_up(repo)
-        result = UploadResult(repo, _url(repo), remote.exists, remote.is_private if remote.exists else not public)
+        remote, offline = _looked_up(repo, request.yes)
+        is_private = remote.is_private if remote.exists else not public
+        result = UploadResult(repo, _url(repo), None if offline else remote.exists, is_private, offline=offline)
         result.files = [_status(remote, name, content, digest) for name, (content, digest) in contents.items()]
         if remote.exists and public and remote.is_private:
             note(f"{repo} is there and stays private: its visibility is changed on the Hub")
@@ -104,6 +109,16 @@ def upload_folder(request: UploadRequest) -> UploadResult:
             result.files = [_sent(file) if file.name in names else file for file in result.files]
     result.sent = True
     return result
+
+
+def _looked_up(repo: str, is_needed: bool) -> tuple[HubRepository, str | None]:
+    """What the Hub has, and why it could not be asked. Raises UnreachableHub if it has to be."""
+    try:
+        return look_up(repo), None
+    except UnreachableHub as error:
+        if is_needed:
+            raise
+        return HubRepository(False), str(error)
 
 
 def _models_and_texts(folder: Path) -> list[Path]:

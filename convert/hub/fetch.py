@@ -137,6 +137,10 @@ def _shard_names(folder: Path, files: Iterable[str]) -> list[str]:
     return ["model.safetensors"] if "model.safetensors" in names else names
 
 
+class UnreachableHub(FormatError):
+    """There is no connection to the hub, or huggingface-hub is told not to use one (HF_HUB_OFFLINE)."""
+
+
 class Hub:
     """huggingface-hub for one repository, with its exceptions as errors of one line."""
 
@@ -205,7 +209,8 @@ class Hub:
         record.write_text(line)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Calls a function of huggingface-hub. Raises FormatError with the reason in one line, in which no token may occur."""
+        """Calls a function of huggingface-hub. Raises FormatError with the reason in one line, in which no token may occur, and
+        UnreachableHub where there is no connection."""
         from huggingface_hub import errors
 
         reasons: tuple[tuple[type[BaseException], str], ...] = (
@@ -219,11 +224,21 @@ class Hub:
             return function()
         except Exception as error:
             reason = next((text for error_type, text in reasons if isinstance(error, error_type)), None)
+            is_away = _is_of_connection(error) and not isinstance(error, errors.HfHubHTTPError)
+            if is_away:
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                raise UnreachableHub(f"the hub cannot be reached at {self.endpoint} ({said[0][:200]})") from None
             if reason is None:
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
                 if self.token:
                     reason = reason.replace(self.token, "***")
             raise FormatError(f"{PREFIX}{self.repo}: {reason} (asked {self.endpoint})") from None
+
+
+def _is_of_connection(error: Exception) -> bool:
+    """Whether an exception tells of a missing connection: Python's own, requests' or httpx'."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return isinstance(error, ConnectionError | TimeoutError) or bool(names & {"TransportError", "RequestException", "gaierror"})
 
 
 def digest(content: Path | bytes, *, git: bool) -> str:

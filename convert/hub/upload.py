@@ -25,7 +25,7 @@ class HubRepository:
 
 
 def look_up(repo: str) -> HubRepository:
-    """What the hub has. Raises FormatError when it cannot be asked."""
+    """What the hub has. Raises UnreachableHub without a connection, FormatError when the hub refuses to say."""
     from huggingface_hub import HfApi
 
     hub = Hub(repo)
@@ -66,8 +66,13 @@ def commit(repo: str, files: Sequence[tuple[str, Path | bytes]], message: str, *
             enable_progress_bars()
 
 
+def check_token(repo: str) -> None:
+    """Raises PlanError without a token."""
+    _with_token(repo)
+
+
 def _with_token(repo: str) -> Hub:
     hub = Hub(repo)
     if not hub.token:
-        raise PlanError(f"the hub wants a token to write to {repo}: `hf auth login`, or the variable HF_TOKEN")
+        raise PlanError(f"a token is needed to write to {repo}: `hf auth login`, or the variable HF_TOKEN")
     return hub

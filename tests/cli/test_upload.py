@@ -123,6 +123,21 @@ def test_without_a_token(mill, hub, folder, monkeypatch, tmp_path):
     assert hub.created is None
 
 
+def test_without_a_connection_it_says_what_would_be_sent(mill, folder, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    code, text, err = mill("upload", folder, "--repo", REPO)
+    assert code == 0, err
+    assert all(name in text for name in ("m-F32.gguf", "README.md", "SHA256SUMS"))
+    assert text.splitlines()[-1].startswith("note: the hub cannot be reached at http://127.0.0.1:9 (")
+    result = json.loads(mill("upload", folder, "--repo", REPO, "--json")[1])
+    assert (result["exists"], {file["status"] for file in result["files"]}) == (None, {"to send"})
+    code, text, err = mill("upload", folder, "--repo", REPO, "--yes")
+    assert (code, text) == (1, "")
+    assert err.splitlines()[-1].startswith("ggufmill: the hub cannot be reached at http://127.0.0.1:9 (")
+    assert TOKEN not in err
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
