@@ -77,7 +77,7 @@ def quantised(source: TensorSource, name: str, importance: Importance | None) ->
             matrix, first = divmod(start, per_matrix)
             return rows[matrix][first : first + stop - start]
 
-        nothing = dict.fromkeys(("raw", "stored", "mapped"))
+        nothing = dict.fromkeys(("raw", "stored", "mapped", "read_bf16"))
         tensors[output.name] = dataclasses.replace(tensor, source_type="f32", read=read, **nothing)
     return dataclasses.replace(source, tensors=tensors)
 
@@ -165,12 +165,15 @@ def compare_texts(texts: list[str], types: list[str], chunks: int, calibration_c
     results: dict[str, dict[str, Any]] = {}
     for name in types:
         for text, importance in found.items():
-            model = load_model(quantised(source, name, importance), **options)
+            try:
+                model = load_model(quantised(source, name, importance), **options)
+            except PlanError:  # not without importance
+                continue
             results.setdefault(text, {})[name] = figures(perplexity(model, heldout, n_ctx=N_CTX, chunks=chunks, baseline=base))
             click.echo(f"{name:10} {text:40} KLD {results[text][name]['kld']:.4f}", err=True)
     lines = [f"| calibration text | {' | '.join(types)} |", f"|---|{'--:|' * len(types)}"]
     for text, row in results.items():
-        cells = [f"{row[name]['kld']:.4f} ± {row[name]['kld_error']:.4f}" for name in types]
+        cells = [f"{row[name]['kld']:.4f} ± {row[name]['kld_error']:.4f}" if name in row else "" for name in types]
         lines.append(f"| {text} | {' | '.join(cells)} |")
     what = f"Demo model, {chunks} windows of {N_CTX} tokens of held-out text (documentation of Python)."
     head = f"# KL divergence by calibration text\n\n{what}\n\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import error_text, size_text
 from ..pipeline.requests.measure import BenchRequest
 from .command import Verb
 from .display.console import emit, progress_bars
@@ -98,10 +98,10 @@ class _Writer:
             click.echo("| " + " | ".join(self._cell(name, name) for name in self.columns) + " |")
             click.echo("| " + " | ".join(self._rule(name) for name in self.columns) + " |")
         cells = asdict(row) | {
-            "size": gib(row.model_size),
+            "size": size_text(row.model_size),
             "params": parameters_text(row.model_n_params),
             "threads": row.n_threads,
-            "t/s": f"{row.tokens_per_second:.2f} ± {row.stddev:.2f}",
+            "t/s": error_text(row.tokens_per_second, row.stddev, 2),
         }
         click.echo("| " + " | ".join(self._cell(name, str(cells[name])) for name in self.columns) + " |")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import size_text
 from ..pipeline.requests.files import EndianRequest
 from .command import Verb
 from .display.console import call
@@ -36,4 +36,4 @@ def command(**options: Any) -> None:
 
 def _text(result: EndianResult) -> str:
     done = "can be written" if result.status == "planned" else "written"
-    return f"{result.file}: {done}, {result.order}-endian, {result.tensors} tensors, {gib(result.nbytes)}"
+    return f"{result.file}: {done}, {result.order}-endian, {result.tensors} tensors, {size_text(result.nbytes)}"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib, printable
+from ..pipeline.common.figures import bits_per_weight_text, bits_text, file_text, size_text
+from ..pipeline.common.messages import printable
 from ..pipeline.requests.files import InspectRequest
 from .command import Verb
 from .display.console import call, table
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
     """Show metadata, tensors, types and sizes of a GGUF file (give any shard of a split one); unknown types by number.
 
-    Of a checkpoint, a folder or hf:OWNER/NAME, config.json and the tensors as they are stored, and whether `convert` takes it;
-    no weights are downloaded.
+    Each tensor is shown with the rule that gave it its type, of the recipe in the file or of a stock mix, where
+    that can be told. Of a checkpoint, a folder or hf:OWNER/NAME, config.json and the tensors as they are stored, and whether
+    `convert` takes it; no weights are downloaded.
 
     \b
     Examples:
       ggufmill inspect model.gguf
       ggufmill inspect model-00001-of-00009.gguf --check --json
+      ggufmill inspect model.gguf --tensors 'blk\\.0\\.'
       ggufmill inspect model.gguf --json --arrays
       ggufmill inspect model.gguf --for llama.cpp
       ggufmill inspect hf:Qwen/Qwen3-8B
@@ -56,7 +59,7 @@ def _checkpoint_text(result: CheckpointSummary) -> str:
     def row(t: dict[str, Any]) -> tuple[object, ...]:
         return (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], printable(t["file"]))
 
-    histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in result.types.items()]
+    histogram = [(name, entry["tensors"], size_text(entry["nbytes"])) for name, entry in result.types.items()]
     verdict = f"converts to {result.gguf_architecture}" if not result.problem else f"does not convert: {result.problem}"
     return "\n\n".join(
         [
@@ -64,7 +67,7 @@ def _checkpoint_text(result: CheckpointSummary) -> str:
             table(("tensor", "shape", "type", "bytes", "file"), result.tensors, row),
             table(("type", "tensors", "size"), histogram),
             f"{result.architecture}: {len(result.tensors)} tensors, {result.parameters:,} parameters, "
-            f"{gib(result.total_bytes)}",
+            f"{size_text(result.total_bytes)}",
             verdict,
             *(f"note: {note}" for note in result.notes),
         ]
@@ -75,16 +78,31 @@ def _text(result: InspectResult) -> str:
     extra = [key for key in ("xxh3", "nonfinite") if key in (result.tensors or [{}])[0]]
 
     def row(t: dict[str, Any]) -> tuple[object, ...]:
-        return (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
+        rule = f"{t['rule'] or ''}{' (' + t['note'] + ')' if t['note'] else ''}"
+        shape = " x ".join(map(str, t["shape"]))
+        return (
+            printable(t["name"]),
+            shape,
+            t["type"],
+            bits_text(t["bits"]),
+            t["nbytes"],
+            *(t[key] for key in extra),
+            printable(rule),
+        )
 
-    histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in result.types.items()]
-    shards = f" in {len(result.files)} files" if len(result.files) > 1 else ""
+    tensors = table(("tensor", "shape", "type", "bits", "bytes", *extra, "rule"), result.tensors, row)
+    if len(result.tensors) < result.n_tensors:
+        shown = sum(t["nbytes"] for t in result.tensors), sum(t["n_elements"] for t in result.tensors)
+        share = f"{size_text(shown[0])}, {bits_per_weight_text(8 * shown[0] / shown[1])}"
+        return f"{tensors}\n\n{len(result.tensors):,} of {result.n_tensors:,} tensors, {share}"
+    histogram = [(name, entry["tensors"], size_text(entry["nbytes"])) for name, entry in result.types.items()]
+    files = file_text(result.file_bytes, len(result.files))
     return "\n\n".join(
         [
             metadata_text(result.metadata),
-            table(("tensor", "shape", "type", "bytes", *extra), result.tensors, row),
+            tensors,
             table(("type", "tensors", "size"), histogram),
-            f"{len(result.tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
+            f"{len(result.tensors):,} tensors, {bits_per_weight_text(result.bits_per_weight)}, {files}",
             *(f"note: {note}" for note in result.notes),
         ]
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import duration, gib
+from ..pipeline.common.figures import duration, file_text
 from ..pipeline.requests.make import MakeRequest
 from .command import Verb
 from .display.console import call, table
@@ -45,9 +45,7 @@ def _text(result: MakeResult) -> str:
         run = [f"run it: ggufmill serve {file} {shlex.join(result.options)}"] if result.options is not None else []
         return "\n\n".join([report_lines(result.run.report), f"again: ggufmill run {shlex.quote(str(result.recipe))}", *run])
     forecast, quant = result.forecast, result.run.quants[0]
-    size = (
-        f"{result.recipe.with_suffix('.gguf')}: at most {quant.most_bytes:,} bytes ({gib(quant.most_bytes)}; {result.fit.why})"
-    )
+    size = f"{result.recipe.with_suffix('.gguf')}: at most {file_text(quant.most_bytes)}; {result.fit.why}"
     total = sum(forecast.seconds.values())
     rows = [(stage, duration(seconds)) for stage, seconds in [*forecast.seconds.items(), ("together", total)]]
     parts = [size, f"collected: {result.data or 'nothing'}", table(("stage", "about"), rows)]

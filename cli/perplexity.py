@@ -6,7 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import duration, gib
+from ..pipeline.common.figures import (
+    BITS,
+    DIVERGENCE,
+    DIVERGENCE_DIGITS,
+    PERPLEXITY,
+    SAME_TOP,
+    SHARE_DIGITS,
+    SIZE,
+    bits_text,
+    duration,
+    error_text,
+    file_bytes_of,
+    per_cent_text,
+    share_text,
+    size_text,
+)
 from ..pipeline.requests.measure import PerplexityRequest, TasksRequest
 from ..simd.compile.compile_time import seconds_without_compilation
 from .command import Verb
@@ -132,10 +147,10 @@ def _refuse_beside_tasks(model: tuple[Any, ...], text: Any, options: dict[str, A
 
 
 def _task_text(r: TaskResult) -> str:
-    error = f" ± {r.error:.4f}" if r.error is not None else ""
     low, high = r.interval
     lines = [
-        f"{r.kind}: {r.score:.4f}{error} % of {r.tasks} tasks; 95 %: {low:.2f} to {high:.2f}; guessing: {r.chance:.2f}",
+        f"{r.kind}: {error_text(r.score, r.error, SHARE_DIGITS, ' %')} of {r.tasks:,} tasks; 95 %: {low:.2f} to {high:.2f}; "
+        f"guessing: {r.chance:.2f}",
         *([f"{r.tasks} of {r.of} tasks in the file, at random"] if r.tasks < r.of else []),
     ]
     digest = r.text_digest
@@ -143,7 +158,7 @@ def _task_text(r: TaskResult) -> str:
     return "\n".join([*lines, "", table(("origin", ""), [*rows, ("settings", settings_text(r.settings))])])
 
 
-_COLUMNS = ("perplexity", "ln(ratio)", "KL divergence", "     Δp RMS     ", " same top token")
+_COLUMNS = (PERPLEXITY, "ln(ratio)", DIVERGENCE, "     Δp RMS     ", " same top token")
 
 
 class _RunningValues:
@@ -205,33 +220,34 @@ def _text(result: PerplexityResult) -> str:
 
 
 def _figures(r: PerplexityResult) -> str:
-    lines = [f"Final estimate: PPL = {_with_error(r.perplexity, r.error, 4)}"]
+    lines = [f"Final estimate: PPL = {error_text(r.perplexity, r.error, 4)}"]
     lines.append(
         f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
     )
     for number, draft in enumerate(r.mtp or [], 1):
         lines.append(
-            f"draft layer {number}: perplexity {draft.perplexity:.4f}, same top token as the model {draft.top1_agreement:.2f} %"
-            f" (drafts accepted at temperature 0), accepted at temperature 1 {100 * draft.acceptance:.2f} %"
+            f"draft layer {number}: perplexity {draft.perplexity:.4f}, same top token as the model "
+            f"{per_cent_text(draft.top1_agreement)} (drafts accepted at temperature 0), "
+            f"accepted at temperature 1 {share_text(draft.acceptance, 2)}"
         )
     if r.kld_mean is None:
         return "\n".join(lines)
     noise = r.noise_floor
-    confident = f"  where the baseline is sure ({r.confident_share or 0:.1f} % of tokens)"
+    confident = f"  where the baseline is sure ({per_cent_text(r.confident_share or 0, 1)} of tokens)"
     perplexities = [
-        ("perplexity", _with_error(r.perplexity, r.error)),
-        ("perplexity of the baseline", _with_error(r.baseline_perplexity, r.baseline_error)),
-        ("ratio", _with_error(r.ratio, r.ratio_error)),
-        ("ln(ratio)", _with_error(r.log_ratio, r.log_ratio_error)),
-        ("difference", _with_error(r.difference, r.difference_error)),
-        ("correlation of the losses", f"{100 * r.correlation:.2f} %" if r.correlation is not None else ""),
-        ("KL divergence, mean", _with_error(r.kld_mean, r.kld_error)),
-        *([("  of a baseline with rounded activations", _with_error(noise.kld_mean, noise.kld_error))] if noise else []),
-        *([(confident, _with_error(r.kld_confident, r.kld_confident_error))] if r.kld_confident is not None else []),
+        ("perplexity", error_text(r.perplexity, r.error, 6)),
+        ("perplexity of the baseline", error_text(r.baseline_perplexity, r.baseline_error, 6)),
+        ("ratio", error_text(r.ratio, r.ratio_error, 6)),
+        ("ln(ratio)", error_text(r.log_ratio, r.log_ratio_error, 6)),
+        ("difference", error_text(r.difference, r.difference_error, 6)),
+        ("correlation of the losses", share_text(r.correlation, 2) if r.correlation is not None else ""),
+        ("KL divergence, mean", error_text(r.kld_mean, r.kld_error, 6)),
+        *([("  of a baseline with rounded activations", error_text(noise.kld_mean, noise.kld_error, 6))] if noise else []),
+        *([(confident, error_text(r.kld_confident, r.kld_confident_error, 6))] if r.kld_confident is not None else []),
         *([("  lacks, of tokens left out, about", f"{r.kld_missing:.6f}")] if r.kld_missing is not None else []),
-        ("change of probability Δp, mean", _with_error(r.delta_p_mean, r.delta_p_error, 3, " %")),
-        ("Δp, root mean square", _with_error(r.delta_p_rms, r.delta_p_rms_error, 3, " %")),
-        ("same top token", _with_error(r.top1_agreement, r.top1_error, 3, " %")),
+        ("change of probability Δp, mean", error_text(r.delta_p_mean, r.delta_p_error, 3, " %")),
+        ("Δp, root mean square", error_text(r.delta_p_rms, r.delta_p_rms_error, 3, " %")),
+        (SAME_TOP, error_text(r.top1_agreement, r.top1_error, 3, " %")),
     ]
     klds, deltas = r.kld_percentiles or {}, r.delta_p_percentiles or {}
     spread = [("minimum", f"{r.kld_min:.6f}", f"{r.delta_p_min:.3f} %")]
@@ -241,39 +257,33 @@ def _figures(r: PerplexityResult) -> str:
     ]
     spread.append(("maximum", f"{r.kld_max:.6f}", f"{r.delta_p_max:.3f} %"))
     return "\n\n".join(
-        ["\n".join(lines), table(("against the baseline", "value"), perplexities), table(("", "KL divergence", "Δp"), spread)]
+        ["\n".join(lines), table(("against the baseline", "value"), perplexities), table(("", DIVERGENCE, "Δp"), spread)]
     )
 
 
 def _table(result: PerplexityTable) -> str:
     first = result.results[0]
     compared, is_bound = first.kld_mean is not None, first.kld_missing is not None  # of a baseline's most probable tokens
-    divergence = ("KL divergence", *(("lacks about",) if is_bound else ()), "99.9 %", "same top token")
-    heads = ("model", "size", "bits/weight", "perplexity", *(divergence if compared else ()), "t/s")
+    divergence = (DIVERGENCE, *(("lacks about",) if is_bound else ()), "99.9 %", SAME_TOP)
+    heads = ("model", SIZE, BITS, PERPLEXITY, *(divergence if compared else ()), "t/s")
     rows = []
     for r in result.results:
-        row: list[object] = [r.model, gib(r.about["nbytes"]), r.about["bits_per_weight"]]
-        row.append(_with_error(r.perplexity, r.error, 4))
+        row: list[object] = [r.model, size_text(file_bytes_of(r.about)), bits_text(r.about["bits_per_weight"])]
+        row.append(error_text(r.perplexity, r.error, 4))
         if compared:
-            kld = _with_error(r.kld_mean, r.kld_error)
+            kld = error_text(r.kld_mean, r.kld_error, DIVERGENCE_DIGITS)
             row += [kld, *([f"{r.kld_missing:.6f}"] if is_bound else [])]
-            row += [(r.kld_percentiles or {})["99.9"], _with_error(r.top1_agreement, r.top1_error, 2, " %")]
+            row += [(r.kld_percentiles or {})["99.9"], error_text(r.top1_agreement, r.top1_error, 2, " %")]
         rows.append([*row, f"{r.tokens_per_second:.1f}"])
     lines = [f"{first.chunks} windows of {first.n_ctx} tokens, {first.tokens_scored:,} predictions; tokens {first.tokens_xxh3}"]
     if compared:
-        lines.append(f"baseline {first.baseline}, perplexity {_with_error(first.baseline_perplexity, first.baseline_error, 4)}")
+        lines.append(f"baseline {first.baseline}, perplexity {error_text(first.baseline_perplexity, first.baseline_error, 4)}")
     if is_bound:
         lines.append("the KL divergences lack what the baseline's tokens left out take from them, which is estimated for each")
     noise = first.noise_floor
     if noise is not None:
-        lines.append(f"noise floor (the baseline with rounded activations): {_with_error(noise.kld_mean, noise.kld_error)}")
+        lines.append(f"noise floor (the baseline with rounded activations): {error_text(noise.kld_mean, noise.kld_error, 6)}")
     return "\n".join([*lines, "", table(heads, rows), *([""] * bool(result.paired)), *(each.text for each in result.paired)])
-
-
-def _with_error(value: float | None, error: float | None, digits: int = 6, unit: str = "") -> str:
-    if value is None:
-        return ""
-    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "") + unit
 
 
 def _origin(result: PerplexityResult) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import duration, gib
+from ..pipeline.common.figures import BITS, bits_per_weight_text, bits_text, duration, size_text
 from ..pipeline.requests.plan import PlanRequest
 from .command import Verb
 from .display.console import call, table
@@ -43,8 +43,11 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
     """tensors: with a row for each."""
     chosen, placement, parts = result.chosen, result.chosen.placement, []
     if result.tried:
-        rows = [(c.recipe, gib(c.nbytes), f"{c.bits_per_weight:.3f}", "fits" if c.placement.fits else "") for c in result.tried]
-        parts.append(table(("recipe or file type", "weights", "bits/weight", ""), rows))
+        rows = [
+            (c.recipe, size_text(c.nbytes), bits_text(c.bits_per_weight), "fits" if c.placement.fits else "")
+            for c in result.tried
+        ]
+        parts.append(table(("recipe or file type", "weights", BITS, ""), rows))
     if tensors:
         kinds = [kind for _, kind in chosen.outputs.entries()]
         places = list(zip(kinds, placement.places.items(), strict=True))
@@ -53,7 +56,7 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
     devices = [
         (d.name, d.tensors, *map(_mib, (d.weights, d.cache, d.compute, d.total, d.capacity, d.free))) for d in placement.devices
     ]
-    parts.append(f"{chosen.recipe}: {gib(chosen.nbytes)}, {chosen.bits_per_weight:.3f} bits per weight; sizes in MiB")
+    parts.append(f"{chosen.recipe}: {size_text(chosen.nbytes)}, {bits_per_weight_text(chosen.bits_per_weight)}; sizes in MiB")
     parts.append(table(("device", "tensors", "weights", "KV cache", "compute", "total", "of", "free"), devices))
     rules = [(rule, n, _mib(size)) for rule, (n, size) in placement.hits.items()]
     if rules:

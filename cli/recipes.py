@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import BITS, bits_text, share_text, size_text
 from ..pipeline.requests.recipes import ExplainRequest, LintRequest
 from .command import Verbs
 from .display.console import call, table
@@ -99,13 +99,13 @@ def _explanation_text(result: Explanation) -> str:
             (f"line {s.line}: " if s.line else "") + (f"{s.rule} ({s.note})" if s.note else s.rule),
             " ".join(s.types),
             s.tensors,
-            gib(s.nbytes),
-            f"{s.nbytes / total:.1%}",
-            f"{s.bits_per_weight:.3f}",
+            size_text(s.nbytes),
+            share_text(s.nbytes / total),
+            bits_text(s.bits_per_weight),
             s.first,
         )
         for s in result.shares
     ]
-    shares = table(("decided by", "types", "tensors", "size", "share", "bits/weight", "first"), rows)
+    shares = table(("decided by", "types", "tensors", "size", "share", BITS, "first"), rows)
     warnings = "\n".join(f"warning: {warning}" for warning in result.plan.warnings)
     return "\n\n".join(filter(None, [shares, warnings, weights_text(result.plan)]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import BITS, bits_per_weight_text, bits_text, size_text
 from ..pipeline.requests.run import RunRequest
 from .command import Verb
 from .display.console import call, table
@@ -62,7 +62,7 @@ def _forecast_text(result: RunResult) -> str:
     for quant in result.quants:
         if quant.found:
             files = [(file.path.name, f"{file.nbytes:,}") for file in quant.plan.files]
-            bits = f"{quant.plan.bits_per_weight:.3f}"
+            bits = bits_text(quant.plan.bits_per_weight)
         else:
             files = [(quant.plan.files[0].path.name, f"at most {quant.most_bytes:,}")]
             bits = f"to be searched for: {quant.target}"
@@ -73,7 +73,7 @@ def _forecast_text(result: RunResult) -> str:
     if not result.quants[0].label and result.quants[0].found:
         parts.append(plan_text(result.quants[0].plan))
     else:
-        parts.append(table(("file", "bytes", "bits per weight"), rows))
+        parts.append(table(("file", "bytes", BITS), rows))
     return "\n\n".join([*parts, forecast_text(result.forecast)])
 
 
@@ -83,7 +83,7 @@ def _multi_text(data: dict[str, Any]) -> str:
     from ..pipeline.reports.multi_output import baseline_row, headings, rows
 
     places = [("folder", str(Path(data["report"]).parent)), ("report", data["report"]), ("sha256", data["checksums"])]
-    total = f"{len(data['quants'])} models, {gib(data['file_bytes'])} in {len(data['files'])} files"
+    total = f"{len(data['quants'])} models, {size_text(data['file_bytes'])} in {len(data['files'])} files"
     files = table(headings(data), [*baseline_row(data), *rows(data), *stock_rows(data)])
     return "\n\n".join([files, total, "\n".join(f"{n:8} {path}" for n, path in places)])
 
@@ -101,7 +101,7 @@ def report_lines(data: dict[str, Any]) -> str:
         for one in v["texts"]:
             parts += [f"after {one['prompt']!r}, {v['baseline']}: {one['baseline']!r}", f"result: {one['result']!r}"]
     else:
-        parts.append(f"{gib(data['total_bytes'])}, {data['bits_per_weight']:.3f} bits per weight")
+        parts.append(f"{size_text(data['file_bytes'])}, {bits_per_weight_text(data['bits_per_weight'])}")
     if data["search"] is not None:
         parts.append(table(SEARCH, search_rows(data)))
     places = [("model", f) for f in data["files"]] + [("imatrix", data["imatrix"])] * bool(data["imatrix"])

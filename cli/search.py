@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..pipeline.common.figures import DIVERGENCE_DIGITS, error_text
 from ..pipeline.requests.groups import SourceOptions, Weighting
 from ..pipeline.requests.search import SearchRequest
 from .command import Verb
@@ -60,9 +61,8 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
     """Types, totals and divergence, and the command that quantises by the recipe."""
     parts, measured = [histogram_text(result.plan), totals_text(result.plan)], result.measured
     if measured is not None:
-        parts.append(
-            f"KL divergence: predicted {result.assignment.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
-        )
+        figure = error_text(measured.mean, measured.error, DIVERGENCE_DIGITS)
+        parts.append(f"KL divergence: predicted {result.assignment.predicted:.{DIVERGENCE_DIGITS}f}, measured {figure}")
     for group in (Weighting, SourceOptions):
         words += words_of(group, options)
     words += ["--allow-requantize"] if result.requantizes else []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import size_text
 from ..pipeline.requests.run import UploadRequest
 from .command import Verb
 from .display.console import call, table
@@ -48,7 +48,7 @@ def _text(result: UploadResult) -> str:
     if result.sent:
         last = where
     elif result.missing_bytes:
-        last = f"{gib(result.missing_bytes)} would be sent to {where}; nothing was sent: say --yes"
+        last = f"{size_text(result.missing_bytes)} would be sent to {where}; nothing was sent: say --yes"
         last += f"\nnote: {result.offline}, so that this is all there is to send" if result.offline else ""
     else:
         last = f"nothing is to be sent: {where} has all of it"

@@ -20,8 +20,9 @@ from ..runtime import Model
 from .cluster.covariance import SharedCovariance
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
 from .common.collection_forecast import seen_by
+from .common.figures import duration, size_text
 from .common.memory import memory_budget
-from .common.messages import duration, gib, note, warn
+from .common.messages import note, warn
 from .common.progress import OnProgress, Stage, reporting
 from .common.shown import shown
 
@@ -108,7 +109,7 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
     running, summing = job.expected_seconds()
     note(
         f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns{more}: the file takes "
-        f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}; "
+        f"{size_text(job.writer.nbytes)}, the sums {size_text(job.sums_bytes)} of memory, in {passes}; "
         f"about {duration(running)} for running the text, {duration(summing)} for the sums"
     )
     if few := seen_by(job).remark:

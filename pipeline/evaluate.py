@@ -104,12 +104,15 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
         raise UsageError("a file of predictions is of one text: leave out -f, or give the baseline as a model")
     folder.mkdir(exist_ok=True)
     check_folder(folder / RESULTS)
-    missing = None if request.no_plot else missing_matplotlib()
+    if request.plot is not None and request.no_plot:
+        raise UsageError("--plot and --no-plot exclude each other")
+    picture = Path(request.plot) if request.plot is not None else folder / PLOT
+    missing = None if request.no_plot or request.plot is not None else missing_matplotlib()
     if missing is not None:
         note(f"no picture is drawn, which needs {missing}")
     draws = not request.no_plot and missing is None
     if draws:
-        check_picture(folder / PLOT)
+        check_picture(picture)
     kept = ResultsFile(folder / RESULTS)
     window = stored.n_ctx if stored is not None else request.n_ctx or N_CTX
     note_micro_batch(window, settings)
@@ -154,7 +157,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
                 raise PlanError(f"--join {path}: {result.get('model')} was measured {reason}")
             if not any(is_same_model(result, other) for other in [*chosen, *others]):
                 others.append(result)
-    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), draws, text, noise)
+    evaluation = _summary(folder, chosen, others, failed, model_name(request.against), picture if draws else None, text, noise)
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
     return evaluation
@@ -176,7 +179,7 @@ def _summary(
     joined: list[Result],
     failed: dict[str, str],
     baseline: str,
-    draws: bool,
+    picture: Path | None,
     judged: JudgedText,
     noise: Result | None,
 ) -> Evaluation:
@@ -201,10 +204,10 @@ def _summary(
         write_text(
             folder / TABLE, evaluation_text([row for row, _ in rows], [*about, *judgement_lines(floor, comparisons), sentence])
         )
-        if draws:
-            files["plot"] = str(folder / PLOT)
+        if picture is not None:
+            files["plot"] = str(picture)
             title = f"{some['about'].get('name') or Path(baseline).stem}: {about[1].removeprefix('Text: ').rstrip('.')}"
-            plot_evaluation([row for row, _ in rows], some["baseline_perplexity"], title, folder / PLOT)
+            plot_evaluation([row for row, _ in rows], some["baseline_perplexity"], title, picture)
     of_all = [row for row, _ in rows], [result for _, result in rows], failed, reference, files
     return Evaluation(*of_all, floor, comparisons, sentence)
 

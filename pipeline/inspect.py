@@ -10,20 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckFailed
+from ..errors import CheckFailed, UsageError
 from ..formats import TensorInfo, open_gguf
 from ..formats.file_range import range_checksum
-from ..formats.gguf import VERSION
+from ..formats.gguf import VERSION, GGUFFile
 from ..formats.gguf_header import value_type
 from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_differences, loader_problems
 from ..formats.source import LOST_CONFIG
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ..jobs.streamed_json import StreamedJson
+from ..quantize.recipes.type_selection import Selection
+from .common.arguments import Pattern, as_pattern
 from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import Stage, reporting
 from .common.rows import Rows
 from .common.shown import shown
+from .common.type_rules import type_rules
 from .requests.files import InspectRequest
 from .requests.verb import verb
 
@@ -40,8 +43,11 @@ class InspectResult(StreamedJson):
     files, file_nbytes  paths of the shards, and their sizes; file_bytes: the sum
     metadata            key -> value; a long array as {'length': ..., 'first': [...]} unless all was asked for
     metadata_types      key -> type of the value in the file, such as 'uint32' or 'array of string'
-    tensors             name, shape (in ne order, row length first), type, file, offset (from the file's start), nbytes and
-                        n_elements of each; xxh3 and nonfinite if they were asked for
+    tensors             name, shape (in ne order, row length first), type, bits per weight, rule, note, file, offset (from the
+                        file's start), nbytes and n_elements of each; xxh3 and nonfinite if they were asked for. rule: of the
+                        recipe or stock mix, that gave it the type; note: why it is a fallback; None where the file does not
+                        tell
+    n_tensors           tensors of the file, of which `tensors` has those that were asked for
     types               type -> tensors and nbytes, most bytes first
     parameters          elements of all tensors; total_bytes: their bytes; bits_per_weight follows
     notes               what the metadata may mislead about, one line each
@@ -61,6 +67,7 @@ class InspectResult(StreamedJson):
     total_bytes: int
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    n_tensors: int = 0
 
     @property
     def file_bytes(self) -> int:
@@ -82,6 +89,7 @@ class InspectResult(StreamedJson):
             "metadata": self.metadata,
             "metadata_types": self.metadata_types,
             "tensors": iter(self.tensors),
+            "n_tensors": self.n_tensors,
             "types": self.types,
             "parameters": self.parameters,
             "total_bytes": self.total_bytes,
@@ -107,15 +115,20 @@ def inspect_model(request: InspectRequest) -> InspectResult:
         ('deepseek2', 4, [256, 1536])
     """
     opened = open_gguf(Path(request.file))
+    chosen, rules = _chosen(opened, request.tensors), type_rules(opened)
     asked = {"xxh3": request.checksums, "nonfinite": request.check}
     found: dict[str, dict[str, Any]] = {key: {} for key in asked if asked[key]}  # name -> what reading a tensor's data gave
-    tensors = Rows(opened.tensors, lambda info: _describe(info) | {k: v[info.name] for k, v in found.items() if info.name in v})
-    types = type_histogram(tensors)
+
+    def describe(info: TensorInfo) -> dict[str, Any]:
+        return _describe(info, rules.get(info.name)) | {k: v[info.name] for k, v in found.items() if info.name in v}
+
+    tensors = Rows(chosen, describe)
+    types = type_histogram(Rows(opened.tensors, lambda info: _describe(info, None)))
     total = sum(entry["nbytes"] for entry in types.values())
     if request.check or request.checksums:
         with reporting(request.progress) as report:
-            stage = Stage(report, "inspect", total)
-            for info in opened.tensors.values():
+            stage = Stage(report, "inspect", sum(info.nbytes for info in chosen.values()))
+            for info in chosen.values():
                 if request.checksums:
                     found["xxh3"][info.name] = range_checksum(info.path, info.offset, info.nbytes)
                 if request.check:
@@ -133,6 +146,7 @@ def inspect_model(request: InspectRequest) -> InspectResult:
         types=types,
         parameters=sum(prod(info.shape) for info in opened.tensors.values()),
         total_bytes=total,
+        n_tensors=len(opened.tensors),
     )
     result.notes = _notes(opened.metadata, result.types)
     if request.program is not None:
@@ -166,15 +180,30 @@ def inspect_checkpoint(source: str | Path) -> CheckpointSummary:
     return summarize_checkpoint(source)
 
 
-def _describe(info: TensorInfo) -> dict[str, Any]:
+def _chosen(opened: GGUFFile, pattern: Pattern | None) -> Mapping[str, TensorInfo]:
+    """The tensors with a pattern in their names. Raises UsageError if there is none."""
+    if pattern is None:
+        return opened.tensors
+    compiled = as_pattern(pattern, "--tensors")
+    chosen = {name: info for name, info in opened.tensors.items() if compiled.search(name)}
+    if not chosen:
+        raise UsageError(f"--tensors: no tensor of {opened.paths[0]} has {compiled.text!r} in its name")
+    return chosen
+
+
+def _describe(info: TensorInfo, selection: Selection | None) -> dict[str, Any]:
+    elements = prod(info.shape)
     return {
         "name": info.name,
         "shape": list(info.shape),
         "type": info.type.name,
+        "bits": info.nbytes * 8 / elements if elements else 0.0,
+        "rule": selection.rule if selection is not None else None,
+        "note": (selection.note or None) if selection is not None else None,
         "file": info.path.name,
         "offset": info.offset,
         "nbytes": info.nbytes,
-        "n_elements": prod(info.shape),
+        "n_elements": elements,
     }
 
 

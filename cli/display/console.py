@@ -13,6 +13,7 @@ import click
 
 from ...errors import CheckFailed
 from ...jobs.streamed_json import StreamedJson
+from ...pipeline.common.figures import share_text
 from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
 from ..messages import is_quiet
@@ -172,5 +173,5 @@ def speeds_text(t: Timings) -> str:
     rates = t.prompt_per_second, t.generated_per_second
     texts = [part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True)]
     if t.acceptance_rate is not None:
-        texts.append(f"{t.accepted_tokens} of {t.drafted_tokens} drafts accepted ({t.acceptance_rate:.1%})")
+        texts.append(f"{t.accepted_tokens} of {t.drafted_tokens} drafts accepted ({share_text(t.acceptance_rate)})")
     return "; ".join(texts)

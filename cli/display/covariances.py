@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...pipeline.common.messages import gib
+from ...pipeline.common.figures import share_text, size_text
 from .console import table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def covariances_text(result: CovarianceStatistics) -> str:
     outputs = sum(one.side == "output" for one in result.inputs)
     rows = [
         (one.name, *([one.side] if outputs else []), len(one.tensors), one.columns, one.matrices, one.fewest, one.most,
-         f"{one.effective_rank:.1f}", f"{one.diagonal_share:.1%}", f"{one.correlation:.3f}", f"{one.damping:.2%}",
+         f"{one.effective_rank:.1f}", share_text(one.diagonal_share), f"{one.correlation:.3f}", share_text(one.damping, 2),
          one.too_few or "-")
         for one in result.inputs
     ]  # fmt: skip
@@ -36,7 +36,7 @@ def covariances_text(result: CovarianceStatistics) -> str:
     origin = result.model
     texts = ", ".join(origin.datasets) or "not recorded"
     sides = f"{len(rows) - outputs} inputs" + (f", {outputs} outputs" if outputs else "")
-    line = f"{sides}, {gib(result.nbytes)}, {origin.chunk_count} chunks of {origin.chunk_size} tokens, text: {texts}"
+    line = f"{sides}, {size_text(result.nbytes)}, {origin.chunk_count} chunks of {origin.chunk_size} tokens, text: {texts}"
     return f"{table(headings, rows)}\n\n{line}"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...pipeline.common.messages import duration, gib, perplexity_text
+from ...pipeline.common.figures import duration, share_text, size_text
+from ...pipeline.common.messages import perplexity_text
 from .console import table
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ def _forecast_text(result: ImatrixResult) -> str:
     forecast = result.forecast
     assert forecast is not None
     covariance, n = forecast.covariance, forecast.windows
-    lines = [f"{result.path}: {forecast.entries} entries, {gib(forecast.file_bytes)}"]
+    lines = [f"{result.path}: {forecast.entries} entries, {size_text(forecast.file_bytes)}"]
     if covariance is not None:
         passes = f"{covariance.passes} passes" if covariance.passes > 1 else "one pass"
         more = f" and of gradients at {covariance.gradients.outputs} outputs" if covariance.gradients is not None else ""
         lines.append(
-            f"{result.covariance}: covariances of {covariance.inputs} inputs{more}, {gib(covariance.file_bytes)}; "
-            f"{gib(covariance.sums_bytes)} of memory for sums, in {passes} over the text"
+            f"{result.covariance}: covariances of {covariance.inputs} inputs{more}, {size_text(covariance.file_bytes)}; "
+            f"{size_text(covariance.sums_bytes)} of memory for sums, in {passes} over the text"
         )
         lines += _gradient_lines(covariance)
         lines += [covariance.seen.remark] if covariance.seen is not None and covariance.seen.too_few else []
@@ -49,8 +50,8 @@ def _forecast_text(result: ImatrixResult) -> str:
             f"token); {experts.wanted} are wanted at the least"
         )
     if forecast.memory_bytes is not None and (covariance is None or covariance.gradients is None):
-        lines.append(f"memory: {gib(forecast.memory_bytes)} beside the model's weights")
-    lines.append(f"disk: {gib(forecast.disk_needed)} needed, {gib(forecast.disk_free)} free")
+        lines.append(f"memory: {size_text(forecast.memory_bytes)} beside the model's weights")
+    lines.append(f"disk: {size_text(forecast.disk_needed)} needed, {size_text(forecast.disk_free)} free")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
     lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")
     return "\n".join(lines)
@@ -63,8 +64,9 @@ def _gradient_lines(covariance: CovarianceForecast) -> list[str]:
     passes = f"{gradients.passes} of the passes" if gradients.passes > 1 else "one of the passes"
     return [
         f"gradients in {passes}, {gradients.windows_at_once} windows at a time",
-        f"memory: {gib(covariance.memory_bytes)}, {gib(covariance.sums_bytes)} of it for sums, {gib(gradients.kept_bytes)} for "
-        f"values between layers, {gib(gradients.working_bytes)} to work with; and {gib(gradients.weights_bytes)} of weights",
+        f"memory: {size_text(covariance.memory_bytes)}, {size_text(covariance.sums_bytes)} of it for sums, "
+        f"{size_text(gradients.kept_bytes)} for values between layers, {size_text(gradients.working_bytes)} to work with; and "
+        f"{size_text(gradients.weights_bytes)} of weights",
     ]
 
 
@@ -111,8 +113,8 @@ def statistics_text(result: ImatrixStatistics, file: Path) -> str:
     if result.comparison is not None and result.other is not None:
         return _comparison_text(result.comparison, file, result.other)
     rows = [
-        (e.name, e.columns, e.matrices, e.fewest, e.most, f"{e.sum:.4g}", f"{e.active:.1%}", e.entropy, f"{e.evenness:.1%}",
-         f"{e.top_share:.1%}", " ".join(f"{column}:{share:.1%}" for column, share in e.top))
+        (e.name, e.columns, e.matrices, e.fewest, e.most, f"{e.sum:.4g}", share_text(e.active), e.entropy,
+         share_text(e.evenness), share_text(e.top_share), " ".join(f"{column}:{share_text(share)}" for column, share in e.top))
         for e in result.entries
     ]  # fmt: skip
     headings = ("name", "columns", "matrices", "fewest", "most", "sum", "active", "entropy", "even", "top ten", "top columns")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...pipeline.common.messages import gib
+from ...pipeline.common.figures import bits_per_weight_text, error_text, file_bytes_of, share_text, size_text
 from .console import table
 
 
@@ -13,10 +13,10 @@ def origin_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
     """A model's path, size, types, digest, recipe and imatrix, under a label."""
     digests = [f["digest"] for f in about["files"] if not f["name"].endswith(".json")]
     shown = digests[0] if len(digests) == 1 else f"{len(digests)} files, the first {digests[0]}" if digests else "none"
-    types = ", ".join(f"{name} {size / about['nbytes']:.0%}" for name, size in list(about["types"].items())[:3])
+    types = ", ".join(f"{name} {share_text(size / about['nbytes'], 0)}" for name, size in list(about["types"].items())[:3])
     rows = [
         (label, f"{about['path']}"),
-        ("", f"{gib(about['nbytes'])}, {about['bits_per_weight']:.3f} bits per weight: {types}"),
+        ("", f"{size_text(file_bytes_of(about))}, {bits_per_weight_text(about['bits_per_weight'])}: {types}"),
         ("", f"digest {shown}"),
     ]
     recipe = [line for line in (about["recipe"] or "").splitlines() if line.strip()]
@@ -31,7 +31,7 @@ def stored_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
     """A file of predictions under a label, and the model that it is of if it says so."""
     rows = [
         (label, f"{about['path']}"),
-        ("", f"{about['logits']}, {about['windows']} windows, {gib(about['files'][0]['nbytes'])}"),
+        ("", f"{about['logits']}, {about['windows']} windows, {size_text(about['files'][0]['nbytes'])}"),
         ("", f"digest {about['files'][0]['digest']}"),
     ]
     return rows + (origin_rows(about["model"], "  of") if "model" in about else [])
@@ -56,7 +56,7 @@ def comparison_text(ours: dict[str, Any], other: dict[str, Any], verdict: dict[s
     lines = [f"earlier result: perplexity {other['perplexity']:.4f}, this one {ours['perplexity']:.4f}: the same predictions"]
     if "ratio" in verdict:
         error = verdict["ratio_error"]
-        lines[0] += f", ratio {verdict['ratio']:.6f}" + (f" ± {error:.6f}" if error is not None else "")
+        lines[0] += f", ratio {error_text(verdict['ratio'], error, 6)}"
     differences = {name: pair for name, pair in verdict["differences"].items() if not name.startswith("about.recipe")}
     rows = [(name, _brief(a), _brief(b)) for name, (a, b) in differences.items()]
     return "\n".join([*lines, "", table(("differs", "here", "there"), rows)] if rows else [*lines, "nothing else differs"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...pipeline.common.messages import duration, gib
+from ...pipeline.common.figures import bits_per_weight_text, duration, file_text, share_text, size_text
 from .console import table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def written_text(result: WriteResult) -> str:
 def shares_text(shares: Sequence[Share]) -> str:
     """A row per worker of a cluster."""
     total = sum(share.nbytes for share in shares) or 1
-    rows = [(s.worker, s.pieces, gib(s.nbytes), f"{s.nbytes / total:.1%}", duration(s.seconds)) for s in shares]
+    rows = [(s.worker, s.pieces, size_text(s.nbytes), share_text(s.nbytes / total), duration(s.seconds)) for s in shares]
     return table(("worker", "pieces", "size", "share", "time"), rows)
 
 
@@ -58,27 +58,30 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def histogram_text(plan: Plan) -> str:
     """Tensors, size and share of each type."""
-    rows = [(name, n, gib(size), f"{size / plan.total_bytes:.1%}") for name, (n, size) in plan.histogram().items()]
+    rows = [(name, n, size_text(size), share_text(size / plan.total_bytes)) for name, (n, size) in plan.histogram().items()]
     return table(("type", "tensors", "size", "share"), rows)
 
 
 def weights_text(plan: Plan) -> str:
-    return f"{len(plan.outputs)} tensors, {gib(plan.total_bytes)}, {plan.bits_per_weight:.3f} bits per weight"
+    """Tensors, bits per weight and size, where the file's metadata are not all known yet."""
+    size = size_text(plan.file_bytes)
+    return f"{len(plan.outputs):,} tensors, {bits_per_weight_text(plan.bits_per_weight)}, about {size}"
 
 
 def totals_text(plan: Plan) -> str:
-    files = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
-    return f"{weights_text(plan)}; on disk {plan.file_bytes:,} bytes{files}"
+    """Tensors, bits per weight, and the size of the file or files."""
+    files = file_text(plan.file_bytes, len(plan.files))
+    return f"{len(plan.outputs):,} tensors, {bits_per_weight_text(plan.bits_per_weight)}, {files}"
 
 
 def forecast_text(forecast: Forecast) -> str:
     """Disk space, and the time of the slowest types if that was predicted."""
-    free = f", {gib(forecast.disk_free)} free" if forecast.disk_free is not None else ""
+    free = f", {size_text(forecast.disk_free)} free" if forecast.disk_free is not None else ""
     peak = forecast.disk_peak
-    most = f", {gib(peak)} at the peak with what is there" if peak is not None and peak != forecast.disk_needed else ""
-    lines = [f"disk: {gib(forecast.disk_needed)} needed{most}{free}"]
+    most = f", {size_text(peak)} at the peak with what is there" if peak is not None and peak != forecast.disk_needed else ""
+    lines = [f"disk: {size_text(forecast.disk_needed)} needed{most}{free}"]
     if forecast.memory is not None:
-        lines.append(f"memory: {gib(forecast.memory)} beside the files that are read and written")
+        lines.append(f"memory: {size_text(forecast.memory)} beside the files that are read and written")
     if forecast.seconds is not None:
         slowest = sorted(forecast.seconds.items(), key=lambda item: -item[1])[:4]
         types = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)

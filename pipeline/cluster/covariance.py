@@ -16,7 +16,8 @@ from ...imatrix.covariance.inputs import Input, reads_head
 from ...imatrix.covariance.job import CovarianceJob, split_among
 from ...imatrix.windows import run
 from ...runtime import Model
-from ..common.messages import gib, note
+from ..common.figures import size_text
+from ..common.messages import note
 from .chains import Chain, run_chains
 from .connection import Cluster
 from .models import ModelAddress, models_here
@@ -151,8 +152,8 @@ class SharedCovariance:
         self._done = [0] * len(groups)
         sums = max(sum(one.sums_bytes for one in group) for group in groups)
         note(
-            f"covariance of {len(left)} inputs: the file takes {gib(job.writer.nbytes)}, the sums up to {gib(sums)} of memory "
-            f"on each of {workers} workers; the text is run {len(groups)} times, once for each group of inputs"
+            f"covariance of {len(left)} inputs: the file takes {size_text(job.writer.nbytes)}, the sums up to "
+            f"{size_text(sums)} of memory on each of {workers} workers; the text is run {len(groups)} times, once a group"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Notes and warnings while a call is running, and figures as text.
+"""Notes and warnings while a call is running; names and JSON as text.
 
 Notes and warnings go through the logger `ggufmill`, at the levels INFO and WARNING. Without any set-up of `logging`, warnings
 appear on stderr and notes do not. The command line prints both; with --json it leaves out those of the logger
@@ -31,18 +31,6 @@ def warn(texts: Sequence[str], *, detail: bool = False) -> None:
     """Something that may be wrong: a rule without effect, figures that are doubtful."""
     for text in texts:
         _logger(detail).warning("%s", text)
-
-
-def gib(nbytes: int) -> str:
-    """'386.183 GiB', or MiB below one."""
-    return f"{nbytes / 2**30:.3f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """'12 s', '3.4 min', '1.2 h'."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def perplexity_text(perplexity: float) -> str:

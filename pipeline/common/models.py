@@ -19,6 +19,7 @@ from ...runtime.evaluate.provenance import describe_model
 from ...runtime.micro_batches import PIECE
 from ..requests.groups import CheckpointOptions
 from .dropped_config import warn_on_dropped_config
+from .figures import size_text
 from .messages import note, warn
 from .progress import OnProgress, Stage
 
@@ -42,7 +43,7 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     loaded = load_model(source, **settings)
     warn(loaded.notes, detail=True)
     if loaded.packed_bytes:
-        note(f"{source.path}: {loaded.packed_bytes / 2**20:.1f} MiB of weights interleaved in memory")
+        note(f"{source.path}: {size_text(loaded.packed_bytes)} of weights interleaved in memory")
     return loaded
 
 

@@ -19,10 +19,11 @@ from ...quantize.recipes.mixes import file_type_id, file_types
 
 @dataclass(frozen=True)
 class StockMix:
-    """A file type ('Q4_K_M') of the baseline, as `quantize` would write it: the model, and the bytes of its tensors."""
+    """A file type ('Q4_K_M') of the baseline, as `quantize` would write it: the model, and the bytes of the file."""
 
     name: str
     source: TensorSource
+    file_bytes: int
 
     @property
     def path(self) -> str:
@@ -57,7 +58,7 @@ def _is_first(path: Path) -> bool:
 def stock_mix(source: TensorSource, name: str, importance: Importance | None) -> StockMix:
     """source: of the baseline; name: of a file type. Raises PlanError for one that cannot be made of it."""
     plan = plan_quantize(source, "stock.gguf", type=name, importance=importance, ignore_imatrix_rules=True)
-    return StockMix(name, simulate_quantization(source, plan))
+    return StockMix(name, simulate_quantization(source, plan), plan.file_bytes)
 
 
 def stock_name(metadata: dict[str, Any]) -> str | None:

@@ -54,6 +54,7 @@ class Judge:
         about = describe_model(opened)
         if is_mix:
             about |= {"path": model.path, "files": [], "stock": model.name, "identity": opened.source.identity}
+            about["file_bytes"] = model.file_bytes
         stock = model.name if is_mix else stock_name(opened.metadata)
         return self._measured(opened, about, report, stock=stock, is_written=not is_mix)
 

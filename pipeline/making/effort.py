@@ -12,7 +12,8 @@ from ...errors import PlanError, installation
 from ...imatrix.calibration import Calibration
 from ...imatrix.covariance.job import CovarianceJob, CurvatureOptions
 from ...runtime import Model
-from ..common.messages import gib, note
+from ..common.figures import size_text
+from ..common.messages import note
 from ..covariance import plan_covariance
 
 
@@ -80,7 +81,7 @@ def _planned(data: str, model: Model, windows: Calibration, folder: Path, on_clu
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free, needed = shutil.disk_usage(there).free, job.writer.nbytes + 2 * job.sums_bytes
     if needed > _DISK_SHARE * free:
-        raise PlanError(f"its file would take {gib(needed)} of the {gib(free)} that are free on the disk")
+        raise PlanError(f"its file would take {size_text(needed)} of the {size_text(free)} that are free on the disk")
     if len(job.passes) > _MOST_PASSES:
         raise PlanError(f"with this memory the text would be read {len(job.passes)} times")
     return job

@@ -16,7 +16,8 @@ from ...runtime.memory import CPU, Placement, TensorSize, overrides_of, place
 from ...runtime.settings import LayerPlacement
 from ...runtime.torch_devices import accelerators_here
 from ..common.arguments import as_bytes
-from ..common.messages import gib, note
+from ..common.figures import size_text
+from ..common.messages import note
 from ..requests.make import MakeRequest
 
 MACHINE_SHARE, DEVICE_SHARE = 0.9, 0.94  # of memory that this machine has: the rest is for the system and other programs
@@ -69,8 +70,8 @@ def working_type(source: TensorSource, largest: Plan) -> str | None:
     if total is None or nbytes < MACHINE_SHARE * total or largest.file_bytes >= nbytes:
         return None
     note(
-        f"note: the model takes {gib(nbytes)} in bf16, this machine has {gib(total)} of memory: a copy in q8_0 "
-        f"({gib(largest.file_bytes)}) runs in its place; the file is quantised from the model itself"
+        f"note: the model takes {size_text(nbytes)} in bf16, this machine has {size_text(total)} of memory: a copy in q8_0 "
+        f"({size_text(largest.file_bytes)}) runs in its place; the file is quantised from the model itself"
     )
     return "q8_0"
 
@@ -91,7 +92,9 @@ def _capacities(request: MakeRequest) -> tuple[dict[str, int | None], str]:
     if request.ram is not None or sizes:
         given: dict[str, int | None] = {CPU: as_bytes(request.ram)}
         given |= {f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}
-        return given, " and ".join(f"{gib(size)} of {'RAM' if name == CPU else name}" for name, size in given.items() if size)
+        return given, " and ".join(
+            f"{size_text(size)} of {'RAM' if name == CPU else name}" for name, size in given.items() if size
+        )
     total = total_bytes()
     if total is None:
         if request.fit is not None:
@@ -100,7 +103,7 @@ def _capacities(request: MakeRequest) -> tuple[dict[str, int | None], str]:
     here: dict[str, int | None] = {CPU: int(MACHINE_SHARE * total)}
     here |= {each.name: int(DEVICE_SHARE * each.total) for each in accelerators_here()[0] if each.total is not None}
     return here, "this machine's " + " and ".join(
-        f"{gib(size or 0)} of {'RAM' if name == CPU else name}" for name, size in here.items()
+        f"{size_text(size or 0)} of {'RAM' if name == CPU else name}" for name, size in here.items()
     )
 
 

@@ -11,6 +11,7 @@ from ...formats.metadata_values import text_of
 from ...jobs.plan import Plan
 from ...quantize.search.type_search import TypeAssignment
 from ...version import __version__
+from ..common.figures import DIVERGENCE_DIGITS, bits_per_weight_text, error_text
 from ..common.shown import shown
 from .options import SearchOptions, Target
 from .weighting import ErrorWeighting
@@ -91,11 +92,11 @@ def header_lines(
     lines = [f"{name}: found by ggufmill {__version__} for {target.text}"]
     lines.append(
         f"{len(assignment.types)} tensors in {assignment.nbytes:,} bytes, "
-        f"{8 * assignment.nbytes / elements:.3f} bits per weight of these"
+        f"{bits_per_weight_text(8 * assignment.nbytes / elements)} of these"
     )
     if options.text is not None:
         where = f"{options.text.name}, {options.chunks} windows of {options.n_ctx}"
-        figure = f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else ""
+        figure = f", measured {error_text(measured.mean, measured.error, DIVERGENCE_DIGITS)}" if measured is not None else ""
         lines.append(f"KL divergence on {where}: predicted {assignment.predicted:.4g}{figure}")
     elif weighting.curvature:
         lines.append(f"No text was given: KL divergence predicted from curvature {assignment.predicted:.4g}")

@@ -28,6 +28,7 @@ from ...quantize.search.type_search import (
     quantizable_tensors,
     use_packed_types,
 )
+from ..common.figures import bits_per_weight_text
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key
@@ -268,7 +269,7 @@ class SearchJob:
             allowed, taken = self._limit(target), self._size(target, plan)
             if taken > allowed:
                 bits = math.ceil(8000 * taken / self._elements) / 1000
-                takes = f"{taken:,} bytes" if target.size is not None else f"{bits:.3f} bits per weight"
+                takes = f"{taken:,} bytes" if target.size is not None else bits_per_weight_text(bits)
                 raise PlanError(
                     f"{target.text} cannot be reached: with the smallest types allowed it takes {takes} "
                     "(allow smaller ones with --types)"

@@ -8,10 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.messages import gib
+from ..common.figures import (
+    BITS,
+    DIVERGENCE,
+    DIVERGENCE_DIGITS,
+    PERPLEXITY,
+    PERPLEXITY_DIGITS,
+    SAME_TOP,
+    SHARE_DIGITS,
+    SIZE,
+    bits_text,
+    error_text,
+    file_bytes_of,
+    per_cent_text,
+    size_text,
+)
 from ..judging.domains import DomainFigures
 from ..judging.verdict import Comparison, NoiseFloor
-from .style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
+from .style import COLOURS, INK, new_axes, place_labels, save_figure, styled
 
 
 @dataclass(frozen=True)
@@ -19,8 +33,9 @@ class EvaluationRow:
     """A model's figures; errors are standard errors.
 
     name               the file's name without .gguf, or a stock mix's
-    kind               'model', 'stock' (a file type without a recipe) or 'joined' (measured by another call)
-    nbytes             of its tensors; bits: per weight
+    kind               'model', 'stock' (a file type of the baseline, measured without a file) or 'joined' (measured by another
+                       call)
+    nbytes             of its file, or of the one that would be written; bits: per weight
     ratio              perplexity / the baseline's
     kld_missing        estimate of what kld lacks, of a baseline that keeps only its most probable tokens; else None
     kld_median, kld_p999  the median and the 99.9th percentile of the KL divergence
@@ -52,11 +67,10 @@ class EvaluationRow:
 def row_of(result: dict[str, Any], joined: bool, domains: Sequence[DomainFigures] = ()) -> EvaluationRow:
     """result: of a file of results; domains: its figures for each text."""
     about = result["about"]
-    stock = result.get("stock")
     return EvaluationRow(
         name=str(about.get("stock") or Path(str(result.get("model"))).name.removesuffix(".gguf")),
-        kind="stock" if stock else "joined" if joined else "model",
-        nbytes=int(about["nbytes"]),
+        kind="stock" if about.get("stock") else "joined" if joined else "model",
+        nbytes=file_bytes_of(about),
         bits=about["bits_per_weight"],
         perplexity=result["perplexity"],
         error=result.get("error"),
@@ -77,14 +91,14 @@ def row_of(result: dict[str, Any], joined: bool, domains: Sequence[DomainFigures
 
 _HEADINGS = (
     "model",
-    "size",
-    "bits/weight",
-    "perplexity",
-    "KL divergence",
+    SIZE,
+    BITS,
+    PERPLEXITY,
+    DIVERGENCE,
     "median",
     "confident",
     "99.9 %",
-    "same top token",
+    SAME_TOP,
     "t/s",
 )
 
@@ -98,15 +112,16 @@ def cells(row: EvaluationRow) -> tuple[object, ...]:
     """The texts and numbers of a row under `headings`."""
     return (
         row.name,
-        gib(row.nbytes),
-        f"{row.bits:.3f}",
-        _with_error(row.perplexity, row.error, 4),
-        _with_error(row.kld, row.kld_error, 6) + ("" if row.kld_missing is None else f", lacks about {row.kld_missing:.6f}"),
+        size_text(row.nbytes),
+        bits_text(row.bits),
+        error_text(row.perplexity, row.error, PERPLEXITY_DIGITS),
+        error_text(row.kld, row.kld_error, DIVERGENCE_DIGITS)
+        + ("" if row.kld_missing is None else f", lacks about {row.kld_missing:.6f}"),
         *("" if value is None else f"{value:.3g}" for value in (row.kld_median, row.kld_confident)),
         "" if row.kld_p999 is None else f"{row.kld_p999:.4f}",
-        _with_error(row.same_top, row.same_top_error, 2) + " %",
+        error_text(row.same_top, row.same_top_error, SHARE_DIGITS, " %"),
         "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
-        *(_with_error(domain.kld, domain.kld_error, 6) for domain in row.domains),
+        *(error_text(domain.kld, domain.kld_error, DIVERGENCE_DIGITS) for domain in row.domains),
     )
 
 
@@ -114,16 +129,12 @@ def judgement_lines(noise: NoiseFloor | None, comparisons: Sequence[Comparison])
     """The noise floor and the paired tests, a line each."""
     lines = []
     if noise is not None:
-        figures = [f"KL divergence {_with_error(noise.kld_mean, noise.kld_error, 6)}"]
+        figures = [f"KL divergence {error_text(noise.kld_mean, noise.kld_error, DIVERGENCE_DIGITS)}"]
         figures += [f"median {noise.kld_median:.3g}"] if noise.kld_median is not None else []
         figures += [f"confident {noise.kld_confident:.3g}"] if noise.kld_confident is not None else []
-        figures += [f"same top token {noise.top1_agreement:.2f} %"]
+        figures += [f"same top token {per_cent_text(noise.top1_agreement)}"]
         lines.append(f"Noise floor (the baseline with activations rounded to bf16): {', '.join(figures)}.")
     return [*lines, *(f"{comparison.text[0].upper() + comparison.text[1:]}." for comparison in comparisons)]
-
-
-def _with_error(value: float, error: float | None, digits: int) -> str:
-    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
 
 
 def evaluation_text(rows: Sequence[EvaluationRow], about: Sequence[str]) -> str:
@@ -145,7 +156,7 @@ _PANELS = (
 _KINDS = {
     "model": ("o", COLOURS[0], "models", COLOURS[0]),
     "joined": ("s", COLOURS[1], "measured by another call", COLOURS[1]),
-    "stock": ("D", PALE, "stock mixes", INK),
+    "stock": ("D", COLOURS[2], "stock mixes, not written", COLOURS[2]),
 }
 
 
@@ -178,14 +189,14 @@ def plot_evaluation(rows: Sequence[EvaluationRow], baseline_perplexity: float, t
         if row.kld_p999 is not None and row.kld_p999 > 0:
             axes[0].plot(row.bits, row.kld_p999, "_", color=_KINDS[row.kind][1], ms=7)
     axes[1].axhline(1, color=INK, linewidth=0.8, linestyle="--", label=f"baseline: {baseline_perplexity:.4f}")
-    axes[3].set_ylim(bottom=0)
+    axes[3].set_ylim(0, 1.1 * max((row.tokens_per_second or 0.0 for row in rows), default=0.0) or 1.0)
     weights = [row.nbytes / row.bits for row in rows]
     if math.isclose(min(weights), max(weights), rel_tol=0.01):  # one axis of sizes fits all
         unit, name = (2**30, "GiB") if max(row.nbytes for row in rows) >= 2**30 else (2**20, "MiB")
         factor = weights[0] / unit
-        top = axes[0].secondary_xaxis("top", functions=(lambda bits: bits * factor, lambda size: size / factor))
-        top.set_xlabel(f"size, {name}")
-        axes[0].set_title(_PANELS[0][0], pad=12)
+        for panel in axes:  # of all, so that their titles stay in line
+            below = panel.secondary_xaxis(-0.2, functions=(lambda bits: bits * factor, lambda size: size / factor))
+            below.set_xlabel(f"size, {name}")
     axes[1].legend()
     axes[0].legend()
     figure.suptitle(title, fontsize=11)

@@ -7,7 +7,7 @@ from html import escape
 from math import inf
 from typing import Any
 
-from ..common.messages import gib
+from ..common.figures import SAME_TOP, bits_text, per_cent_text, share_text, size_text
 from .markdown import (
     COMPARISON,
     ERRORS,
@@ -115,8 +115,8 @@ def page(name: str, body: Sequence[str]) -> str:
 def _tiles(data: dict[str, Any]) -> str:
     v = data["validation"]
     tiles = [
-        (gib(data["file_bytes"]), "on disk"),
-        (f"{data['bits_per_weight']:.3f}", "bits per weight"),
+        (size_text(data["file_bytes"]), "on disk"),
+        (bits_text(data["bits_per_weight"]), "bits per weight"),
         (_count(data["weights"]), "weights"),
     ]
     if v is not None:
@@ -125,7 +125,7 @@ def _tiles(data: dict[str, Any]) -> str:
             (f"{v['perplexity']:.4f}", _plus_minus(v, "error", ".4f", f"perplexity, {base}")),
             (f"{100 * (v['ratio'] - 1):+.2f} %", _plus_minus(v, "ratio_error", ".2%", f"perplexity against {v['baseline']}")),
             (f"{v['kld_mean']:.5f}", _plus_minus(v, "kld_error", ".5f", "KL divergence, nats")),
-            (f"{v['top1_agreement']:.2f} %", _plus_minus(v, "top1_error", ".2f", "same top token")),
+            (per_cent_text(v["top1_agreement"]), _plus_minus(v, "top1_error", ".2f", SAME_TOP)),
         ]
     if v is not None and v.get("tokens_per_second"):
         tiles.append((_count(round(v["tokens_per_second"])), f"tokens/s, prompts of {v['n_ctx']} with scoring, this machine"))
@@ -162,7 +162,7 @@ def _sizes(data: dict[str, Any]) -> tuple[str, str]:
     rows = []
     for role, types in data["roles"].items():
         nbytes = sum(types.values())
-        label = f"{role}: {gib(nbytes)}, {nbytes / data['total_bytes']:.1%}"
+        label = f"{role}: {size_text(nbytes)}, {share_text(nbytes / data['total_bytes'])}"
         rows.append((label, [(name, types[name] / 2**20) for name in keys if name in types]))
     return "Size by role and type", bars(rows, keys, " MiB")
 

@@ -6,24 +6,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.messages import gib
+from ..common.figures import (
+    BITS,
+    DIVERGENCE,
+    DIVERGENCE_DIGITS,
+    PERPLEXITY,
+    PERPLEXITY_DIGITS,
+    SAME_TOP,
+    SHARE_DIGITS,
+    SIZE,
+    bits_per_weight_text,
+    bits_text,
+    error_text,
+    per_cent_text,
+    share_text,
+    size_text,
+)
 
-COMPARISON = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
+COMPARISON = ("model", SIZE, BITS, PERPLEXITY, DIVERGENCE, SAME_TOP)
 
 
 def comparison(data: dict[str, Any]) -> list[tuple[str, ...]]:
     """Rows under COMPARISON: the baseline, the result."""
     v = data["validation"]
-    error = f" ± {v['error']:.4f}" if v.get("error") is not None else ""
+    base = error_text(v["baseline_perplexity"], v.get("baseline_error"), PERPLEXITY_DIGITS)
     return [
-        (v["baseline"], gib(v["baseline_bytes"]), f"{v['baseline_bits']:.3f}", f"{v['baseline_perplexity']:.4f}", "", ""),
+        (v["baseline"], size_text(v["baseline_bytes"]), bits_text(v["baseline_bits"]), base, "", ""),
         (
             "result",
-            gib(data["total_bytes"]),
-            f"{data['bits_per_weight']:.3f}",
-            f"{v['perplexity']:.4f}{error}",
+            size_text(data["file_bytes"]),
+            bits_text(data["bits_per_weight"]),
+            error_text(v["perplexity"], v.get("error"), PERPLEXITY_DIGITS),
             divergence(v),
-            f"{v['top1_agreement']:.2f} %",
+            error_text(v["top1_agreement"], v.get("top1_error"), SHARE_DIGITS, " %"),
         ),
     ]
 
@@ -35,20 +50,18 @@ def stock_rows(data: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def divergence(v: dict[str, Any]) -> str:
     """The mean KL divergence with its standard error; a single prediction has none."""
-    error = v.get("kld_error")
-    return f"{v['kld_mean']:.5f}" + (f" ± {error:.5f}" if error is not None else "")
+    return error_text(v["kld_mean"], v.get("kld_error"), DIVERGENCE_DIGITS)
 
 
 def ratio(v: dict[str, Any]) -> str:
-    error = v.get("ratio_error")  # a single prediction has none
-    return f"{v['ratio']:.4f}" + (f" ± {error:.4f}" if error is not None else "")
+    return error_text(v["ratio"], v.get("ratio_error"), 4)
 
 
 def measured(v: dict[str, Any]) -> str:
     """What a validation was measured on, and the figures that its table leaves out."""
     drafts = "".join(
-        f" Draft layer {number}: perplexity {draft['perplexity']:.4f}, drafts accepted {draft['top1_agreement']:.2f} %"
-        f" (at temperature 0), {100 * draft['acceptance']:.2f} % (at 1)."
+        f" Draft layer {number}: perplexity {draft['perplexity']:.4f}, drafts accepted {per_cent_text(draft['top1_agreement'])}"
+        f" (at temperature 0), {share_text(draft['acceptance'], 2)} (at 1)."
         for number, draft in enumerate(v.get("mtp") or [], 1)
     )
     confident = f", mean where the baseline is sure {v['kld_confident']:.5f}" if v.get("kld_confident") is not None else ""
@@ -59,18 +72,18 @@ def measured(v: dict[str, Any]) -> str:
 
 def measured_on(v: dict[str, Any]) -> str:
     """What a validation was measured on."""
-    return f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored."
+    return f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']:,} predictions scored."
 
 
 def type_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
     total = data["total_bytes"]
-    return [(n, t["tensors"], gib(t["nbytes"]), f"{t['nbytes'] / total:.1%}") for n, t in data["types"].items()]
+    return [(n, t["tensors"], size_text(t["nbytes"]), share_text(t["nbytes"] / total)) for n, t in data["types"].items()]
 
 
 def role_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
     total = data["total_bytes"]
     return [
-        (role, ", ".join(types), gib(sum(types.values())), f"{sum(types.values()) / total:.1%}")
+        (role, ", ".join(types), size_text(sum(types.values())), share_text(sum(types.values()) / total))
         for role, types in data["roles"].items()
     ]
 
@@ -92,11 +105,11 @@ def search_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
     divergence = f"{s['predicted_damage']:.5f}" if s["kld_mean"] is not None else ""  # without a text it is something else
     rows: list[tuple[object, ...]] = [
         ("bytes of the file", asked["size"], f"{s['file_bytes']:,}", f"{data['quantized_file_bytes']:,}"),
-        ("bits per weight", asked["bits"], f"{s['bits_per_weight']:.3f}", f"{data['bits_per_weight']:.3f}"),
+        ("bits per weight", asked["bits"], bits_text(s["bits_per_weight"]), bits_text(data["bits_per_weight"])),
     ]
     if s["kld_mean"] is not None:
-        error = f" ± {s['kld_error']:.5f}" if s["kld_error"] is not None else ""
-        rows.append((f"KL divergence, {s['text']}", asked["divergence"], divergence, f"{s['kld_mean']:.5f}{error}"))
+        measured = error_text(s["kld_mean"], s["kld_error"], DIVERGENCE_DIGITS)
+        rows.append((f"KL divergence, {s['text']}", asked["divergence"], divergence, measured))
     if v is not None and (s["kld_mean"] is None or v["dataset"] != s["text"]):
         rows.append((f"KL divergence, {v['dataset']}", "", divergence, f"{v['kld_mean']:.5f}"))
     return rows
@@ -150,7 +163,7 @@ def report_parts(data: dict[str, Any], level: str = "##") -> list[str]:
                 said = f"Text from {label} after `{' '.join(one['prompt'].split())}`:"
                 lines += ["", said, "", *(f"    {line}" for line in text.splitlines())]
     lines += ["", f"{level} Types", "", *markdown(TYPES, type_rows(data)), "", *markdown(ROLES, role_rows(data))]
-    lines += ["", f"{data['tensors']} tensors, {data['bits_per_weight']:.3f} bits per weight, {data['file_bytes']:,} bytes."]
+    lines += ["", f"{data['tensors']} tensors, {bits_per_weight_text(data['bits_per_weight'])}, {data['file_bytes']:,} bytes."]
     if error_rows(data):
         lines += ["", "Relative error of the weights, on samples of every tensor read back from the file:", ""]
         lines += markdown(ERRORS, error_rows(data))

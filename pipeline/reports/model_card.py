@@ -10,7 +10,7 @@ from typing import Any
 
 from ...formats.loaders import IK_LLAMA_CPP, LLAMA_CPP, OLLAMA, PROGRAMS
 from ..common.checksums import NAME as CHECKSUMS
-from ..common.messages import gib
+from ..common.figures import bits_per_weight_text, bits_text, size_text
 from .markdown import (
     COMPARISON,
     FAILED,
@@ -42,7 +42,7 @@ def card_text(data: dict[str, Any]) -> str:
     data: the report of a run (`report_json`).
     """
     name = Path(data["files"][0]).name
-    bits = f"{data['bits_per_weight']:.3f} bits per weight, {gib(data['file_bytes'])} in {len(data['files'])} file"
+    bits = f"{bits_per_weight_text(data['bits_per_weight'])}, {size_text(data['file_bytes'])} in {len(data['files'])} file"
     lines = _head(data)
     lines += [f"A GGUF quantisation of {_origin(data)}: {bits}{'s' * (len(data['files']) > 1)}."]
     v = data["validation"]
@@ -52,7 +52,7 @@ def card_text(data: dict[str, Any]) -> str:
         lines += ["", "## Quality", "", *markdown(COMPARISON, rows), "", measured(v)]
         lines += [f"Compared with the same model in {v['baseline']}, token by token."]
     else:
-        row = (name, gib(data["file_bytes"]), f"{data['bits_per_weight']:.3f}")
+        row = (name, size_text(data["file_bytes"]), bits_text(data["bits_per_weight"]))
         lines += ["", "## Size", "", *markdown(COMPARISON[:3], [row])]
     lines += ["", "## What is in it", "", *markdown(ROLES, role_rows(data))]
     lines += _imatrix(data)
@@ -128,7 +128,7 @@ def _choice(quants: Sequence[dict[str, Any]]) -> list[str]:
         return []
 
     def named(data: dict[str, Any]) -> str:
-        return f"`{Path(data['files'][0]).name}` ({gib(data['file_bytes'])})"
+        return f"`{Path(data['files'][0]).name}` ({size_text(data['file_bytes'])})"
 
     text = f"Take the largest file that fits your memory with room for the context: from {named(large)} down to {named(small)}"
     least, most = ((data["validation"] or {}).get("kld_mean") or 0.0 for data in (large, small))

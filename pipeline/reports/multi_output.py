@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.messages import gib
+from ..common.figures import bits_text, size_text
 from .html_page import failures_shown, page, sections, table
 from .markdown import COMPARISON, FAILED, comparison, markdown, measured_on, recipe_shown, report_parts, stock_rows, texts_shown
 from .size_plot import TITLE, size_plot
@@ -49,7 +49,7 @@ def rows(data: dict[str, Any]) -> list[tuple[str, ...]]:
     """A row under `headings` for each file, the first of those of a split."""
     made = []
     for one in data["quants"]:
-        size, bits = gib(one["file_bytes"]), f"{one['bits_per_weight']:.3f}"
+        size, bits = size_text(one["file_bytes"]), bits_text(one["bits_per_weight"])
         quality = comparison(one)[1][3:] if one["validation"] is not None else ()
         of = f" (1 of {len(one['files'])})" if len(one["files"]) > 1 else ""
         made.append((Path(one["files"][0]).name + of, size, bits, *quality))

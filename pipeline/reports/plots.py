@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .style import COLOURS, new_axes, save_figure, styled
+from .heat_maps import colours_of, draw_map, label_roles, map_height, tensor_grid
+from .style import COLOURS, new_axes, new_figure, save_figure, styled
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.bench import Depth
-    from ...runtime.evaluate.compare import Comparison
+    from ...runtime.evaluate.compare import Comparison, LayerError
 
 
 @styled
@@ -33,41 +33,38 @@ def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
 
 @styled
 def plot_comparison(comparison: Comparison, title: str, path: Path) -> None:
-    """Errors of the layers above, those of the weights (and products) of each tensor by layer below."""
-    parts = [bool(comparison.layers), any(t.relative > 0 for t in comparison.tensors)]
-    figure, axes = new_axes(max(1, sum(parts)), 1, 10, 4.0 * max(1, sum(parts)))
-    if parts[0]:
-        top = axes.pop(0)
-        numbers = [e.layer for e in comparison.layers]
-        top.plot(numbers, [e.relative for e in comparison.layers], "o-", markersize=4, label="all tokens")
-        top.plot(numbers, [e.worst for e in comparison.layers], "^:", markersize=4, label="worst token")
-        top.set(xlabel="layer", ylabel="relative error", title="outputs of the layers")
-        if any(e.worst > 0 for e in comparison.layers):
-            top.set_yscale("log")
-        top.xaxis.get_major_locator().set_params(integer=True)
-        top.legend(fontsize=8)
-    if parts[1]:
-        _weights(axes.pop(0), comparison)
+    """Errors of the layers' outputs; below, heat maps of the errors of weights, and of products, layers by kinds of tensors."""
+    maps = [
+        ("relative error of the weights", {t.name: t.relative for t in comparison.tensors if t.relative > 0}),
+        ("relative error of the products", {t.name: t.product for t in comparison.tensors if t.product}),
+    ]
+    grids = [(label, *tensor_grid(values)) for label, values in maps if values]
+    heights = [3.4] * bool(comparison.layers) + [map_height(len(rows)) + 0.8 for _, _, rows, _ in grids]
+    figure = new_figure(10, sum(heights) or 2.0)
+    panels = list(figure.subplots(max(1, len(heights)), 1, squeeze=False, height_ratios=heights or [1.0])[:, 0])
+    if comparison.layers:
+        _layers(panels.pop(0), comparison.layers)
+    for axes, (label, grid, rows, roles) in zip(panels, grids, strict=False):
+        axes.grid(False)
+        draw_map(figure, axes, grid, rows, "relative error", cmap=colours_of("viridis"), vmin=0)
+        label_roles(axes, roles)
+        axes.set_title(label)
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 
 
-def _weights(axes: Any, comparison: Comparison) -> None:
-    by_role: dict[str, list[tuple[int, float]]] = {}
-    last = max((e.layer for e in comparison.layers), default=-1)
-    for t in comparison.tensors:
-        match = re.match(r"blk\.(\d+)\.(.+?)(\.weight)?$", t.name)
-        last = max(last, int(match[1])) if match else last
-    for t in comparison.tensors:
-        if t.relative <= 0:
-            continue
-        match = re.match(r"blk\.(\d+)\.(.+?)(\.weight)?$", t.name)
-        layer = int(match[1]) if match else (-1 if t.name.startswith("token_embd") else last + 1)
-        by_role.setdefault(match[2] if match else t.name.removesuffix(".weight"), []).append((layer, t.relative))
-    markers = "osv^D<>pPX*"
-    for i, (role, points) in enumerate(sorted(by_role.items())):
-        axes.plot(*zip(*points, strict=True), markers[i % len(markers)] + "-", markersize=4, linewidth=0.8, label=role)
-    axes.set(xlabel="layer (embedding before the first, output after the last)", ylabel="relative error", title="weights")
+def _layers(axes: Any, layers: Sequence[LayerError]) -> None:
+    """The error of each layer's outputs, of all tokens and of the worst one, with plain numbers on a logarithmic scale."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    numbers = [e.layer for e in layers]
+    axes.plot(numbers, [e.worst for e in layers], "^--", color=COLOURS[1], markersize=4, label="worst token")
+    axes.plot(numbers, [e.relative for e in layers], "o-", color=COLOURS[0], markersize=4, label="all tokens")
+    axes.set(xlabel="layer", ylabel="relative error", title="outputs of the layers")
+    if all(e.relative > 0 for e in layers):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, ncols=1 + len(by_role) // 12, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend()

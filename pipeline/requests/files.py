@@ -9,6 +9,7 @@ from typing import Any
 
 from ...formats.loaders import PROGRAMS
 from ...request_fields import argument, option, request
+from ..common.arguments import Pattern
 from ..common.progress import OnProgress
 
 
@@ -25,6 +26,13 @@ class InspectRequest:
     file: str | Path = argument("A GGUF file, or any shard of a split one.", kind="source", kw_only=False)
     check: bool = option("Decode every tensor and count NaN and infinite values.", default=False)
     checksums: bool = option("Compute the xxh3-64 of every tensor's bytes.", default=False)
+    tensors: Pattern | None = option(
+        "Show only tensors with this in their name, and no metadata.",
+        doc="Only the tensors with this in their name.",
+        default=None,
+        kind="regex",
+        shown="all",
+    )
     arrays: bool = option(
         "Give long arrays in full in --json; otherwise they are shortened to their first values and their length.",
         doc="Long arrays of the metadata are given in full; else their first values and their length.",

@@ -164,6 +164,12 @@ class EvaluateRequest(RunningModel):
         doc="Whether BASE runs again with activations rounded to bf16: smaller KL divergences than that mean nothing.",
         default=True,
     )
+    plot: str | Path | None = option(
+        "Draw the figures to this file (.png, .svg, .pdf), which needs matplotlib.",
+        default=None,
+        kind="plot",
+        shown="plot.png in the folder",
+    )
     no_plot: bool = option("Draw no picture, which needs matplotlib; without it none is drawn.", default=False)
     progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")
 

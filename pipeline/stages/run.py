@@ -24,7 +24,7 @@ from ...recipes import find_text
 from ...runtime import Model, load_model
 from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
-from ..common.messages import gib
+from ..common.figures import size_text
 from ..common.models import file_stem
 from ..common.progress import OnProgress
 from ..requests.groups import moments_of
@@ -316,4 +316,5 @@ class Run:
     def source_line(self) -> str:
         """The source's name, number of tensors and size, for the reports."""
         nbytes = sum(p.stat().st_size for p in self.source.files if p.suffix in (".safetensors", ".gguf"))
-        return f"source {Path(self.source.path).resolve().name} ({len(self.source.tensors)} tensors, {gib(nbytes)} of weights)"
+        what = f"{len(self.source.tensors):,} tensors, {size_text(nbytes)} of weights"
+        return f"source {Path(self.source.path).resolve().name} ({what})"

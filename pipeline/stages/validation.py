@@ -94,14 +94,14 @@ class Validation:
         return measured
 
     def measure_stock(self, names: Sequence[str], importance: Importance | None, report: OnProgress) -> list[dict[str, Any]]:
-        """The figures of file types of the source as they would be written, without a file: label, total_bytes, bits_per_weight
+        """The figures of file types of the source as they would be written, without a file: label, file_bytes, bits_per_weight
         and `validation`, as JSON."""
         given: dict[str, Any] = {"importance": importance, "ignore_imatrix_rules": True}
         plans = [plan_quantize(self.source, "stock.gguf", type=name, **given) for name in names]
         models = [load_model(simulate_quantization(self.source, plan)) for plan in plans]
         measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", unit=WINDOWS))
         return [
-            {"label": name, "total_bytes": plan.total_bytes, "bits_per_weight": plan.bits_per_weight, "validation": figures}
+            {"label": name, "file_bytes": plan.file_bytes, "bits_per_weight": plan.bits_per_weight, "validation": figures}
             for name, plan, figures in zip(names, plans, measured, strict=True)
         ]
 
@@ -121,7 +121,7 @@ class Validation:
                     values[figure].append(getattr(one, figure))
 
         figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.mtp)
-        about = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.name}
+        about = {"baseline": self.baseline, "baseline_bytes": base.file_bytes, "dataset": text.name}
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
 

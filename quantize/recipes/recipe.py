@@ -72,7 +72,12 @@ def load_recipe(path: str | Path, *, several: bool = False) -> Recipe:
         raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows the bundled ones") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}") from None
-    if path.suffix != ".toml":
+    return parse_recipe(text, path, is_toml=path.suffix == ".toml", several=several)
+
+
+def parse_recipe(text: str, path: Path, *, is_toml: bool, several: bool = False) -> Recipe:
+    """A recipe of its text; path: as messages call it. Raises RecipeError as `load_recipe`."""
+    if not is_toml:
         return Recipe(path.name, parse_rules(rules_from_shell(text), str(path)), text)
     _check_dots(text, path)
     try:

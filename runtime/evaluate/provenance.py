@@ -56,8 +56,8 @@ def file_digest(path: Path, full: bool = False, progress: Callable[[int, str], N
 
 
 def describe_model(model: Model, full: bool = False, progress: Callable[[int, str], None] | None = None) -> dict[str, Any]:
-    """The model's files with their hashes (`file_digest`), the sizes of its tensors (`tensor_sizes`), and the recipe, imatrix
-    and program version in its metadata, each None if there is none."""
+    """The model's files with their hashes (`file_digest`), their bytes, the sizes of its tensors (`tensor_sizes`), and the
+    recipe, imatrix and program version in its metadata, each None if there is none."""
     source, metadata = model.source, model.metadata
     sizes = tensor_sizes(model.stored)
     imatrix = {key.removeprefix(_IMATRIX): _plain(v) for key, v in metadata.items() if key.startswith(_IMATRIX)}
@@ -69,6 +69,7 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
             {"name": path.name, "nbytes": path.stat().st_size, "digest": file_digest(path, full, progress)}
             for path in source.files
         ],
+        "file_bytes": sum(path.stat().st_size for path in source.files),
         **sizes,
         "recipe": _plain(metadata.get(_RECIPE)),
         "imatrix": imatrix or None,

@@ -209,3 +209,14 @@ def test_the_noise_floor_of_perplexity_is_that_of_evaluate(mill, quants, tmp_pat
     assert table["results"][0]["noise_floor"]["kld_mean"] == pytest.approx(json.loads(out)["noise_floor"]["kld_mean"], rel=1e-6)
     assert table["paired"][0]["better"] == "b-own.gguf"
     assert mill("perplexity", models[0], *CUT[:-1], "--noise-floor")[0] == 2
+
+
+def test_the_picture_goes_where_it_is_asked_for(mill, tmp_path):
+    pytest.importorskip("matplotlib")
+    demo, window = FOLDER / "demo", ("-c", "64", "--chunks", "1", "-f", FOLDER / "demo/heldout.txt")
+    asked = ("evaluate", "--against", demo, "--stock", "q4_0", "-o", tmp_path / "out", *window)
+    code, _, err = mill(*asked, "--plot", tmp_path / "mine.svg")
+    assert code == 0, err
+    assert (tmp_path / "mine.svg").stat().st_size > 1000
+    assert not (tmp_path / "out/plot.png").exists()
+    assert mill(*asked, "--plot", tmp_path / "mine.svg", "--no-plot")[0] == 2

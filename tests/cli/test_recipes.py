@@ -42,9 +42,9 @@ def test_explain_lists_the_share_of_each_rule(mill):
 def test_explain_gives_the_size_that_quantize_plans(mill):
     """Only with its metadata is a file's size known: `quantize --dry-run` has them all."""
     out = mill("recipes", "explain", DEMO, "--recipe", "demo")[1]
-    assert out.splitlines()[-1] == "74 tensors, 5.978 MiB, 5.599 bits per weight"
+    assert out.splitlines()[-1] == "74 tensors, 5.599 bits per weight, about 6.027 MiB"
     planned = mill("quantize", DEMO, "o.gguf", "--recipe", "demo", "--dry-run", "--no-timing")[1]
-    assert "5.978 MiB, 5.599 bits per weight; on disk 6,3" in planned
+    assert "74 tensors, 5.599 bits per weight, 6.027 MiB (6,319," in planned
 
 
 def test_lint_names_types_that_need_an_imatrix_without_a_model_too(mill, tmp_path):

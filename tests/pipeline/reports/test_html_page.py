@@ -152,7 +152,7 @@ def test_texts_are_shown_side_by_side_with_marks_where_they_differ(report):
 
 
 def stock(label, bits, kld):
-    return {"label": label, "total_bytes": 1 << 30, "bits_per_weight": bits, "validation": VALIDATION | {"kld_mean": kld}}
+    return {"label": label, "file_bytes": 1 << 30, "bits_per_weight": bits, "validation": VALIDATION | {"kld_mean": kld}}
 
 
 def test_stock_mixes_are_a_line_that_results_are_held_against(report):

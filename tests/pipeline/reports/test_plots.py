@@ -8,7 +8,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from ggufmill.pipeline.reports import plots
-from ggufmill.pipeline.reports.imatrix_plots import _map
+from ggufmill.pipeline.reports.heat_maps import draw_map
 from ggufmill.runtime.evaluate.bench import Depth
 
 
@@ -33,7 +33,7 @@ def test_a_sweep_has_bars_of_error_where_it_was_repeated(tmp_path, monkeypatch, 
 def test_the_bar_of_a_logarithmic_map_has_readable_labels_within_its_range(low, high, labels):
     figure = Figure()
     values = np.array([[float(low)], [float(high)]])
-    bar = _map(figure, figure.subplots(), values, ["0", "1"], "tokens", norm=LogNorm(low, high)).colorbar
+    bar = draw_map(figure, figure.subplots(), values, ["0", "1"], "tokens", norm=LogNorm(low, high)).colorbar
     figure.canvas.draw()
     assert [label.get_text() for label in bar.ax.get_yticklabels()] == labels
     assert all(low <= tick <= high for tick in bar.get_ticks())
