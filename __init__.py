@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.covariance import merge_covariance, show_covariance
     from .pipeline.embed import embed_texts
     from .pipeline.evaluate import evaluate_models
+    from .pipeline.export import export_model
     from .pipeline.generate import generate_text
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
@@ -63,6 +64,7 @@ class Verb(NamedTuple):
 VERBS = {
     "make": Verb("Make the best file of a model that fits", ("make_model",)),
     "convert": Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
+    "export": Verb("Write a GGUF as a Hugging Face checkpoint", ("export_model",)),
     "imatrix": Verb(
         "Compute, show and merge importance matrices",
         ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix", "show_covariance", "merge_covariance"),

@@ -7,6 +7,7 @@ its `read` or `raw` is called, and then only the rows asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from threading import Lock
@@ -19,6 +20,23 @@ from .quantization.stored_weights import Rows, StoredWeight
 Transform = Callable[[str, list[StoredWeight]], SourceTensor]
 _ROWS_AT_ONCE = 1024  # of a matrix that is read as a whole
 RowOrder = Callable[[int, int], Rows]  # (start, stop): rows of the result -> the weight's rows that they are
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A transform that changes numbers, and does not only move them; called as any other.
+
+    transform  as it is applied
+    move       the same without changing numbers: where each comes from
+    back       (values of the result, float32 [rows, columns], its first row) -> those that `move` has there
+    """
+
+    transform: Transform
+    move: Transform
+    back: Callable[[np.ndarray, int], np.ndarray]
+
+    def __call__(self, name: str, weights: list[StoredWeight]) -> SourceTensor:
+        return self.transform(name, weights)
 
 
 def unchanged(name: str, weights: list[StoredWeight]) -> SourceTensor:
@@ -113,13 +131,13 @@ def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) ->
         rank = weight.columns
 
         def read(start: int, stop: int) -> np.ndarray:
-            out = np.empty((stop - start, key_size), np.float32)
+            parts = []
             for head in range(start // rank, -(-stop // rank)):
                 first_row = head * (key_size + value_size)
                 keys = weight.read(slice(first_row, first_row + key_size))
                 low, high = max(start, head * rank), min(stop, (head + 1) * rank)
-                out[low - start : high - start] = keys.T[low - head * rank : high - head * rank]
-            return out
+                parts.append(keys.T[low - head * rank : high - head * rank])
+            return np.concatenate(parts)
 
         shape = (key_size, rank, n_heads) if by_head else (key_size, rank * n_heads)
         return SourceTensor(name, shape, weight.source_type, read)
@@ -127,24 +145,33 @@ def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) ->
     return transform
 
 
-def add_one(name: str, weights: list[StoredWeight]) -> SourceTensor:
-    """A vector plus 1: Gemma's norms multiply by 1 + weight, GGUF's by the weight."""
+def _plus_one(name: str, weights: list[StoredWeight]) -> SourceTensor:
     weight = weights[0]
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
 
 
+# A vector plus 1: Gemma's norms multiply by 1 + weight, GGUF's by the weight.
+add_one = Changed(_plus_one, unchanged, lambda values, first: values - 1)
+
+
 def negated_exponential(order: np.ndarray) -> Transform:
     """A vector x as -e^x, with its elements in an order: GGUF's ssm_a of a checkpoint's A_log."""
+    return _exponential(reordered_vector(order))
+
+
+def _exponential(move: Transform) -> Transform:
+    """A transform, and then -e^x of each number x."""
 
     def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
+        moved = move(name, weights)
+        return SourceTensor(name, moved.shape, moved.source_type, lambda start, stop: -np.exp(moved.read(start, stop)))
 
-        def read(start: int, stop: int) -> np.ndarray:
-            return -np.exp(weight.read(slice(0, 1))[:, order])
+    return Changed(transform, move, lambda values, first: np.log(-values.astype(np.float64)).astype(np.float32))
 
-        return SourceTensor(name, (weight.columns,), weight.source_type, read)
 
-    return transform
+def reordered_vector(order: np.ndarray) -> Transform:
+    """A vector with its elements in an order."""
+    return lambda name, weights: _selected_elements(name, weights[0], order)
 
 
 def flatten(name: str, weights: list[StoredWeight]) -> SourceTensor:
@@ -153,19 +180,18 @@ def flatten(name: str, weights: list[StoredWeight]) -> SourceTensor:
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
 
 
-def reshaped(*shape: int, function: Callable[[np.ndarray], np.ndarray] | None = None) -> Transform:
-    """All numbers of a small weight, in order, in another ne shape. function: applied to them, float32."""
+def reshaped(*shape: int, negated_exponential: bool = False) -> Transform:
+    """All numbers of a small weight, in order, in another ne shape. negated_exponential: x becomes -e^x."""
 
     def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
-            values = weight.read(slice(0, weight.rows))
-            return (values if function is None else function(values)).reshape(-1, shape[0])[start:stop]
+            return weight.read(slice(0, weight.rows)).reshape(-1, shape[0])[start:stop]
 
         return SourceTensor(name, shape, weight.source_type, read)
 
-    return transform
+    return _exponential(transform) if negated_exponential else transform
 
 
 def scaled(factors: float | np.ndarray) -> Transform:
@@ -181,7 +207,12 @@ def scaled(factors: float | np.ndarray) -> Transform:
         shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
         return SourceTensor(name, shape, weight.source_type, read)
 
-    return transform
+    def back(values: np.ndarray, first: int) -> np.ndarray:
+        if isinstance(factors, np.ndarray):
+            return values / factors[first : first + len(values), None]
+        return values / np.float32(factors)
+
+    return Changed(transform, unchanged, back)
 
 
 def unit_columns(epsilon: float) -> Transform:
@@ -203,7 +234,13 @@ def unit_columns(epsilon: float) -> Transform:
 
         return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
 
-    return transform
+    return Changed(transform, unchanged, as_divided)
+
+
+def as_divided(values: np.ndarray, first: int) -> np.ndarray:
+    """`Changed.back` of a division by lengths, which are not in a GGUF: rows or columns of length 1 are divided by that again,
+    so that they stay what they are but for rounding."""
+    return values
 
 
 def padded_rows(count: int) -> Transform:

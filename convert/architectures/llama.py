@@ -8,7 +8,7 @@ from ...formats import SourceTensor
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..quantization.stored_weights import StoredWeight
-from ..tensor_transforms import interleave_halves, select_rows, unchanged
+from ..tensor_transforms import Changed, as_divided, interleave_halves, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 MIXTRAL_EXPERTS = {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
@@ -76,7 +76,10 @@ def baichuan(config: Config, mla_layout: str) -> ModelSpec:
         layer += linear(f"attn_{part}", "self_attn.W_pack", (3 * size, size), transform=rows)
     layer += linear("attn_output", "self_attn.o_proj", (size, size))
     layer += [spec.norm("ffn_norm", "post_attention_layernorm"), *spec.gated_mlp()]
-    return spec.build(layer, head_transform=_unit_rows if spec.vocab_size == BAICHUAN2_VOCABULARY else unchanged)
+    return spec.build(
+        layer,
+        head_transform=Changed(_unit_rows, unchanged, as_divided) if spec.vocab_size == BAICHUAN2_VOCABULARY else unchanged,
+    )
 
 
 def mixtral(config: Config, mla_layout: str) -> ModelSpec:

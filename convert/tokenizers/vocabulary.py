@@ -18,7 +18,7 @@ from .chat_templates import chat_templates
 from .token_list import CONTROL, NORMAL, USER_DEFINED, AddedTokens, read_added_tokens, token_list
 
 # name in tokenizer_config.json (NAME_token) and config.json (NAME_token_id) -> metadata key; the misspelling is GGUF's
-_SPECIAL_KEYS = {
+SPECIAL_KEYS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
     "unk": "unknown_token_id",
@@ -172,7 +172,7 @@ def _with_special_tokens(
         # What ends a text is another token than what ends a turn (Qwen 3 Embedding).
         keys["eot_token_id"] = np.uint32(ids["eos"])
         ids["eos"] = texts.index(last)
-    keys |= {_SPECIAL_KEYS[name]: np.uint32(id) for name, id in ids.items()}
+    keys |= {SPECIAL_KEYS[name]: np.uint32(id) for name, id in ids.items()}
     for name, token in zip(("bos", "eos"), enclosing, strict=True):
         setting = settings.get(f"add_{name}_token")
         is_added = name in ids and token == texts[ids[name]]
@@ -184,10 +184,10 @@ def _with_special_tokens(
 
 
 def _special_ids(texts: list[str], settings: dict[str, Any], config: Config, notes: list[str]) -> dict[str, int]:
-    """Name in _SPECIAL_KEYS -> token id, for those that tokenizer_config.json or else config.json names."""
+    """Name in SPECIAL_KEYS -> token id, for those that tokenizer_config.json or else config.json names."""
     id_of = {text: id for id, text in enumerate(texts)}
     ids: dict[str, int] = {}
-    for name in _SPECIAL_KEYS:
+    for name in SPECIAL_KEYS:
         setting = settings.get(f"{name}_token")
         text = setting.get("content") if isinstance(setting, dict) else setting
         id = id_of.get(text) if isinstance(text, str) else None

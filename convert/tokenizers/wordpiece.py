@@ -15,6 +15,7 @@ from ...formats import FormatError
 from ...formats.file_range import read_text
 from .token_list import CONTROL, NORMAL, AddedTokens, token_list
 
+CONTINUES = "##"  # before a piece that continues a word, in the files
 SPECIAL_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
 SPECIAL_TOKENS |= {"mask_token": "[MASK]"}
 CASE_NOTE = "the tokenizer distinguishes capitals from small letters; readers of GGUF do not, so token ids may differ"
@@ -22,7 +23,7 @@ CASE_NOTE = "the tokenizer distinguishes capitals from small letters; readers of
 
 def gguf_text(piece: str) -> str:
     """A piece as it is written in a GGUF."""
-    return piece[2:] if piece.startswith("##") and len(piece) > 2 else "\u2581" + piece
+    return piece[2:] if piece.startswith(CONTINUES) and len(piece) > 2 else "\u2581" + piece
 
 
 def read_words(path: Path) -> dict[str, int]:
@@ -58,6 +59,6 @@ def differences(tokenizer: dict[str, Any], steps: list[dict[str, Any]]) -> list[
     ]
     if any(step.get("type") == "BertNormalizer" and step.get("lowercase") is False for step in steps):
         notes.append(CASE_NOTE)
-    if tokenizer["model"].get("continuing_subword_prefix", "##") != "##":
+    if tokenizer["model"].get("continuing_subword_prefix", CONTINUES) != CONTINUES:
         notes.append("pieces that continue a word begin with something else than ##: token ids may differ")
     return notes

@@ -13,7 +13,6 @@ from ...tensor_transforms import kv_b_keys, kv_b_values, reshaped
 from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
 from ..llama import MIXTRAL_EXPERTS
 from .layers import ATTENTION, add_key_value_heads, attention_layers
-from .state_space import negated_exponential
 
 # key of ours -> other names of it in config.json
 _ALIASES = {
@@ -104,7 +103,7 @@ def _delta_attention(spec: DecoderSpec) -> list[LayerTensor]:
     return [
         *tensors,
         *linear("ssm_beta", f"{source}.b_proj", (n, hidden)),
-        LayerTensor("ssm_a", f"{source}.A_log", (1, 1, n, 1), reshaped(1, n, function=negated_exponential)),
+        LayerTensor("ssm_a", f"{source}.A_log", (1, 1, n, 1), reshaped(1, n, negated_exponential=True)),
         LayerTensor("ssm_dt.bias", f"{source}.dt_bias", (size,)),
         spec.norm("ssm_norm", f"{source}.o_norm", width),
         *linear("attn_output", f"{source}.o_proj", (hidden, size)),

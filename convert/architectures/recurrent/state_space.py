@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...config import FLOAT32_MAX, Config
 from ...tensor_transforms import reshaped
 from ..decoder_spec import DecoderSpec, LayerTensor, linear
 
 NO_LIMIT = (0.0, float("inf"))
-
-
-def negated_exponential(values: np.ndarray) -> np.ndarray:
-    """GGUF's ssm_a of a checkpoint's A_log."""
-    return -np.exp(values)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class Mamba2:
             *linear("ssm_in", f"{source}.in_proj", (self.rows, spec.hidden_size)),
             *convolution,
             LayerTensor("ssm_dt.bias", f"{source}.dt_bias", (self.heads,)),
-            LayerTensor("ssm_a", f"{source}.A_log", (self.heads,), reshaped(1, self.heads, function=negated_exponential)),
+            LayerTensor("ssm_a", f"{source}.A_log", (self.heads,), reshaped(1, self.heads, negated_exponential=True)),
             LayerTensor("ssm_d", f"{source}.D", (self.heads,), reshaped(1, self.heads)),
             *norms,
             *linear("ssm_out", f"{source}.out_proj", (spec.hidden_size, self.inner)),
@@ -122,7 +115,7 @@ class Mamba:
         convolution = [LayerTensor("ssm_conv1d.weight", f"{source}.conv1d.weight", (self.inner, 1, self.kernel))]
         if conv_bias:
             convolution.append(LayerTensor("ssm_conv1d.bias", f"{source}.conv1d.bias", (self.inner,)))
-        decay = reshaped(self.size, self.inner, function=negated_exponential)
+        decay = reshaped(self.size, self.inner, negated_exponential=True)
         return [
             *linear("ssm_in", f"{source}.in_proj", (2 * self.inner, spec.hidden_size)),
             *convolution,

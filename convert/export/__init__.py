@@ -1,0 +1,1 @@
+"""From a GGUF back to a Hugging Face checkpoint."""
