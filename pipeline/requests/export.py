@@ -20,7 +20,7 @@ class ExportRequest:
         default="auto",
         choices=OUTTYPES,
     )
-    max_shard_size: Size = option("Begin another safetensors file at this size.", default="5G", metavar="SIZE")
+    max_shard_size: Size = option("Write safetensors files of at most this size.", default="5G", metavar="SIZE")
     dry_run: bool = option("Only say what would be written.", default=False)
     progress: OnProgress | bool | None = option(
         "Call this with each `Progress` report, in numbers; True shows a bar.", default=None, in_cli=False
