@@ -117,6 +117,11 @@ class Quantization:
             threads=self.threads,
             kept=KEPT_IN_SEARCH if self.is_searched or self.target is not None else None,
         )
+        if request.sequential is not None:
+            from .writing.sequential import text_identity
+
+            text = Path(request.sequential)
+            loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks))
         return loaded.renamed(former_names) if former_names is not None else loaded
 
     @property
@@ -126,7 +131,7 @@ class Quantization:
     @property
     def files(self) -> list[Path]:
         """What is read beside the source's files."""
-        given = self.given.path, self.request.imatrix, moments_of(self.request)
+        given = self.given.path, self.request.imatrix, moments_of(self.request), self.request.sequential
         return [Path(path) for path in given if path is not None]
 
     # -- what is searched for
@@ -243,7 +248,10 @@ def overrides_of(request: TensorTypes) -> TypeOverrides:
 def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if not has_covariance:
-        refuse_unused({"--effort": asked.effort, "--memory": asked.memory}, "--covariance or --curvature")
+        unused = {"--effort": asked.effort, "--memory": asked.memory, "--sequential": asked.sequential}
+        refuse_unused(unused, "--covariance or --curvature")
+    if asked.sequential is None:
+        refuse_unused({"--sequential-chunks": asked.sequential_chunks}, "--sequential")
     if not has_target:
         needed = "a target (--target-size, --target-bpw, --max-kld)"
         refuse_unused({"--types": asked.types, "--calibration": asked.calibration}, needed)

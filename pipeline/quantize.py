@@ -57,6 +57,11 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
     _check(job, options)
     call = call.resolved(job.request if job.covariances is not None else replace(job.request, effort=None)) if call else None
     inputs, text = job.files, None
+    sequential = None
+    if request.sequential is not None:
+        from .writing.sequential import sequential_encoding
+
+        sequential = sequential_encoding(request, job.source, job.device)
     with reporting(asked.progress) as report:
         if job.target is not None:
             text = _searched(job, job.target, options, inputs, report)
@@ -66,11 +71,13 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
             name_recipe_in_warnings(plan)
             if not asked.dry_run and (asked.force or not plan.files[0].path.exists()):
                 write_text(_beside(out, ".recipe.txt"), text)
+        if sequential is not None:
+            sequential.describe(plan)
         return write_model(
             plan,
             "quantize",
             job.source,
-            replace(options, cluster=call),
+            replace(options, cluster=call, sequential=sequential),
             report,
             inputs=inputs,
             delete_source_shards=asked.delete_source_shards,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from .row_producer import UNWEIGHTED, ErrorWeights, RowProducer
 from .tensor_scale import scale_for, scale_outputs
 
 if TYPE_CHECKING:
+    from .covariance.prepared import PreparedCovariance
     from .covariance.source import Covariances
 
 
@@ -51,7 +52,7 @@ class TensorOutputs:
 
     def produce(self, name: str, kind: OutputKind) -> ReadRows:
         """What makes the rows of an output without factors that has its tensor's name."""
-        return _Rows(self, name, name, kind.type, None, False)
+        return TensorRows(self, name, name, kind.type, None, False)
 
     def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
         """What becomes of a tensor, under this name."""
@@ -59,7 +60,7 @@ class TensorOutputs:
 
     def _output(self, tensor: SourceTensor, name: str, selection: Selection, cuts: tuple[int, ...]) -> Output:
         scale = scale_for(tensor, name, selection.type)
-        produce = _Rows(self, tensor.name, name, selection.type, scale, bool(cuts))
+        produce = TensorRows(self, tensor.name, name, selection.type, scale, bool(cuts))
         source_type, kind = tensor.source_type, selection.type
         return Output(name, tensor.shape, source_type, kind, selection.rule, produce, selection.note, scale, cuts)
 
@@ -84,7 +85,7 @@ class TensorOutputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class TensorRows:
     """(start, stop) -> encoded rows. What makes them is set up when the first ones are asked for: a plan may have a million."""
 
     outputs: TensorOutputs
@@ -102,6 +103,37 @@ class _Rows:
                 produce = outputs.producer(outputs.tensors[self.source_name], self.target, self.scale, self.together)
                 outputs.producers[self.name] = produce
         return produce(start, stop)
+
+    @property
+    def tensor(self) -> SourceTensor:
+        """What is encoded."""
+        return self.outputs.tensors[self.source_name]
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether other weights may be encoded, which follow what was quantised before (see `covariance.drift`)."""
+        covariances = self.outputs.covariances
+        if covariances is None or not covariances.follows or self.name != self.source_name:
+            return False
+        from .covariance.refine import takes_covariance
+
+        return takes_covariance(self.target) and uses_importance(self.tensor, self.target)
+
+    def collected_tokens(self, matrix: int) -> int:
+        """Of how many inputs the covariance of a matrix is that rows are encoded with as a rule."""
+        covariances = self.outputs.covariances
+        collected = covariances.collected(self.tensor) if covariances is not None else None
+        return 0 if collected is None else int(collected.tokens[matrix if len(collected.tokens) > 1 else 0])
+
+    def of_targets(self, read: ReadRows, covariance_of: Callable[[int], PreparedCovariance | None]) -> ReadRows:
+        """The same of other weights: read(start, stop) -> float32 [stop - start, columns]. covariance_of: number of a matrix ->
+        what takes the place of its covariance; None: nothing."""
+        targets = replace(self.tensor, read=read, raw=None, stored=None, mapped=None, read_bf16=None)
+        producer = self.outputs.producer(targets, self.target, self.scale, self.together)
+        usual = producer.weights.covariance_of
+        assert usual is not None  # of what `may_follow`
+        producer.weights = producer.weights._replace(covariance_of=lambda matrix: covariance_of(matrix) or usual(matrix))
+        return producer
 
 
 def repacks(tensor: SourceTensor, target: TensorType) -> bool:

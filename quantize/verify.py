@@ -20,6 +20,7 @@ from ..formats.file_range import read_range
 from ..jobs.outputs import Location, Output
 from ..jobs.plan import Plan
 from .encode import can_encode, decode, encode_rows
+from .tensor_outputs import TensorRows
 
 RUNS_PER_TENSOR = 4
 RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups of interleaved rows
@@ -34,7 +35,8 @@ class TensorCheck:
 
     kind      'copy' or 'repack': no weight may differ; 'encode': the source's weights in another type
     rows      number of rows compared
-    same      whether the file's bytes are those that the plan produces from the source
+    same      whether the file's bytes are those that the plan produces from the source; of tensors that are encoded for what
+              others before them made of a text only the weights are compared
     error     |file - source| / |source| of the decoded weights; None for a type that cannot be decoded
     expected  upper bound for the error; 0 for copies and repacks
     problem   one line; '' if there is none
@@ -106,11 +108,12 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     compares_weights = tensor is not None and can_encode(output.type)
     error_squares = weight_squares = shuffled_squares = 0.0
     rows, same = 0, True
+    follows = isinstance(output.produce, TensorRows) and output.produce.may_follow
     for start, stop in _runs(output):
         span = read_range(plan.files[location.file].path, location.offset + start * row_bytes, (stop - start) * row_bytes)
         written = span.reshape(stop - start, row_bytes)
-        expected_bytes = np.ascontiguousarray(output.produce(start, stop))
-        rows, same = rows + stop - start, same and np.array_equal(written, expected_bytes)
+        same = same and (follows or np.array_equal(written, np.ascontiguousarray(output.produce(start, stop))))
+        rows += stop - start
         if tensor is not None and compares_weights:
             a, b = tensor.read(start, stop), decode(written, output.type.name, output.shape[0])
             if output.scale is not None:
@@ -125,7 +128,7 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
         error = float(np.sqrt(error_squares / weight_squares)) if weight_squares else float(error_squares > 0)
     copied = 0.0 if output.scale is None else _ROUNDING
     shuffled = float(np.sqrt(shuffled_squares / weight_squares)) if weight_squares else 1.0
-    bound = copied if kind != "encode" else _error_bound(output.type.name, shuffled)
+    bound = copied if kind != "encode" else _error_bound(output.type.name, shuffled, follows)
     return TensorCheck(output.name, output.type.name, kind, rows, same, error, bound, _problem(same, error, bound))
 
 
@@ -137,8 +140,9 @@ def _problem(same: bool, error: float | None, bound: float) -> str:
     return ""
 
 
-def _error_bound(name: str, shuffled: float) -> float:
-    """What the error of encoded weights may be; shuffled: the error of the decoded weights in other columns.
+def _error_bound(name: str, shuffled: float, follows: bool = False) -> float:
+    """What the error of encoded weights may be; shuffled: the error of the decoded weights in other columns; follows: other
+    weights were encoded, which need not be near these as far as the type goes.
 
     Zeros have an error of 1. The reference errors of types of few bits are so large that their multiple would admit zeros and
     shuffled weights. Weights that are all alike have hardly an error in other columns: a shuffle is not detected then.
@@ -146,7 +150,8 @@ def _error_bound(name: str, shuffled: float) -> float:
     reference = reference_error(name)
     worse = [1.0] if reference < 1 else []
     worse += [shuffled] if shuffled > 2 * reference else []
-    return min([ERROR_MARGIN * reference, *(reference + CLEARLY_BETTER * (error - reference) for error in worse)])
+    nearest = [] if follows and worse else [ERROR_MARGIN * reference]
+    return min([*nearest, *(reference + CLEARLY_BETTER * (error - reference) for error in worse)])
 
 
 def _kind(tensor: SourceTensor, target: TensorType) -> str:

@@ -113,6 +113,25 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         rare=True,
         section="Importance of weights",
     )
+    sequential: str | Path | None = option(
+        "Encode matrices in the order of the model, each for what those before it, quantised, make of this text; with "
+        "--covariance or --curvature. Needs torch.",
+        default=None,
+        kind="file",
+        key="quantize.sequential",
+        travel="no",
+        section="Importance of weights",
+    )
+    sequential_chunks: int | None = option(
+        "Read this many windows of that text.",
+        default=None,
+        least=1,
+        shown="128",
+        key="quantize.sequential_chunks",
+        travel="no",
+        rare=True,
+        section="Importance of weights",
+    )
     allow_requantize: bool = option("Allow quantising what is quantised already.", default=False, section="Types of tensors")
     ignore_imatrix_rules: bool = option(
         "Allow types that should not be made without an imatrix.", default=False, rare=True, section="Importance of weights"

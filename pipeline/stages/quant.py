@@ -34,6 +34,7 @@ from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..requests.run import RunRequest
 from ..writing.checks import problem_line, verify_written
+from ..writing.sequential import SequentialEncoding, refuse_other_orders, sequential_encoding
 from .cache import StageCache, key_of
 from .folder import RunFolder
 from .imatrix import Moments
@@ -206,6 +207,7 @@ class Quant:
         """What can be checked before any work. Returns the plan, exact but for the importance data, and the types that tensors
         may get; of a recipe with a target whose search is not finished, the plan with the smallest types allowed."""
         run, importance = self.run, self.run.expected_importance() if self.with_imatrix else None
+        refuse_other_orders(self.job.request)
         if self.target is not None:
             refuse_inputs([self.folder.recipe, self.measurements], run.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
@@ -248,10 +250,17 @@ class Quant:
 
         def work() -> dict[str, Any]:
             call = self._cluster_call() if run.request.cluster is not None else None
-            return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call)}
+            sequential = self._sequential()
+            return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call, sequential)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)
         return plan
+
+    def _sequential(self) -> SequentialEncoding | None:
+        job = self._final(self._importance())
+        if job.request.sequential is None:
+            return None
+        return sequential_encoding(replace(job.request, threads=self.run.request.threads), self.run.source, job.device)
 
     def _cluster_call(self) -> ClusterCall | None:
         """The call by which workers make the plan: with a file of the recipe of this quant alone."""
@@ -265,13 +274,19 @@ class Quant:
         return cluster_call(plan_of, request)
 
     def _write(
-        self, plan: Plan, label: str, source: TensorSource, inputs: Sequence[Path], call: ClusterCall | None = None
+        self,
+        plan: Plan,
+        label: str,
+        source: TensorSource,
+        inputs: Sequence[Path],
+        call: ClusterCall | None = None,
+        sequential: SequentialEncoding | None = None,
     ) -> int:
         """As `write_plan`. What was measured of the file before counts no more."""
         for stage in ("verify", "checksums"):
             self.run.cache.forget(self.stage_name(stage))
         run = self.run
-        return write_plan(plan, label, source, inputs, run.request, run.report, run.how_to_continue, call)
+        return write_plan(plan, label, source, inputs, run.request, run.report, run.how_to_continue, call, sequential)
 
     # -- repack
 

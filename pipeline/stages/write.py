@@ -12,6 +12,7 @@ from ..cluster.call import ClusterCall
 from ..common.progress import OnProgress
 from ..requests.run import RunRequest
 from ..writing.carry_out import carry_out
+from ..writing.sequential import SequentialEncoding
 from ..writing.write_options import WriteOptions
 
 
@@ -24,13 +25,15 @@ def write_plan(
     report: OnProgress,
     how_to_continue: str,
     call: ClusterCall | None = None,
+    sequential: SequentialEncoding | None = None,
 ) -> int:
     """Writes the files of a plan, continuing from a journal of this very plan; one of an earlier recipe in this folder is
     replaced. Returns the number of tensors that were there. Raises MillError, which ends in `how_to_continue`."""
     journal = journal_path(plan)
     first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not request.force else b""
     resume = plan.fingerprint.encode() in first_line
-    options = WriteOptions(resume=resume, force=not resume, threads=request.threads, cluster=call)
+    threads = request.threads
+    options = WriteOptions(resume=resume, force=not resume, threads=threads, cluster=call, sequential=sequential)
     there = [path for path in inputs if path.exists()]
     try:
         return carry_out(plan, label, source, options, report, inputs=there).job.resumed

@@ -12,6 +12,7 @@ from ...formats import TensorSource
 from ...jobs.execute import JobResult, execute
 from ...jobs.plan import Plan
 from ...jobs.written_hashes import WrittenHashes
+from ...operating_system.processors import available_cpus
 from ..common.messages import warn
 from ..common.progress import OnProgress, Stage
 from .checks import watch_inputs
@@ -50,6 +51,7 @@ def carry_out(
         from ..cluster.writing import cluster_writer
 
         writing = cluster_writer(options.cluster, plan, source)
+    ordered = options.sequential.writer(plan, options.threads or available_cpus()) if options.sequential is not None else None
     with writing as writer:
         result = execute(
             plan,
@@ -60,7 +62,7 @@ def carry_out(
             existing=existing,
             on_finished=deleter,
             verify_inputs=watch_inputs(inputs) if deleter is None else None,
-            write=writer,
+            write=writer or ordered,
             on_bytes=hashes.update if hashes is not None else None,
         )
     hashes = hashes if hashes is not None and hashes.is_complete else None

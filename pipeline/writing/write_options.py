@@ -10,6 +10,7 @@ from ..requests.groups import Output
 
 if TYPE_CHECKING:
     from ..cluster.writing import ClusterCall
+    from .sequential import SequentialEncoding
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class WriteOptions:
     threads   workers; None: one per processor
     shards    files of the plan to write, counted from 1; None: all
     cluster   other machines do the work; None: this one does
+    sequential  matrices are encoded one after the other; None: in any order
     """
 
     verify: bool = False
@@ -34,11 +36,14 @@ class WriteOptions:
     threads: int | None = None
     shards: Collection[int] | None = None
     cluster: ClusterCall | None = None
+    sequential: SequentialEncoding | None = None
 
 
 def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
     """How the plan of a request is carried out."""
     asked = {
-        field.name: getattr(request, field.name) for field in fields(WriteOptions) if field.name not in ("shards", "cluster")
+        field.name: getattr(request, field.name)
+        for field in fields(WriteOptions)
+        if field.name not in ("shards", "cluster", "sequential")
     }
     return WriteOptions(**asked, shards=shards, cluster=cluster)

@@ -191,6 +191,7 @@ class Covariances:
     metadata   quantize.covariance.* keys for the file
     effort     0 to 3, see `encode`
     curvature  of the outputs, which weighs the errors of rows together; None: they are weighed alike
+    follows    matrices are encoded for what those before them make of a text, see `drift`
     """
 
     input_of: Callable[[str], CollectedInput | None] = field(repr=False)
@@ -200,10 +201,16 @@ class Covariances:
     effort: int = 1
     former_names: Mapping[str, str] | None = None
     curvature: Curvature | None = None
+    follows: bool = False
 
     def renamed(self, former_names: Mapping[str, str]) -> Covariances:
         """The same data for a model whose layers were renumbered; former_names: new name -> name in this data."""
         return replace(self, former_names=former_names)
+
+    def following(self, text: str, identity: str) -> Covariances:
+        """The same data for matrices that follow what those before them make of a text: its name, and what identifies it."""
+        metadata = {**self.metadata, "quantize.covariance.sequential": text}
+        return replace(self, identity=f"{self.identity} {identity}", metadata=metadata, follows=True)
 
     def _name(self, tensor: SourceTensor) -> str:
         return self.former_names.get(tensor.name, tensor.name) if self.former_names is not None else tensor.name

@@ -222,6 +222,8 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "covariance": _NAME,
         "curvature": _NAME,
         "effort": KeySpec("0, 1, 2 or 3", lambda v: _integer(0).accepts(v) and v <= 3),
+        "sequential": _NAME,
+        "sequential_chunks": _COUNT,
         "for": KeySpec(f"one of {', '.join(PROGRAMS)}", lambda v: v in PROGRAMS),
         "name": _NAME,
         "recipe": _NAME,
@@ -295,8 +297,11 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         if stage != other_stage:
             raise RecipeError(f"{path}: [{stage}] {key} collects what [{other_stage}] {other} reads; give one of both")
         raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of both")
-    if "effort" in stages.get("quantize", {}) and not moments:
-        raise RecipeError(f"{path}: [quantize] effort needs covariance or curvature = ... beside it, a file to read")
+    needed = {"effort": moments, "sequential": moments, "sequential_chunks": stages.get("quantize", {}).get("sequential")}
+    for key, needs in needed.items():
+        if key in stages.get("quantize", {}) and not needs:
+            other = "sequential" if key == "sequential_chunks" else "covariance or curvature"
+            raise RecipeError(f"{path}: [quantize] {key} needs {other} = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):
         conflicting = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)
         if conflicting is not None:

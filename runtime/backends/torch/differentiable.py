@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...graph import ops
+from ...graph import Op, Value, Weight, ops
 from ...graph.values import CacheSpec, StateSpec
-from .device_pass import DevicePass
-from .functions import attention
-from .weights import Matrix
+from .device_pass import DevicePass, Result
+from .functions import PACKED, attention
+from .weights import Matrix, Weights
 
 CacheKey = tuple[int, str]  # layer, name
 
@@ -112,7 +112,7 @@ def latent_attention(step: DevicePass, op: ops.LatentAttention, values: Mapping[
     """
     q, latent, k_pe, selection = (values[name] for name in ("q", "latent", "k_pe", "selection"))
     heads, rank, nope = q.shape[1], latent.shape[1], op.nope
-    to_keys, to_values = _latent_matrices(op, values, heads, rank)
+    to_keys, to_values = _to_keys(op, values, heads, rank), _to_values(op, values, heads, rank)
     made: dict[int, Tensor] = {}
     if op.kv_b is not None:
         both = torch.cat([to_keys, to_values], dim=1)
@@ -120,31 +120,65 @@ def latent_attention(step: DevicePass, op: ops.LatentAttention, values: Mapping[
     if op.k_b is not None and op.v_b is not None:
         made[1] = torch.einsum("nhk,hkr->nhr", q[..., :nope], to_keys)
     made = {number: x if x.requires_grad else x.requires_grad_() for number, x in made.items()}
-    results: list[Tensor] = []
-    sums: list[Tensor] = []
-    for _, rows in step.segments:
-        sight = attention.Sight(op.scale, allowed=None if selection is None else attention.seen_keys(selection[rows]))
-        if 0 in made:
+    forms: list[Tensor] = []
+    if 0 in made:
+        results: list[Tensor] = []
+        for _, rows in step.segments:
             rotated = k_pe[rows, None].expand(-1, heads, -1)
             keys = torch.cat([made[0][rows, :, :nope], rotated], dim=2).transpose(0, 1)
+            sight = _latent_sight(op, selection, rows)
             results.append(attention.attend(step, q[rows], keys, made[0][rows, :, nope:].transpose(0, 1), sight))
-        if 1 in made:
-            queries = torch.cat([made[1][rows], q[rows, :, nope:]], dim=2)
-            keys = torch.cat([latent[rows], k_pe[rows]], dim=1)[None]
-            sums.append(attention.attend(step, queries, keys, keys[..., :rank], sight))
-    forms = [torch.cat(results)] if results else []
-    if sums:
-        made[2] = torch.einsum("nhr,hvr->nhv", torch.cat(sums), to_values)
+        forms.append(torch.cat(results))
+    if 1 in made:
+        made[2] = torch.einsum("nhr,hvr->nhv", _latent_sums(step, op, values, made[1]), to_values)
         forms.append(made[2])
     return (forms[0] if len(forms) == 1 else (forms[0] + forms[1]) / 2), made
 
 
-def _latent_matrices(op: ops.LatentAttention, values: Mapping[str, Any], heads: int, rank: int) -> tuple[Tensor, Tensor]:
-    """K [heads, nope, rank] and V [heads, v_width, rank]."""
+def latent_sums(step: DevicePass, op: ops.LatentAttention, values: Mapping[str, Any]) -> Tensor:
+    """What v_b multiplies: each head's weighted sums of latents, [n, heads, rank]. values: as for `latent_attention`,
+    v_b is not read."""
+    q, latent = values["q"], values["latent"]
+    to_keys = _to_keys(op, values, q.shape[1], latent.shape[1])
+    return _latent_sums(step, op, values, torch.einsum("nhk,hkr->nhr", q[..., : op.nope], to_keys))
+
+
+def _latent_sums(step: DevicePass, op: ops.LatentAttention, values: Mapping[str, Any], taken: Tensor) -> Tensor:
+    """taken: the queries as they are taken to latents, [n, heads, rank]."""
+    q, latent, k_pe, selection = (values[name] for name in ("q", "latent", "k_pe", "selection"))
+    sums: list[Tensor] = []
+    for _, rows in step.segments:
+        queries = torch.cat([taken[rows], q[rows, :, op.nope :]], dim=2)
+        keys = torch.cat([latent[rows], k_pe[rows]], dim=1)[None]
+        sums.append(attention.attend(step, queries, keys, keys[..., : latent.shape[1]], _latent_sight(op, selection, rows)))
+    return torch.cat(sums)
+
+
+def _latent_sight(op: ops.LatentAttention, selection: Tensor | None, rows: slice) -> attention.Sight:
+    return attention.Sight(op.scale, allowed=None if selection is None else attention.seen_keys(selection[rows]))
+
+
+def argument(op: Op, name: str, values: Mapping[int, Result], weights: Weights, device: torch.device) -> Any:
+    """What a function gets for a field of its op: a value, a weight, or what the field says. values: by index."""
+    given = getattr(op, name)
+    if isinstance(given, Value) and name != "out":
+        return values[given.index]
+    if isinstance(given, Weight):
+        if name in PACKED[type(op)]:
+            return DifferentiableMatrix(weights.matrix(given, device))
+        return weights.vector(given, device)
+    return given
+
+
+def _to_keys(op: ops.LatentAttention, values: Mapping[str, Any], heads: int, rank: int) -> Tensor:
+    """K [heads, nope, rank]."""
     if op.kv_b is not None:
-        both = values["kv_b"].decoded().view(heads, op.nope + op.v_width, rank)
-        return both[:, : op.nope], both[:, op.nope :]
-    return (
-        values["k_b"].decoded().view(heads, rank, op.nope).transpose(1, 2),
-        values["v_b"].decoded().view(heads, op.v_width, rank),
-    )
+        return values["kv_b"].decoded().view(heads, op.nope + op.v_width, rank)[:, : op.nope]
+    return values["k_b"].decoded().view(heads, rank, op.nope).transpose(1, 2)
+
+
+def _to_values(op: ops.LatentAttention, values: Mapping[str, Any], heads: int, rank: int) -> Tensor:
+    """V [heads, v_width, rank]."""
+    if op.kv_b is not None:
+        return values["kv_b"].decoded().view(heads, op.nope + op.v_width, rank)[:, op.nope :]
+    return values["v_b"].decoded().view(heads, op.v_width, rank)

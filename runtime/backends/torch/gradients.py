@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from ....formats import PlanError
-from ...graph import Graph, Observer, Op, Value, Weight, ops
+from ...graph import Graph, Observer, Op, Weight, ops
 from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
 from ...graph.graph import unsupported
 from .device_pass import DevicePass, Result, to_numpy
-from .differentiable import CacheKey, DifferentiableMatrix, GradientCache, latent_attention
+from .differentiable import CacheKey, GradientCache, argument, latent_attention
 from .drawn_labels import loss_gradient, uniform_draws
-from .functions import FUNCTIONS, PACKED, SUPPORT
+from .functions import FUNCTIONS, SUPPORT
 from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
 from .weights import Weights
 
@@ -308,13 +308,13 @@ class Gradients:
         step.op = None
         function, names = FUNCTIONS[type(op)]
         if isinstance(op, ops.LatentAttention):
-            arguments = {name: self._argument(op, name, values) for name in names if name != "out"}
+            arguments = {name: argument(op, name, values, self.weights, self.device) for name in names if name != "out"}
             result, parts = latent_attention(step, op, arguments)
             forms = float((0 in parts) + (1 in parts))
             if made is not None:
                 made += [(op, op.observed[number], x, forms) for number, x in parts.items()]
         else:
-            arguments = {name: self._argument(op, name, values) for name in names}
+            arguments = {name: argument(op, name, values, self.weights, self.device) for name in names}
             with torch.set_grad_enabled(torch.is_grad_enabled() and not is_choice(op)):
                 result = function(step, **arguments)
             if made is not None:
@@ -322,16 +322,6 @@ class Gradients:
                 made.append((op, op.weights[0], result, 1.0))
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
-
-    def _argument(self, op: Op, name: str, values: dict[int, Result]) -> Any:
-        given = getattr(op, name)
-        if isinstance(given, Value) and name != "out":
-            return values[given.index]
-        if isinstance(given, Weight):
-            if name in PACKED[type(op)]:
-                return DifferentiableMatrix(self.weights.matrix(given, self.device))
-            return self.weights.vector(given, self.device)
-        return given
 
 
 def check_derivative(op: Op, path: str) -> None:

@@ -1,0 +1,323 @@
+"""The activations of a model beside those of the same model while its matrices are replaced, one after the other.
+
+Two streams of all windows go through the graph at the same time, op by op: one with the original weights, one with those that
+replace them. Where the inputs of a matrix that is to be replaced are known in both, the pass stops and hands them over; when it
+goes on, the matrix has been replaced. So each matrix is made for the inputs that it is going to have, and every op is computed
+once in each stream. What later ops read is kept in memory or in temporary files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....operating_system.files import reserve_space
+from ....quantize.covariance.drift import DriftSums
+from ...graph import Graph, Observer, Op, ops
+from ...graph.values import CacheSpec, RoutingValue
+from .device_pass import DevicePass, Result
+from .differentiable import GradientCache, argument, latent_attention, latent_sums
+from .functions import FUNCTIONS
+from .gradients import GROUP_TOKENS, SCRATCH
+from .weights import Weights
+
+_STRIP = 512  # columns of the sums that one thread makes
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixInput:
+    """What some weights are multiplied with.
+
+    kind      'value': the value `index`; 'experts': of each expert the rows of its tokens; 'heads', 'sums': of latent attention
+              each head's queries, and weighted sums of latents, those of all heads together where `matrices` is 1
+    op        the first op that multiplies it; index: of its value
+    columns   numbers of an input; matrices: 1, or how many have inputs of their own
+    """
+
+    kind: str
+    op: Op
+    index: int
+    columns: int
+    matrices: int
+
+
+@dataclass
+class Step:
+    """Ops that are computed in one go, and the inputs that are handed over then. stop: how many ops are computed by then."""
+
+    ops: list[Op] = field(default_factory=list)
+    inputs: list[MatrixInput] = field(default_factory=list)
+    stop: int = 0
+
+
+def matrix_inputs(graph: Graph) -> dict[str, MatrixInput]:
+    """Name of a weight -> what it is multiplied with: of the matrices that one op alone multiplies with. Those of groups, and
+    tables, are not among them."""
+    found: dict[str, MatrixInput] = {}
+    uses: dict[str, int] = {}
+    by_value: dict[int, MatrixInput] = {}
+    for op in (*graph.ops, *graph.head):
+        for weight in op.weights:
+            uses[weight.name] = uses.get(weight.name, 0) + 1
+        if isinstance(op, ops.Linear) or (isinstance(op, ops.ExpertLinear) and len(op.x.shape) == 1):
+            one = MatrixInput("value", op, op.x.index, prod(op.x.shape), 1)
+            found[op.weight.name] = by_value.setdefault(op.x.index, one)
+        elif isinstance(op, ops.ExpertLinear):
+            one = MatrixInput("experts", op, op.x.index, op.x.shape[-1], op.weight.shape[2])
+            found[op.weight.name] = by_value.setdefault(op.x.index, one)
+        elif isinstance(op, ops.LatentAttention):
+            if op.kv_b is not None:
+                one = MatrixInput("value", op, op.latent.index, prod(op.latent.shape), 1)
+                found[op.kv_b.name] = by_value.setdefault(op.latent.index, one)
+            for kind, weight in (("heads", op.k_b), ("sums", op.v_b)):
+                if weight is not None:
+                    matrices = weight.shape[2] if len(weight.shape) > 2 else 1
+                    found[weight.name] = MatrixInput(kind, op, op.q.index, weight.shape[0], matrices)
+    return {name: one for name, one in found.items() if uses[name] == 1}
+
+
+def last_uses(graph: Graph) -> dict[int, int]:
+    """Index of a value -> the place of the last op that reads it."""
+    return {value.index: place for place, op in enumerate((*graph.ops, *graph.head)) for value in op.inputs}
+
+
+def kept_bytes(graph: Graph, steps: Sequence[Step]) -> int:
+    """Bytes per token, at most, that both streams keep between steps, what layers have in caches included."""
+    made, last = {value.index: (place, value) for place, op in enumerate(graph.ops) for value in op.outputs}, last_uses(graph)
+    rows = {spec.layer: 0 for spec in graph.cache}
+    for spec in graph.cache:
+        rows[spec.layer] += spec.heads * spec.width if isinstance(spec, CacheSpec) else 0
+    most = 0
+    for step in steps:
+        live = [value for place, value in made.values() if place < step.stop <= last.get(value.index, -1)]
+        sums = sum(one.op.q.shape[0] * one.columns for one in step.inputs if one.kind == "sums")  # type: ignore[attr-defined]
+        most = max(most, sum(prod(v.shape) * (3 if isinstance(v, RoutingValue) else 1) for v in live) + sums)
+    return 2 * 4 * (most + max(rows.values(), default=0))
+
+
+def steps_of(graph: Graph, inputs: Mapping[str, MatrixInput]) -> list[Step]:
+    """The steps of a pass in which weights are replaced; ops behind the last of them are not computed. inputs: theirs."""
+    known = set[MatrixInput]()
+    steps = [Step()]
+    for place, op in enumerate((*graph.ops, *graph.head)):
+        needed = list(dict.fromkeys(inputs[weight.name] for weight in op.weights if weight.name in inputs))
+        new = [one for one in needed if one not in known]
+        known.update(new)
+        # Sums of latents are made with matrices that have been replaced before.
+        for group in ([one for one in new if one.kind != "sums"], [one for one in new if one.kind == "sums"]):
+            if group:
+                steps[-1].inputs, steps[-1].stop = group, place
+                steps.append(Step())
+        steps[-1].ops.append(op)
+    return steps[:-1]
+
+
+class TwoStreams:
+    """Runs windows through a graph twice, with the original weights and with those that replace them.
+
+    graph      of both
+    original, changed  its tensors, for products in float32; those of `inputs` are read when they have been replaced
+    windows    int64 [n, n_ctx], each from scratch
+    inputs     of the weights that are replaced, of `matrix_inputs`
+    threads    on the processor: groups of windows that are computed at a time, with the same bits for any number
+    folder     where values are kept in temporary files; None: in memory
+    copied_bytes  what weights may take that had to be copied from their file to memory; more are read again for each step
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        original: Weights,
+        changed: Weights,
+        windows: np.ndarray,
+        inputs: Mapping[str, MatrixInput],
+        *,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        folder: Path | None = None,
+        copied_bytes: int = 4 << 30,
+    ):
+        self.graph, self.windows, self.device, self.threads = graph, windows, torch.device(device), threads
+        self._folder, self._copied_bytes = folder, copied_bytes
+        self._streams = tuple(_Stream(graph, weights, windows, self.device) for weights in (original, changed))
+        self.steps = steps_of(graph, inputs)
+        size = max(1, GROUP_TOKENS // windows.shape[1])
+        self._groups = [range(first, min(first + size, len(windows))) for first in range(0, len(windows), size)]
+        self._last_use = last_uses(graph)
+
+    def run(self, on_input: Callable[[MatrixInput, KnownInput], None]) -> None:
+        """Runs all steps. on_input: gets each input as soon as it is known, and returns when all weights that are multiplied
+        with it are replaced."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for step in self.steps:
+                    self._compute(pool, step)
+                    for one in step.inputs:
+                        on_input(one, KnownInput(self, pool, one))
+        finally:
+            torch.set_num_threads(before)
+
+    def _compute(self, pool: ThreadPoolExecutor, step: Step) -> None:
+        all_ops = (*self.graph.ops, *self.graph.head)
+        layers = {op.layer for op in all_ops[step.stop :] if hasattr(op, "layer")}  # type: ignore[attr-defined]
+        sums = [one for one in step.inputs if one.kind == "sums"]
+        kept = [value for op in step.ops for value in op.outputs if self._last_use.get(value.index, -1) >= step.stop]
+        for stream in self._streams:
+            for value in kept:
+                self._allocate(stream, value.index, value.shape, isinstance(value, RoutingValue))
+            for one in sums:
+                self._allocate(stream, -1 - one.index, (one.op.q.shape[0], one.columns), False)  # type: ignore[attr-defined]
+            stream.weights.release(self._copied_bytes)
+            with stream.weights.visit():
+                list(pool.map(partial(stream.compute, step.ops, sums, [value.index for value in kept]), self._groups))
+            new = {-1 - one.index for one in sums}
+            stream.forget(lambda i, new=new: i not in new and self._last_use.get(i, -1) < step.stop, layers)
+
+    def _allocate(self, stream: _Stream, index: int, shape: tuple[int, ...], is_routing: bool) -> None:
+        shape = (self.windows.size, *shape)
+        dtypes = (torch.int64, torch.float32) if is_routing else (torch.float32,)
+        stream.values[index] = tuple(_allocated(shape, dtype, self._folder) for dtype in dtypes)
+
+    def rows(self, one: MatrixInput, window: int, matrix: int) -> tuple[Tensor, Tensor]:
+        """(x, z): what a matrix is multiplied with in one window, by both streams, of the same tokens: [tokens, columns]."""
+        n_ctx = self.windows.shape[1]
+        at = slice(window * n_ctx, window * n_ctx + n_ctx)
+        if one.kind == "experts":
+            hits = [stream.values[one.op.routing.index][0][at] == matrix for stream in self._streams]  # type: ignore[attr-defined]
+            tokens = torch.nonzero(hits[0].any(dim=1) & hits[1].any(dim=1))[:, 0]
+            x, z = (
+                stream.values[one.index][0][at][tokens, hit[tokens].int().argmax(dim=1)].to(self.device)
+                for stream, hit in zip(self._streams, hits, strict=True)
+            )
+            return x, z
+        index = -1 - one.index if one.kind == "sums" else one.index
+        found = [stream.values[index][0][at].to(self.device) for stream in self._streams]
+        if one.kind in ("heads", "sums"):
+            found = [x[..., : one.columns] for x in found]
+            found = [x[:, matrix] for x in found] if one.matrices > 1 else found
+        return found[0].reshape(-1, one.columns), found[1].reshape(-1, one.columns)
+
+    def add_up(self, one: MatrixInput, matrix: int, windows: range, columns: slice) -> tuple[Tensor, Tensor, int]:
+        """Some columns of the sums of z z^T and (x - z) z^T over windows, and the tokens."""
+        width = len(range(*columns.indices(one.columns)))
+        squares, drifts = (torch.zeros((one.columns, width), device=self.device) for _ in range(2))
+        tokens = 0
+        for window in windows:
+            x, z = self.rows(one, window, matrix)
+            squares += z.T @ z[:, columns]
+            drifts += (x - z).T @ z[:, columns]
+            tokens += len(z)
+        return squares, drifts, tokens
+
+
+class KnownInput:
+    """What is known of an input when it is handed over, until its weights are replaced."""
+
+    def __init__(self, streams: TwoStreams, pool: ThreadPoolExecutor, one: MatrixInput):
+        self._streams, self._one = streams, one
+        self._shared = self._halves(0, pool.map) if one.matrices == 1 else None
+
+    def halves(self, matrix: int) -> tuple[DriftSums, DriftSums]:
+        """The sums of one matrix over the windows of even and of odd numbers. Threads may ask at the same time."""
+        if self._shared is not None:
+            return self._shared
+        torch.set_num_threads(1)  # of this thread
+        return self._halves(matrix, map)
+
+    def _halves(self, matrix: int, each: Callable) -> tuple[DriftSums, DriftSums]:
+        one, count = self._one, len(self._streams.windows)
+        strips = [slice(first, first + _STRIP) for first in range(0, one.columns, _STRIP)]
+        tasks = [(range(half, count, 2), strip) for half in range(2) for strip in strips]
+        made = list(each(lambda task: self._streams.add_up(one, matrix, *task), tasks))
+        first, second = (_joined(made[at : at + len(strips)]) for at in (0, len(strips)))
+        return first, second
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor, int]]) -> DriftSums:
+    squares, drifts = (torch.cat([part[i] for part in parts], dim=1).cpu().numpy() for i in range(2))
+    # The product of a matrix with itself is symmetric but for its rounding.
+    return DriftSums((squares + squares.T) / np.float32(2), drifts, parts[0][2])
+
+
+class _Stream:
+    """One of both streams. values: by index, of all tokens, in the machine's memory, of a routing experts and their weights;
+    at -1 - index of queries the sums of latents."""
+
+    def __init__(self, graph: Graph, weights: Weights, windows: np.ndarray, device: torch.device):
+        self.graph, self.weights, self.windows, self.device = graph, weights, windows, device
+        self.values: dict[int, tuple[Tensor, ...]] = {}
+        self._caches = [GradientCache(graph.cache, device, {}) for _ in windows]
+
+    def compute(self, run: Sequence[Op], sums: Sequence[MatrixInput], kept: Sequence[int], group: range) -> None:
+        """Computes ops for some windows, and keeps these values and sums."""
+        windows, n_ctx = self.windows[group.start : group.stop], self.windows.shape[1]
+        at = slice(group.start * n_ctx, group.stop * n_ctx)
+        caches = [(self._caches[window], n_ctx) for window in group]
+        step = DevicePass(windows.reshape(-1), caches, Observer(), scratch=SCRATCH)  # type: ignore[arg-type]
+        step.device = self.device
+        values: dict[int, Result] = {}
+
+        def given(index: int) -> None:
+            if index not in values:
+                parts = [part[at].to(self.device) for part in self.values[index]]
+                values[index] = parts[0] if len(parts) == 1 else tuple(parts)
+
+        with torch.no_grad():
+            for op in run:
+                for value in op.inputs:
+                    given(value.index)
+                self._run(op, step, values)
+            for one in sums:
+                for value in one.op.inputs:
+                    given(value.index)
+                arguments = self._arguments(replace(one.op, v_b=None), step, values)  # type: ignore[call-arg]
+                self._keep(-1 - one.index, latent_sums(step, one.op, arguments), at)  # type: ignore[arg-type]
+        for index in kept:
+            self._keep(index, values[index], at)
+
+    def _arguments(self, op: Op, step: DevicePass, values: dict[int, Result]) -> dict[str, Any]:
+        names = [name for name in FUNCTIONS[type(op)][1] if name != "out"]
+        return {name: argument(op, name, values, self.weights, step.device) for name in names}
+
+    def _run(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
+        function, names = FUNCTIONS[type(op)]
+        if isinstance(op, ops.LatentAttention):
+            # Of both forms that of kv_b, where the file has it: a prompt is computed so.
+            form = op if op.kv_b is None else replace(op, k_b=None, v_b=None)
+            result: Any = latent_attention(step, form, self._arguments(form, step, values))[0]
+        else:
+            result = function(step, **{name: argument(op, name, values, self.weights, step.device) for name in names})
+        results = result if isinstance(op, ops.Split) else [result]
+        values.update(zip((out.index for out in op.outputs), results, strict=True))
+
+    def _keep(self, index: int, value: Result, at: slice) -> None:
+        for kept, part in zip(self.values[index], value if isinstance(value, tuple) else (value,), strict=True):
+            kept[at] = part
+
+    def forget(self, is_over: Callable[[int], bool], layers: Collection[int]) -> None:
+        """Forgets values, and rows in caches but those of these layers."""
+        for index in [index for index in self.values if is_over(index)]:
+            del self.values[index]
+        for cache in self._caches:
+            cache.rows = {key: rows for key, rows in cache.rows.items() if key[0] in layers}
+
+
+def _allocated(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
+    """Memory, or that of a temporary file without a name, which the system writes out as it needs to."""
+    if folder is None:
+        return torch.empty(shape, dtype=dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        reserve_space(file.fileno(), prod(shape) * dtype.itemsize)
+        return torch.from_numpy(np.memmap(file, str(dtype).removeprefix("torch."), "w+", shape=shape))

@@ -1,0 +1,145 @@
+"""`quantize --sequential`: matrices for what those before them, quantised, make of a text."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+from ggufmill import compute_imatrix, quantize_model, run_recipe
+from ggufmill.errors import MillError, UsageError
+from ggufmill.formats import open_gguf
+from ggufmill.jobs.journal import Journal
+from ggufmill.pipeline.writing import sequential as module
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.torch import two_streams
+
+pytestmark = pytest.mark.oracle
+
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
+N_CTX, CHUNKS = 96, 8
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch):
+    monkeypatch.setattr(module, "N_CTX", N_CTX)
+    monkeypatch.setattr(two_streams, "GROUP_TOKENS", 2 * N_CTX)
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    """(importance matrix, covariance)."""
+    folder = tmp_path_factory.mktemp("moments")
+    files = folder / "a.imatrix", folder / "a.cov"
+    run = {"n_ctx": N_CTX, "chunks": CHUNKS, "covariance_experts": True, "progress": False}
+    compute_imatrix(DEMO, TEXT, files[0], covariance=files[1], **run)
+    return files
+
+
+def quantize(moments, out, **options):
+    given = {"sequential": TEXT, "sequential_chunks": CHUNKS, "threads": 2, "effort": 0} | options
+    return quantize_model(
+        DEMO, out, custom_q=r"^blk\.0.*=iq2_k,^blk\.1.*ffn=q2_k_r4,^blk\.1.*attn=q4_0,^output=q3_K", imatrix=moments[0],
+        covariance=moments[1], **given,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(moments, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "N_CTX", N_CTX)
+        patch.setattr(two_streams, "GROUP_TOKENS", 2 * N_CTX)
+        out = tmp_path_factory.mktemp("written") / "a.gguf"
+        quantize(moments, out, threads=1, verify=True)
+    return out
+
+
+def test_what_comes_out_is_nearer_to_the_model(moments, written, tmp_path):
+    """On text that was not read."""
+    out = tmp_path / "plain.gguf"
+    quantize(moments, out, sequential=None, sequential_chunks=None)
+    plain, followed = open_gguf(out), open_gguf(written)
+    different = {name for name, tensor in plain.tensors.items() if not np.array_equal(tensor.data, followed.tensors[name].data)}
+    assert {"blk.0.ffn_down.weight", "blk.1.ffn_gate_exps.weight", "output.weight"} <= different
+    assert all(plain.tensors[name].type == tensor.type for name, tensor in followed.tensors.items())
+    assert followed.metadata["quantize.covariance.sequential"] == "calibration.txt"
+    base = load_model(DEMO, threads=1, exact=True)
+    text = (DEMO / "heldout.txt").read_text("utf-8")[:9000]
+    windows = np.array(base.tokenizer.encode(text)[: 6 * 256], np.int64).reshape(6, 256)
+    expected = np.concatenate(base.hidden_of_windows(windows))
+    errors = []
+    for path in (out, written):
+        found = load_model(path, threads=1, exact=True).hidden_of_windows(windows)
+        errors.append(float(np.square(np.concatenate(found) - expected).sum()))
+    assert errors[1] < 0.97 * errors[0]
+
+
+def test_the_same_bytes_however_often_it_is_killed(moments, written, tmp_path, monkeypatch):
+    out, original, calls = tmp_path / "a.gguf", Journal.add, []
+
+    def killed(self, tensor, checksum):
+        calls.append(tensor)
+        original(self, tensor, checksum)
+        if len(calls) in (20, 30, 31, 60):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "add", killed)
+    for attempt in range(6):
+        try:
+            result = quantize(moments, out, threads=3, resume=attempt > 0)
+            break
+        except KeyboardInterrupt:
+            assert not out.exists()
+    assert attempt > 2
+    assert 0 < result.resumed < len(result.plan.outputs)
+    assert out.read_bytes() == written.read_bytes()
+
+
+def test_values_in_files(moments, written, tmp_path, monkeypatch):
+    folders, original = [], two_streams._allocated
+    monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(two_streams, "_allocated", lambda *given: folders.append(given[2]) or original(*given))
+    quantize(moments, tmp_path / "a.gguf")
+    assert set(folders) == {tmp_path}
+    assert (tmp_path / "a.gguf").read_bytes() == written.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_dry_run_says_what_it_takes(moments, tmp_path, caplog):
+    caplog.set_level("INFO", "ggufmill")
+    quantize(moments, tmp_path / "a.gguf", dry_run=True)
+    assert f"8 windows of {N_CTX} tokens; both streams of activations take " in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"cluster": "local:1"}, UsageError, "--sequential encodes the whole model here, .*: leave out --cluster"),
+        ({"only_shards": "1", "split_max_tensors": 8}, UsageError, "leave out --only-shards"),
+        ({"sequential": "nothing.txt"}, MillError, "nothing.txt"),
+        ({"sequential": None}, UsageError, "--sequential-chunks does nothing without --sequential"),
+        ({"covariance": None}, UsageError, "--sequential does nothing without --covariance or --curvature"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(moments, tmp_path, options, error, message):
+    arguments = {"imatrix": moments[0], "covariance": moments[1], "sequential": TEXT, "sequential_chunks": 2} | options
+    with pytest.raises(error, match=message):
+        quantize_model(DEMO, tmp_path / "a.gguf", "q4_0", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_a_recipe(moments, tmp_path):
+    """Beside a model that the recipe names; it verifies what it wrote."""
+    recipe, direct = tmp_path / "r.toml", tmp_path / "direct.gguf"
+    keys = 'type = "q4_0"\ncovariance = "{}"\nsequential = "{}"\nsequential_chunks = 4\neffort = 0\n'
+    model = f'[source]\nmodel = "{DEMO}"\n'
+    recipe.write_text(model + "[quantize]\n" + keys.format(moments[1], TEXT))
+    run_recipe(recipe, tmp_path / "out", progress=False)
+    quantize_model(DEMO, direct, "q4_0", covariance=moments[1], sequential=TEXT, sequential_chunks=4, effort=0)
+    made, expected = open_gguf(next((tmp_path / "out").glob("*.gguf"))), open_gguf(direct)
+    for name, tensor in expected.tensors.items():
+        assert np.array_equal(made.tensors[name].data, tensor.data), name
+    recipe.write_text(model + '[quantize]\ntype = "q4_0"\nsequential = "a.txt"\n')
+    with pytest.raises(MillError, match="sequential needs covariance or curvature"):
+        run_recipe(recipe, tmp_path / "other", progress=False)

@@ -1,0 +1,170 @@
+"""Two streams through a graph: what is handed over is what matrices multiply, before they are read; the same bits however."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from checkpoint_cases import convert_record
+
+from ggufmill.formats import TensorSource
+from ggufmill.quantize import gguf_source
+from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.torch import two_streams as module
+from ggufmill.runtime.backends.torch.two_streams import TwoStreams, kept_bytes, matrix_inputs, steps_of
+from ggufmill.runtime.backends.torch.weights import Weights
+from ggufmill.runtime.graph import Observer, ops
+
+pytestmark = pytest.mark.oracle
+
+N = 24
+CASES = ["llama", "qwen3moe", "v2-lite", "v3", "gemma4", "qwen35", "mamba", "deepseek4", "gpt-oss"]
+
+
+class Inputs(Observer):
+    """What matrices multiply, by (weight, matrix), in passes of whole windows."""
+
+    def __init__(self):
+        self.found = {}
+
+    def wants_input(self, op):
+        return isinstance(op, ops.Linear | ops.ExpertLinear | ops.LatentAttention)
+
+    def on_input(self, op, weight, matrix, x):
+        self.found.setdefault((weight.name, matrix), []).append(x.copy())
+
+
+class Replaced(Weights):
+    """Weights of which some may only be read once they are `ready`."""
+
+    def __init__(self, source: TensorSource, waiting):
+        super().__init__(source, {}, exact=True)
+        self.waiting = set(waiting)
+
+    def matrix(self, weight, device):
+        assert weight.name not in self.waiting, f"{weight.name} is read before its inputs are known"
+        return super().matrix(weight, device)
+
+
+def run(path, windows, original=None, **options):
+    """name -> (x, z) of all matrices, and what is handed over with them."""
+    source = gguf_source(path)
+    model = load_model(path, threads=1)
+    inputs = matrix_inputs(model.graph)
+    changed = Replaced(source, inputs)
+    streams = TwoStreams(model.graph, Weights(original or source, {}, exact=True), changed, windows, inputs, **options)
+    found, halves = {}, {}
+
+    def on_input(one, known):
+        names = [name for name, other in inputs.items() if other is one]
+        assert names
+        for name in names:
+            for matrix in range(one.matrices):
+                rows = [streams.rows(one, window, matrix) for window in range(len(windows))]
+                found[name, matrix] = tuple(np.concatenate([row[i].numpy() for row in rows]) for i in range(2))
+                halves[name, matrix] = known.halves(matrix)
+            changed.waiting.remove(name)
+
+    streams.run(on_input)
+    assert not changed.waiting
+    return found, halves
+
+
+def inputs_in(model, windows):
+    recorder = Inputs()
+    with model.observing(recorder):
+        for window in windows:
+            model.hidden_of_windows(window[None])
+    return recorder.found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inputs_are_those_of_the_model(case, tmp_path):
+    """Of each matrix; of experts that read what the layer does, those of all tokens."""
+    record, path = convert_record(case, tmp_path)
+    windows = np.stack([record.tokens[:N], record.tokens[N : 2 * N]])
+    found, halves = run(path, windows)
+    model = load_model(path, threads=1, exact=True)
+    seen, kinds, compared = inputs_in(model, windows), matrix_inputs(model.graph), set()
+    for (name, matrix), (x, z) in found.items():
+        assert np.array_equal(x, z), name
+        assert not halves[name, matrix][0].drifts.any(), name
+        assert sum(half.tokens for half in halves[name, matrix]) == len(z)
+        squares = sum(half.squares for half in halves[name, matrix])
+        np.testing.assert_allclose(squares, z.T @ z, rtol=1e-4, atol=1e-4 * max(1.0, np.square(z).sum(axis=0).max(initial=0)))
+        if (name, matrix) in seen and not ("exps" in name and kinds[name].kind == "value"):
+            expected = np.concatenate(seen[name, matrix]).reshape(z.shape)
+            compared.add(kinds[name].kind)
+            if kinds[name].kind == "value":
+                assert np.abs(expected - z).max() <= 2e-3 * np.abs(expected).max(), name
+            else:  # in another order
+                products = expected.T @ expected
+                assert np.abs(products - z.T @ z).max() <= 5e-3 * max(1e-6, np.abs(products).max()), name
+    assert compared == {one.kind for one in kinds.values()}
+
+
+@pytest.mark.parametrize("case", ["qwen3moe", "v3", "gemma4", "qwen35", "deepseek4"])
+def test_the_same_bits_for_threads_and_in_files(case, tmp_path, monkeypatch):
+    record, path = convert_record(case, tmp_path)
+    windows = np.stack([record.tokens[i : i + N] for i in range(4)])
+    monkeypatch.setattr(module, "GROUP_TOKENS", 2 * N)
+    source = gguf_source(path)
+    noisy = _with_noise(source)
+    expected, sums = run(path, windows, noisy)
+    assert any(not np.array_equal(x, z) for x, z in expected.values())
+    for options in ({"threads": 3}, {"threads": 2, "folder": tmp_path, "copied_bytes": 0}):
+        other, other_sums = run(path, windows, noisy, **options)
+        for key, (x, z) in expected.items():
+            assert np.array_equal(x, other[key][0]), key
+            assert np.array_equal(z, other[key][1]), key
+            for mine, theirs in zip(sums[key], other_sums[key], strict=True):
+                assert np.array_equal(mine.drifts, theirs.drifts), key
+    assert not list(tmp_path.glob("tmp*"))
+
+
+def test_drifts_are_those_of_both_streams(tmp_path, monkeypatch):
+    """Their sums by windows of even and odd numbers, in strips of columns; of an expert over tokens that both streams send."""
+    record, path = convert_record("v2-lite", tmp_path)
+    windows = np.stack([record.tokens[i : i + N] for i in range(3)])
+    monkeypatch.setattr(module, "_STRIP", 24)
+    found, halves = run(path, windows, _with_noise(gguf_source(path)))
+    kinds = matrix_inputs(load_model(path, threads=1).graph)
+    assert {one.kind for one in kinds.values()} >= {"value", "experts"}
+    for (name, matrix), (x, z) in found.items():
+        drifts = halves[name, matrix][0].drifts + halves[name, matrix][1].drifts
+        np.testing.assert_allclose(drifts, (x - z).T @ z, atol=1e-4 * max(1, np.abs(z).max(initial=0) ** 2 * len(z)))
+        if len(z) == len(windows) * N:
+            even = np.r_[z[:N], z[2 * N :]]
+            np.testing.assert_allclose(halves[name, matrix][0].squares, even.T @ even, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_that_several_ops_multiply_are_not_replaced(tmp_path):
+    """Tied embeddings, and a matrix that is left as it is."""
+    _, path = convert_record("gemma4", tmp_path)
+    graph = load_model(path, threads=1).graph
+    assert "token_embd.weight" not in matrix_inputs(graph)
+    one = {"blk.1.ffn_down.weight": matrix_inputs(graph)["blk.1.ffn_down.weight"]}
+    (step,) = steps_of(graph, one)
+    assert step.inputs == list(one.values())
+    assert one["blk.1.ffn_down.weight"].op not in step.ops
+    assert 0 < kept_bytes(graph, [step]) <= kept_bytes(graph, steps_of(graph, matrix_inputs(graph)))
+    assert torch.get_num_threads() >= 1
+
+
+def _with_noise(source: TensorSource) -> TensorSource:
+    """The model with other weights in its matrices."""
+
+    def noisy(tensor):
+        if len(tensor.shape) < 2 or "token_embd" in tensor.name:
+            return tensor
+
+        def read(start, stop):
+            x = tensor.read(start, stop)
+            noise = np.random.default_rng([start, stop, len(tensor.name)]).standard_normal(x.shape).astype(np.float32)
+            return x + np.float32(0.02) * noise
+
+        return replace(tensor, read=read, raw=None, stored=None, mapped=None)
+
+    return replace(source, tensors={name: noisy(tensor) for name, tensor in source.tensors.items()})
