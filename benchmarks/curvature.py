@@ -6,9 +6,10 @@
     python benchmarks/curvature_report.py benchmarks/results/curvature_demo.json benchmarks/results/curvature_second.json
 
 The model folder (the demo's unless another is given) has `calibration.txt` and `heldout.txt`, which only the judge reads. Files
-are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort`, `perplexity --kl-divergence` from
-the bf16 model, with 8-bit activations. Embeddings and output matrix stay bf16. With --study also how much text is needed, what
-blocks of rows keep, how far draws of labels differ, and what text of another kind does (--other). Needs torch.
+are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort --sequential`, and `perplexity
+--kl-divergence` from the bf16 model, with 8-bit activations. Embeddings and output matrix stay bf16. With --study also how much
+text is needed, what blocks of rows keep, how far draws of labels differ, and what text of another kind does (--other). Needs
+torch.
 
 OUT.json keeps what was measured: the same command again measures what is missing. Each of --jobs processes has one thread.
 """
@@ -31,6 +32,7 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model
 
 METHODS = ("imatrix", "covariance 1", "covariance 3", "curvature 1", "curvature 2", "curvature 3")
+METHODS += ("curvature 1 sequential", "curvature 2 sequential")
 STUDIED = ("q4_K", "iq3_k", "iq2_k")
 STUDY_WINDOWS, STUDY_ROWS, STUDY_SEEDS = (1, 8, 24), (32, 64, 128, 256), (1, 2)
 
@@ -75,10 +77,14 @@ class Bench:
         stem = "".join(c if c.isalnum() else "_" for c in calibration.label or "all")
         return self.work / f"{stem}.imatrix", self.work / f"{stem}.curv"
 
+    def text(self, calibration: Calibration) -> Path:
+        """What second moments are collected from."""
+        return Path(calibration.text) if "/" in calibration.text else self.folder / calibration.text
+
     def collect(self, calibration: Calibration, threads: int) -> float:
         """Makes both; returns the seconds that it took."""
         imatrix, curvature = self.files(calibration)
-        text = Path(calibration.text) if "/" in calibration.text else self.folder / calibration.text
+        text = self.text(calibration)
         began = time.perf_counter()
         asked = {"curvature_rows": calibration.rows, "curvature_seed": calibration.seed}
         ggufmill.compute_imatrix(
@@ -92,8 +98,10 @@ class Bench:
             self._base = load_model(self.bf16, threads=1)
             remember(self._base)
         imatrix, moments = self.files(job.calibration)
-        name, _, effort = job.method.partition(" ")
-        options = {} if name == "imatrix" else {name: moments, "effort": int(effort)}
+        name, *more = job.method.split()
+        options: dict[str, Any] = {} if name == "imatrix" else {name: moments, "effort": int(more[0])}
+        if "sequential" in more:
+            options |= {"sequential": self.text(job.calibration), "sequential_chunks": job.calibration.windows}
         with tempfile.TemporaryDirectory(dir=self.work) as folder:
             path = Path(folder) / "quantised.gguf"
             began = time.process_time()
@@ -149,6 +157,8 @@ def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | Non
         studied = [Calibration(windows=n) for n in STUDY_WINDOWS] + [Calibration(rows=n) for n in STUDY_ROWS]
         studied += [Calibration(seed=n) for n in STUDY_SEEDS]
         jobs += [Job(name, "curvature 1", each) for name in STUDIED for each in studied]
+        few = [Calibration(windows=n) for n in STUDY_WINDOWS]
+        jobs += [Job(name, "curvature 1 sequential", each) for name in STUDIED for each in few]
     if other is not None:
         elsewhere = Calibration(str(other.resolve()))
         jobs += [Job(name, method, elsewhere) for name in STUDIED for method in ("imatrix", "covariance 1", "curvature 1")]

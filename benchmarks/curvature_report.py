@@ -21,6 +21,7 @@ from ggufmill.pipeline.reports.style import COLOURS, new_axes, save_figure, styl
 
 FAMILIES = ("scalar", "codebook", "trellis")
 SHOWN = {"covariance 1": COLOURS[5], "curvature 1": COLOURS[1], "curvature 2": COLOURS[3]}
+SHOWN |= {"curvature 2 sequential": COLOURS[2]}
 
 
 def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:

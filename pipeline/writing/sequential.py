@@ -20,6 +20,7 @@ from ...formats.gguf import open_shards
 from ...imatrix.calibration import cut_windows
 from ...imatrix.texts import check_texts, parse_text, read_segments
 from ...jobs.execute import OpenFiles, Pending, Progress, WriteTensors, write_by_threads
+from ...jobs.outputs import Produce
 from ...jobs.plan import Plan
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
@@ -155,9 +156,9 @@ class SequentialEncoding:
 
         written = gguf_source(open_shards([file.part for file in plan.files]))
         lying = dict.fromkeys(self._model.stored.tensors) if self._device != "cpu" else {}  # copied for each use
-        weights = (Weights(source, lying, exact=True) for source in (self._model.stored, written))
+        original, changed = (Weights(source, lying, exact=True) for source in (self._model.stored, written))
         return TwoStreams(
-            self._model.graph, *weights, self.windows, inputs, device=self._device, threads=self._threads,
+            self._model.graph, original, changed, self.windows, inputs, device=self._device, threads=self._threads,
             folder=self._folder(plan),
         )  # fmt: skip
 
@@ -169,8 +170,9 @@ class _Followers:
         """matrices: that have inputs of their own; most: of what is made for a matrix, that is kept."""
         self._known, self._matrices, self._once = known, matrices, _Once(most)
 
-    def rows_of(self, produce: TensorRows) -> Callable[[int, int], np.ndarray]:
-        """Encoded rows of the targets of a tensor."""
+    def rows_of(self, produce: Produce) -> Produce:
+        """Encoded rows of the targets of a tensor, in place of those of its weights."""
+        assert isinstance(produce, TensorRows)
         tensor = produce.tensor
         rows = dims(tensor.shape)[1]
 

@@ -52,7 +52,7 @@ class Correction:
     def target(self, x: np.ndarray) -> np.ndarray:
         """The weights to encode in place of the rows x, float32 [rows, n]. A row with a weight that is not finite stays."""
         rows, n = x.shape
-        size, finite = padded(n), np.isfinite(x).all(axis=1)
+        size, finite = padded(n), np.asarray(np.isfinite(x).all(axis=1))
         out = np.zeros((rows, size), np.float32)
         out[:, :n] = x
         multiply_rows(np.where(finite[:, None], x, np.float32(0)), self.panels, size, out.reshape(-1))
@@ -67,7 +67,7 @@ def correction_of(halves: tuple[DriftSums, DriftSums], rows: np.ndarray) -> Corr
     n = len(halves[0].squares)
     if not all(enough_tokens(half.tokens, n) and half.squares.any() for half in halves):
         return None
-    rows = rows[np.isfinite(rows).all(axis=1)]
+    rows = rows[np.asarray(np.isfinite(rows).all(axis=1))]
     step = step_of(halves, rows[:: -(-len(rows) // _SAMPLED_ROWS)].astype(np.float64)) if len(rows) else 0.0
     if step == 0:
         return None

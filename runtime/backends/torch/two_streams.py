@@ -81,7 +81,7 @@ def matrix_inputs(graph: Graph) -> dict[str, MatrixInput]:
                 found[op.kv_b.name] = by_value.setdefault(op.latent.index, one)
             for kind, weight in (("heads", op.k_b), ("sums", op.v_b)):
                 if weight is not None:
-                    matrices = weight.shape[2] if len(weight.shape) > 2 else 1
+                    matrices = prod(weight.shape[2:])
                     found[weight.name] = MatrixInput(kind, op, op.q.index, weight.shape[0], matrices)
     return {name: one for name, one in found.items() if uses[name] == 1}
 
@@ -246,7 +246,7 @@ class KnownInput:
 
 
 def _joined(parts: Sequence[tuple[Tensor, Tensor, int]]) -> DriftSums:
-    squares, drifts = (torch.cat([part[i] for part in parts], dim=1).cpu().numpy() for i in range(2))
+    squares, drifts = (torch.cat(strips, dim=1).cpu().numpy() for strips in zip(*(part[:2] for part in parts), strict=True))
     # The product of a matrix with itself is symmetric but for its rounding.
     return DriftSums((squares + squares.T) / np.float32(2), drifts, parts[0][2])
 
