@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...formats import MillError, PlanError, TensorSource, TensorType, open_gguf
 from ...jobs.atomic_write import write_text
@@ -34,13 +34,15 @@ from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..requests.run import RunRequest
 from ..writing.checks import problem_line, verify_written
-from ..writing.sequential import SequentialEncoding, refuse_other_orders, sequential_encoding
 from .cache import StageCache, key_of
 from .folder import RunFolder
 from .imatrix import Moments
 from .repack import check_repack
 from .text import StageText
 from .write import write_plan
+
+if TYPE_CHECKING:
+    from ..writing.sequential import SequentialEncoding
 
 
 class QuantRun(Protocol):
@@ -207,7 +209,10 @@ class Quant:
         """What can be checked before any work. Returns the plan, exact but for the importance data, and the types that tensors
         may get; of a recipe with a target whose search is not finished, the plan with the smallest types allowed."""
         run, importance = self.run, self.run.expected_importance() if self.with_imatrix else None
-        refuse_other_orders(self.job.request)
+        if self.job.request.sequential is not None:
+            from ..writing.sequential import refuse_other_orders
+
+            refuse_other_orders(self.job.request)
         if self.target is not None:
             refuse_inputs([self.folder.recipe, self.measurements], run.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
@@ -260,6 +265,8 @@ class Quant:
         job = self._final(self._importance())
         if job.request.sequential is None:
             return None
+        from ..writing.sequential import sequential_encoding
+
         return sequential_encoding(replace(job.request, threads=self.run.request.threads), self.run.source, job.device)
 
     def _cluster_call(self) -> ClusterCall | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...formats import MillError, TensorSource
 from ...jobs.journal import journal_path
@@ -12,8 +13,10 @@ from ..cluster.call import ClusterCall
 from ..common.progress import OnProgress
 from ..requests.run import RunRequest
 from ..writing.carry_out import carry_out
-from ..writing.sequential import SequentialEncoding
 from ..writing.write_options import WriteOptions
+
+if TYPE_CHECKING:
+    from ..writing.sequential import SequentialEncoding
 
 
 def write_plan(
