@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.figures import size_text
 from ..pipeline.requests.export import ExportRequest
 from .command import Verb
 from .display.console import call
@@ -36,5 +36,5 @@ def command(**options: Any) -> None:
 
 def _text(result: ExportResult) -> str:
     done = "can be written" if result.status == "planned" else "written"
-    size = f"{result.tensors} tensors, {gib(result.nbytes)}, mostly {result.dtype}"
+    size = f"{result.tensors} tensors, {size_text(result.nbytes)}, mostly {result.dtype}"
     return f"{result.folder}: {done}, {result.architecture}, {size}, {len(result.files)} files"

@@ -30,7 +30,8 @@ from ...quantize.gguf_source import gguf_source
 from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
 from ...runtime.torch_devices import import_torch
-from ..common.messages import gib, note
+from ..common.figures import size_text
+from ..common.messages import note
 
 if TYPE_CHECKING:
     from ...runtime.backends.torch.two_streams import KnownInput, MatrixInput, TwoStreams
@@ -106,7 +107,7 @@ class SequentialEncoding:
         where = "memory" if self._folder(plan) is None else f"temporary files in {plan.files[0].path.absolute().parent}"
         note(
             f"sequential: {count} tensors in the order of the graph, over {len(self.windows)} windows of "
-            f"{self.windows.shape[1]} tokens; both streams of activations take {gib(nbytes)} of {where}"
+            f"{self.windows.shape[1]} tokens; both streams of activations take {size_text(nbytes)} of {where}"
         )
 
     def _kept_bytes(self, plan: Plan) -> int:
