@@ -32,7 +32,7 @@ A line that ends with \\ continues in the next one. Ctrl-C ends an answer."""
 @options_of(ChatRequest, json=False)
 @click.option("--timings", is_flag=True, help="Show counts and speeds after each answer, on stderr.")
 def command(model: Path, timings: bool, **options: Any) -> None:
-    """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
+    """Talk with MODEL (a GGUF or a Hugging Face folder), which writes its answers token by token.
 
     Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its
     own tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that

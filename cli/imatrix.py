@@ -138,7 +138,7 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
     call(show_imatrix, file, other, show=text, as_json=as_json, bars=False, **options)
 
 
-@command.command(short_help="Add several matrices up")
+@command.command(short_help="Add up several matrices")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option(
     "-o", "--output", "out", type=OUT_FILE, required=True, help="Write this file; a name in .dat selects the legacy format."

@@ -61,7 +61,7 @@ _TASK_OPTIONS = [
             f"--{kind}-tasks",
             metavar="N",
             type=click.IntRange(0),
-            help=f"Take so many of them at random; 0: all. [default: {default or 'all'}]",
+            help=f"Score this many tasks, drawn at random; 0 scores all. [default: {default or 'all'}]",
             **_UNDER,
         ),
     )

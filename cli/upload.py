@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def command(**options: Any) -> None:
     """Send the models of FOLDER, their imatrix, SHA256SUMS, model card (README.md) and report to a repository of the Hub.
 
-    FOLDER is what `ggufmill run` leaves, or any with GGUF files. All files are read and compared with SHA256SUMS first; nothing
-    that is unfinished is sent. What the repository has already is not sent again, so that the same command resumes an
-    upload that broke off. In the model card OWNER/NAME becomes the repository.
+    FOLDER is the output of `ggufmill run`, or any folder with GGUF files. All files are read and compared with SHA256SUMS
+    first; nothing that is unfinished is sent. What the repository has already is not sent again, so that the same command
+    resumes an upload that broke off. In the model card OWNER/NAME becomes the repository.
 
     The token is the one of huggingface-hub: `hf auth login`, or the variable HF_TOKEN. HF_ENDPOINT names another Hub.
 

@@ -204,7 +204,7 @@ class Settings(Placement):
         "Round activations to bf16, for the noise floor of comparisons.", default=False, in_cli=False
     )
     lora: tuple[str, ...] = option(
-        "Run with a LoRA adapter: a GGUF, or (of a checkpoint) a folder that peft wrote; several add up.",
+        "Run with a LoRA adapter: a GGUF, or (of a checkpoint) a folder that peft wrote; may be given several times.",
         default=(),
         kind="texts",
         metavar="FILE[=SCALE]",

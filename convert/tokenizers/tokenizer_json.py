@@ -104,6 +104,11 @@ def _bpe_model(tokenizer: dict[str, Any]) -> str | None:
     return None
 
 
+def _splits_at_spaces(step: dict[str, Any]) -> bool:
+    """Whether this cuts a text at spaces alone, of which a normalizer that replaces them leaves none (Gemma)."""
+    return step.get("type") == "Split" and step.get("pattern") == {"String": " "}
+
+
 def _replaces_spaces(step: dict[str, Any]) -> bool:
     return step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and step.get("content") == SPACE
 
@@ -162,7 +167,9 @@ def _sentencepiece_keys(tokenizer: dict[str, Any], notes: list[str]) -> dict[str
     for step in pre_tokenizers:
         if step.get("type") == "Metaspace":
             add_prefix |= step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
-    notes += unsupported_steps("pre-tokenizer", [s for s in pre_tokenizers if s.get("type") != "Metaspace"])
+    spaces_are_gone = any(map(_replaces_spaces, normalizers))
+    active = [s for s in pre_tokenizers if s.get("type") != "Metaspace" and not (spaces_are_gone and _splits_at_spaces(s))]
+    notes += unsupported_steps("pre-tokenizer", active)
     notes += unsupported_steps("normalizer", [s for s in normalizers if s.get("type") != "Prepend" and not _replaces_spaces(s)])
     return {"pre": "default", "add_space_prefix": add_prefix}
 

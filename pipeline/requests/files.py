@@ -39,7 +39,7 @@ class InspectRequest:
         default=False,
     )
     program: str | None = option(
-        "Say whether this program loads the file, as far as is known; the exit code is 1 if it does not.",
+        "Check whether this program loads the file, as far as is known; the exit code is 1 if it does not.",
         doc="Whether this program loads the file, as far as is known, and what it computes otherwise.",
         default=None,
         flags="--for",
@@ -67,7 +67,7 @@ class MetadataRequest(_Writing):
         "Set KEY to the text in FILE.", doc="Key -> file whose text is the value.", default=None, metavar="KEY=FILE"
     )
     remove: Sequence[str] = option(
-        "Leave KEY out.", doc="Keys to leave out. The order is remove, rename, set.", default=(), metavar="KEY"
+        "Remove KEY.", doc="Keys to leave out. The order is remove, rename, set.", default=(), metavar="KEY"
     )
     rename: Mapping[str, str] | None = option("Give KEY another name.", doc="Key -> new name.", default=None, metavar="KEY=NEW")
     dry_run: bool = option("Only show what would change.", default=False)
@@ -79,7 +79,7 @@ class HashRequest(_Writing):
         "A GGUF file, or any shard of a split one: all shards are hashed, each as a file.", kind="file", kw_only=False
     )
     xxh64: bool = option(
-        "Use xxh64, which is the default; when a manifest is checked, the strongest hash that it has is the default.",
+        "Use xxh64, the default; --check uses the strongest hash of the manifest unless one is named.",
         default=False,
     )
     sha1: bool = option("Use sha1.", default=False)

@@ -58,7 +58,7 @@ class GenerateRequest(Generating):
         "Generate at most this many tokens; -1 sets no limit.", default=128, flags="-n --n-predict", least=-1
     )
     stop: Sequence[str] = option("End the generation at one of these texts, which is not given out.", default=(), in_cli=False)
-    ignore_eos: bool = option("Go on after the end-of-text token.", default=False)
+    ignore_eos: bool = option("Continue after the end-of-text token.", default=False)
     grammar: str | None = option(
         "Follow this grammar: GBNF, or Lark as llguidance reads it.", default=None, kind="once", metavar="GRAMMAR"
     )
@@ -121,7 +121,7 @@ class ServeRequest(Answering):
         least=1,
         rare=True,
     )
-    metrics: bool = option("Report at /metrics what the server has done, for Prometheus.", default=False)
+    metrics: bool = option("Serve counters of requests, tokens and times at /metrics, for Prometheus.", default=False)
     slot_save_path: str | Path | None = option(
         "Let clients save the KV cache of a slot in this folder, and restore it after a restart (POST "
         "/slots/0?action=save, restore).",

@@ -64,7 +64,8 @@ class SourceOptions(CheckpointOptions):
         rare=True,
     )
     lora: str | Path | Sequence[str | Path] = option(
-        "Merge a LoRA adapter into the weights: a GGUF, or (into a checkpoint) a folder that peft wrote; several add up.",
+        "Merge a LoRA adapter into the weights: a GGUF, or (into a checkpoint) a folder that peft wrote; may be "
+        "given several times.",
         default=(),
         metavar="FILE[=SCALE]",
         key="convert.lora",
@@ -155,7 +156,7 @@ class Measuring:
         key="search.repacked",
     )
     gpu: Pattern | None = option(
-        "Keep the rows of these tensors plain, because they are for a GPU.", default=None, kind="regex", key="search.gpu"
+        "Give these tensors, which a GPU will hold, no interleaved types.", default=None, kind="regex", key="search.gpu"
     )
     gpu_size: Size | None = option(
         "Give --gpu tensors a budget of their own, within the target.",
@@ -176,7 +177,7 @@ class Measuring:
         rare=True,
     )
     refine: int | None = option(
-        "Measure this many further rounds around the result.", default=None, least=0, shown="0", key="search.refine"
+        "Measure around the result in this many further rounds.", default=None, least=0, shown="0", key="search.refine"
     )
 
 
@@ -209,7 +210,7 @@ class Weighting:
         travel="file",
     )
     effort: int | None = option(
-        "Search this much with --covariance or --curvature: 0 and 1 choose codes, 2 and 3 scales too.",
+        "Spend this much search on --covariance or --curvature: 0 and 1 choose codes, 2 and 3 scales too.",
         default=None,
         least=0,
         most=3,
@@ -286,7 +287,7 @@ class CheckpointOutput:
         "Keep the files of a split that are there already, and write those that are not.", default=False, travel="no", rare=True
     )
     cluster: str | None = option(
-        "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.",
+        "Divide the work among dask workers: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
         metavar="ADDRESS",
         travel="no",

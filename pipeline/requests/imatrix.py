@@ -54,14 +54,16 @@ class ImatrixRequest(RunningModel):
         "Use this chat template for conversations.", default=None, metavar="NAME|FILE", shown="the model's own"
     )
     in_file: str | Path | Sequence[str | Path] = option(
-        "Add what this imatrix holds; without MODEL nothing else is done.", default=(), kind="files"
+        "Add the data of this imatrix; without MODEL these files are merged.", default=(), kind="files"
     )
     n_ctx: int | None = window("512")
     chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")
     from_chunk: int | None = option(
         "Leave out this many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0, rare=True
     )
-    process_output: bool = option("Collect data for the output matrix too (the embeddings, if they are it).", default=False)
+    process_output: bool = option(
+        "Collect data for the output matrix too (the embeddings, if the model has no other).", default=False
+    )
     process_embedding: bool = option(
         "Collect data for token_embd.weight: its rows, as often as the text uses them.", default=False
     )
@@ -121,11 +123,11 @@ class ImatrixRequest(RunningModel):
     )
     plot: str | Path | None = option("Draw the coverage to this file, which needs matplotlib.", default=None, kind="plot")
     cluster: str | None = option(
-        "Share the windows out to dask workers, with the same sums: tcp://HOST:PORT, a scheduler file, or local:N.",
+        "Divide the windows among dask workers, with the same sums: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
         metavar="ADDRESS",
     )
-    dry_run: bool = option("Say sizes and time; run and write nothing.", default=False)
+    dry_run: bool = option("Show sizes, memory and time; run and write nothing.", default=False)
     resume: bool = option("Resume an interrupted job, which ends in the same bytes.", default=False)
     force: bool = option("Replace an existing output.", default=False)
     progress: OnProgress | bool | None = option(

@@ -28,7 +28,7 @@ class Room:
         "Make weights, cache and buffers fit into this much memory of the machine.", default=None, kind="size", metavar="SIZE"
     )
     vram: Size | Sequence[Size] = option(
-        "Make them fit into this much memory of each GPU too (24GiB,24GiB); what it cannot hold is for the processor.",
+        "Fit them into this much memory of each GPU too (24GiB,24GiB); the rest is for the processor.",
         default=(),
         kind="sizes",
         metavar="SIZE,...",
@@ -56,7 +56,7 @@ class MakeRequest(Room, AllowedTypes, SourceOptions):
         kw_only=False,
     )
     effort: int = option(
-        "Take this much trouble: 0 needs no run of the model, 1 an importance matrix, 2 covariances, 3 and 4 curvature "
+        "Spend this much effort: 0 needs no run of the model, 1 an importance matrix, 2 covariances, 3 and 4 curvature "
         "(where torch is installed), each with more text and a wider search for types.",
         default=2,
         least=0,
@@ -77,12 +77,12 @@ class MakeRequest(Room, AllowedTypes, SourceOptions):
         kind="text",
         shown="the last quarter of a single -f, which is left out there",
     )
-    force: bool = option("Do every stage again.", default=False)
-    dry_run: bool = option("Say sizes, times and the KL divergence to expect; write nothing.", default=False)
+    force: bool = option("Repeat every stage, also those that are finished.", default=False)
+    dry_run: bool = option("Show sizes, times and the expected KL divergence; write nothing.", default=False)
     threads: int | None = option(
         "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
     )
     cluster: str | None = option(
-        "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
+        "Divide the work among dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
     )
     progress: OnProgress | bool | None = option("Call this with the reports of `run_recipe`.", default=None, in_cli=False)

@@ -92,7 +92,7 @@ class PerplexityRequest(FullHash, RunningModel):
         metavar="RESULT",
     )
     cluster: str | None = option(
-        "Share the windows out to dask workers, with the same figures: tcp://HOST:PORT, a scheduler file, or local:N.",
+        "Divide the windows among dask workers, with the same figures: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
         metavar="ADDRESS",
     )
@@ -140,7 +140,8 @@ class EvaluateRequest(RunningModel):
     n_ctx: int | None = window("512, or that of the baseline's predictions")
     chunks: int | None = _chunks("all")
     out: str | Path = option(
-        "Write results.json, table.md, plot.png and the baseline's outputs to this folder, which is made if it is not there.",
+        "Write results.json, table.md, plot.png and the baseline's outputs to this folder, which is created if it "
+        "does not exist.",
         default="evaluation",
         flags="-o --out",
         kind="folder",
@@ -170,7 +171,7 @@ class EvaluateRequest(RunningModel):
         kind="plot",
         shown="plot.png in the folder",
     )
-    no_plot: bool = option("Draw no picture, which needs matplotlib; without it none is drawn.", default=False)
+    no_plot: bool = option("Draw no picture; without matplotlib none is drawn.", default=False)
     progress: OnProgress | bool | None = _progress("A stage 'baseline' and one with each model's name, in windows.")
 
 
@@ -216,7 +217,7 @@ class SweepRequest(RunningModel):
         flags="-r --repetitions",
         least=1,
     )
-    no_warmup: bool = option("Measure at once: the first figures then include the compiling of kernels.", default=False)
+    no_warmup: bool = option("Skip the warm-up: the first figures then include the compilation of kernels.", default=False)
     plot: str | Path | None = option(
         "Draw the speeds to this file (.png, .svg, .pdf), which needs matplotlib.", default=None, kind="plot"
     )

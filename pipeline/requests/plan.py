@@ -56,7 +56,7 @@ class PlanRequest(SourceOptions, ForecastOptions, LayerPlacement):
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
     ram: Size | None = option(
-        "Fit the model into this much memory of the machine (256G, 256GiB).",
+        "Fit the model into this much RAM (256G, 256GiB).",
         default=None,
         kind="size",
         metavar="SIZE",

@@ -61,8 +61,8 @@ class TensorTypes:
     ffn_down_type: TypeName | None = _role("ffn_down")
     ffn_gate_type: TypeName | None = _role("ffn_gate")
     ffn_up_type: TypeName | None = _role("ffn_up")
-    pure: bool = option("Give every weight TYPE; mix and rules are left aside.", default=False)
-    leave_output_tensor: bool = option("Copy output.weight as it is.", default=False)
+    pure: bool = option("Give every weight TYPE; the stock mix and rules do not apply.", default=False)
+    leave_output_tensor: bool = option("Copy output.weight without changing its type.", default=False)
     extra_output_tensor: TypeName | None = option(
         "Write a copy of the output matrix too, of this type.", default=None, kind="type", rare=True
     )

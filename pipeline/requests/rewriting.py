@@ -21,7 +21,7 @@ class RepackRequest(Output):
     undo: bool = option("Turn repacked tensors back into their base types.", default=False)
     keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
     program: str | None = option(
-        "Refuse what this program would not load.",
+        "Refuse tensors that this program would not load.",
         default=None,
         flags="--for",
         choices=PROGRAMS,

@@ -17,7 +17,7 @@ class RunRequest:
     out: str | Path | None = option(
         "Write the results to this folder.", default=None, flags="-o --out", kind="folder", shown="out/RECIPE", kw_only=False
     )
-    force: bool = option("Do every stage again.", default=False)
+    force: bool = option("Repeat every stage, also those that are finished.", default=False)
     program: str | None = option(
         "Make only what this program loads: its types, its layout of latent attention, its fallbacks.",
         default=None,
@@ -31,7 +31,7 @@ class RunRequest:
         "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
     )
     cluster: str | None = option(
-        "Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
+        "Divide the work among dask workers: tcp://HOST:PORT, a scheduler file, or local:N.", default=None, metavar="ADDRESS"
     )
     cluster_output: str | None = option(
         "Let workers write into OUT's folder, which all machines share, or send what they make.",
@@ -51,7 +51,7 @@ class RunRequest:
 @request
 class UploadRequest:
     folder: str | Path = argument("As `run_recipe` leaves it, or any with GGUF files.", kind="existing_folder", kw_only=False)
-    repo: str = option("Send to this repository on the Hub; it is made if it is not there.", metavar="OWNER/NAME")
+    repo: str = option("Send to this repository on the Hub; it is created if it does not exist.", metavar="OWNER/NAME")
     public: bool = option("Make a new repository public; an existing one stays what it is.", default=False)
-    yes: bool = option("Send the files. Without this nothing is sent, and what would be is printed.", default=False)
+    yes: bool = option("Send the files. Without this option, what would be sent is printed.", default=False)
     progress: OnProgress | bool | None = option("Call this with reports of 'checksum' in bytes.", default=None, in_cli=False)

@@ -22,7 +22,7 @@ class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placemen
         metavar="FILE",
     )
     state: str | Path | None = option(
-        "Keep what is measured in this file, which several recipes of a model may share.",
+        "Keep the measurements in this file, which several recipes of one model may share.",
         default=None,
         kind="out_file",
         shown="OUT.state.json",
@@ -31,7 +31,7 @@ class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placemen
         "Use this many worker threads.", default=None, flags="-t --threads", least=1, shown="all processors"
     )
     cluster: str | None = option(
-        "Share the measuring out to dask workers, with the same results: tcp://HOST:PORT, a scheduler file, or local:N.",
+        "Divide the measurements among dask workers, with the same results: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
         metavar="ADDRESS",
     )

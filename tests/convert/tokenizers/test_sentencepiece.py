@@ -9,6 +9,7 @@ from tokenizer_texts import BROKEN, CORPUS, NASTY, read, with_replacements
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from ggufmill.convert.tokenizers.token_list import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from ggufmill.convert.tokenizers.tokenizer_json import _sentencepiece_keys
 from ggufmill.formats import FormatError
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
@@ -114,3 +115,15 @@ def test_damaged_sentencepiece_models(tmp_path, data, message):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(FormatError, match=rf"tokenizer.model: .*{message}"):
         read(tmp_path, 10)
+
+
+@pytest.mark.parametrize("pattern", [" ", "x"])
+def test_a_split_at_spaces_that_are_replaced_before_is_no_loss(pattern):
+    """Gemma 3's tokenizer.json: spaces become \u2581 before it is cut at spaces, so that it is never cut."""
+    notes = []
+    tokenizer = {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": pattern}, "behavior": "MergedWithPrevious", "invert": False},
+    }
+    _sentencepiece_keys(tokenizer, notes)
+    assert bool(notes) == (pattern != " ")
