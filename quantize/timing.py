@@ -14,14 +14,16 @@ from ..jobs.plan import Plan
 from .encode import encode_rows
 
 SAMPLE = 1 << 16  # weights per call of an encoder
+REST = 1.2e-9  # seconds of a thread for reading, decoding, checking and writing a weight (fp8 to q8_0, Zen 5)
 SECONDS = 0.1  # duration of the measurement of one type
 COPY_SPEED = 2e9  # bytes per second of tensors that are copied or repacked: a guess, since the disk decides
 
 
-def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Weights per second that `threads` threads together encode to this type: random rows, with importance.
+def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], float] = time.thread_time) -> float:
+    """Weights per second that `threads` threads together encode to this type, on a machine that does nothing else: random
+    rows, with importance.
 
-    The first call, which may compile kernels, is not timed. clock: seconds, as time.perf_counter.
+    The first call, which may compile kernels, is not timed. clock: seconds of the thread's own, as time.thread_time.
     """
     columns = max(512, tensor_type.block)
     rows = max(tensor_type.rows, SAMPLE // columns // tensor_type.rows * tensor_type.rows)
@@ -29,23 +31,30 @@ def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], 
     x = rng.standard_normal((rows, columns)).astype(np.float32) * 0.02
     importance = None if tensor_type.is_float else (rng.chisquare(2, columns) + 0.01).astype(np.float32)
     encode_rows(x[: tensor_type.rows], tensor_type.name, importance)
-    started = clock()
 
-    def work(_: int) -> int:
-        calls = 0
+    def work(_: int) -> float:
+        calls, started = 0, clock()
         while calls == 0 or clock() - started < SECONDS:
             encode_rows(x, tensor_type.name, importance)
             calls += 1
-        return calls
+        return calls * x.size / max(clock() - started, 1e-9)
 
     with ThreadPoolExecutor(threads) as pool:
-        calls = sum(pool.map(work, range(threads)))
-    return calls * x.size / max(clock() - started, 1e-9)
+        return sum(pool.map(work, range(threads)))
 
 
 def is_copied(output: Output | OutputKind) -> bool:
     """Whether a tensor's bytes are copied or repacked instead of encoded: the types are equal or share a base type."""
     return output.source_type in TYPES and TYPES[output.source_type].repacks_to(output.type)
+
+
+def seconds_per_byte(plan: Plan, threads: int) -> dict[str, float]:
+    """Type name -> seconds on that many threads for a byte of the output."""
+    totals: dict[str, int] = {}
+    for kind, n in plan.outputs.counts():
+        totals[kind.type.name] = totals.get(kind.type.name, 0) + kind.nbytes * n
+    seconds = predict_seconds(plan, threads)
+    return {name: seconds.get(name, nbytes / COPY_SPEED) / max(1, nbytes) for name, nbytes in totals.items()}
 
 
 def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
@@ -60,7 +69,7 @@ def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
             copied_bytes += kind.nbytes * n
         else:
             elements[kind.type.name] = elements.get(kind.type.name, 0) + kind.n_elements * n
-    seconds = {name: n / encode_speed(TYPES[name], threads) for name, n in elements.items()}
+    seconds = {name: n / encode_speed(TYPES[name], threads) + n * REST / threads for name, n in elements.items()}
     if copied_bytes:
         seconds["copy"] = copied_bytes / COPY_SPEED
     return seconds

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from ...simd.compile.compile_time import compilation_seconds
@@ -32,6 +33,7 @@ class Progress:
     unit     'B' for bytes, 'tensor', 'chunk' (a window of a text), 'group', 'test', 'depth'
     item     what was finished last, such as a tensor's name; '' if there is nothing to name
     partial  the result so far, of functions that say so
+    remaining  seconds that this stage is expected to take yet; None: as the units so far suggest
     share    of the units that are being computed, how many are done: those of a pass through a model, layer by layer
     """
 
@@ -42,6 +44,7 @@ class Progress:
     item: str = ""
     partial: Any = None
     share: float = 0.0
+    remaining: float | None = None
 
 
 OnProgress = Callable[[Progress], None]
@@ -58,6 +61,8 @@ class Stage:
         [(0, 10, ''), (3, 10, 'token_embd.weight')]
     """
 
+    estimate: Callable[[int, str], float | None] | None = None  # (units of an advance, item) -> `Progress.remaining`
+
     def __init__(self, report: OnProgress, name: str, total: int | None = None, unit: str = BYTES):
         self._report, self.name, self.total, self.unit, self.done = report, name, total, unit, 0
         report(Progress(name, 0, total, unit))
@@ -67,7 +72,8 @@ class Stage:
         if count == 0 and partial is None:
             return
         self.done += count
-        self._report(Progress(self.name, self.done, self.total, self.unit, item, partial))
+        remaining = self.estimate(count, item) if self.estimate is not None else None
+        self._report(Progress(self.name, self.done, self.total, self.unit, item, partial, remaining=remaining))
 
     def within(self, share: float) -> None:
         """Reports that so many units, a fraction, are done of those that are being computed."""
@@ -101,6 +107,11 @@ class Bars:
         if self._bar is not None:
             self.leave_out_compilation()
             self._bar.total = progress.total
+            if progress.remaining is not None:
+                left = str(timedelta(seconds=round(progress.remaining)))
+                self._bar.bar_format = (
+                    f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}{{postfix}}]"
+                )
             if progress.item:
                 self._bar.set_postfix_str(printable(progress.item), refresh=False)
             done = progress.done + round(progress.share, 2) if progress.share else progress.done

@@ -16,6 +16,7 @@ from ...operating_system.processors import available_cpus
 from ..common.messages import warn
 from ..common.progress import OnProgress, Stage
 from .checks import watch_inputs
+from .remaining import remaining_of
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
@@ -52,13 +53,16 @@ def carry_out(
 
         writing = cluster_writer(options.cluster, plan, source)
     ordered = options.sequential.writer(plan, options.threads or available_cpus()) if options.sequential is not None else None
+    stage = Stage(report, label, plan.total_bytes)
+    if options.cluster is None and ordered is None:
+        stage.estimate = remaining_of(plan, options.threads)
     with writing as writer:
         result = execute(
             plan,
             threads=options.threads,
             resume=options.resume,
             force=options.force,
-            progress=Stage(report, label, plan.total_bytes).advance,
+            progress=stage.advance,
             existing=existing,
             on_finished=deleter,
             verify_inputs=watch_inputs(inputs) if deleter is None else None,
