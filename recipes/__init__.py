@@ -6,6 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 SUFFIXES = (".txt", ".toml")
+BUNDLED_MODEL = "demo"  # names the small model where one is asked for
 BUNDLED = "bundled"  # names the calibration text where a text is asked for
 
 
@@ -13,7 +14,7 @@ def bundled(path: str | Path) -> Path:
     """The path itself if it exists or leads nowhere in this folder, else the bundled model or text of that name: `demo`,
     `demo/calibration.txt`."""
     given = Path(path)
-    if given.exists() or given.is_absolute() or ".." in given.parts or given.parts[:1] != ("demo",):
+    if given.exists() or given.is_absolute() or ".." in given.parts or given.parts[:1] != (BUNDLED_MODEL,):
         return given
     return FOLDER / given if (FOLDER / given).exists() else given
 

@@ -48,6 +48,7 @@ _TABLE = (
     LlamaOption("--max-model-len --max-seq-len --context-length", 1, "--ctx-size"),
     LlamaOption("--served-model-name", 1, "--alias"),
     LlamaOption("--prompt-file", 1, "--file", verbs="embed"),
+    LlamaOption("--resume", reason="the same command always resumes", verbs="run evaluate make search upload"),
     LlamaOption("--trust-remote-code", reason="no code of a repository is run"),
     LlamaOption("-fmoe --fused-moe"),  # always so; else -fmoe would be read as -f moe
     LlamaOption("--jinja", reason="chat templates are always Jinja"),

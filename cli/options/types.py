@@ -18,7 +18,7 @@ from ...formats import TensorType
 from ...formats.file_range import PIPED_TEXTS, pipe_blocks
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
-from ...recipes import bundled, find_text
+from ...recipes import BUNDLED_MODEL, bundled, find_text
 from ..messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -38,6 +38,8 @@ class Model(click.Path):
         if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf") and not Path(value).exists():
             if Path(name).parent.is_dir():
                 return super().convert(value, param, ctx)
+            if Path(name).name == BUNDLED_MODEL:
+                self.fail(f"there is no path {value}; the bundled model is called {BUNDLED_MODEL}", param, ctx)
             what = f"write hf:{name}" if self.hub else f"`ggufmill convert hf:{name} OUT.gguf` makes a model of it"
             self.fail(f"there is no path {value}; for the repository of that name, {what}", param, ctx)
         return super().convert(value, param, ctx)

@@ -210,3 +210,18 @@ def test_merge_takes_all_shards(mill, tmp_path, monkeypatch):
     code, _, err = mill("merge", shards[0], tmp_path / "out.gguf", tmp_path / "two.gguf")
     assert code == 2
     assert "out.gguf is no shard of the model" in err
+
+
+@pytest.mark.parametrize("verb", ["convert", "quantize", "imatrix", "perplexity"])
+def test_the_bundled_models_old_path_is_answered_with_its_name(mill, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = mill(
+        verb, "recipes/demo", "out.gguf", *(["-f", FOLDER / "demo/heldout.txt"] if verb == "perplexity" else [])
+    )
+    assert (code, "the bundled model is called demo" in err) == (2, True)
+
+
+@pytest.mark.parametrize("verb", ["run", "evaluate", "make", "search", "upload"])
+def test_verbs_that_always_resume_take_the_word(mill, tmp_path, verb):
+    code, _, err = mill(verb, tmp_path / "nothing", "--resume")
+    assert (code != 0, "the same command always resumes" in err, "No such option" in err) == (True, True, False)
