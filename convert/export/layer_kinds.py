@@ -78,6 +78,20 @@ def _dense_only(facts: Facts) -> list[Any]:
     return [[i for i, each in enumerate(sparse) if not each]] if any(sparse) and not all(sparse) else []
 
 
+def _draft_windows(facts: Facts) -> list[Any]:
+    """Candidates for mtp_layer_types, of the draft layers."""
+    pattern = facts.key("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) <= facts.n_layers:
+        return []
+    return [_windows(pattern[facts.n_layers :])]
+
+
+def _draft_feed_forward(facts: Facts) -> list[Any]:
+    """Candidates for mtp_mlp_layer_types."""
+    drafts = range(facts.n_layers, facts.n_layers + facts.n_draft)
+    return [["sparse" if facts.has(i, "ffn_gate_inp.") else "dense" for i in drafts]] if facts.n_draft else []
+
+
 def _indexers(facts: Facts) -> list[Any]:
     """Candidates for indexer_types."""
     kinds = ["full" if facts.has(i, "indexer.") else "shared" for i in range(facts.n_layers)]
@@ -110,6 +124,8 @@ LAYER_KINDS: dict[str, Callable[[Facts], list[Any]]] = {
     "layers_block_type": _blocks,
     "mlp_only_layers": _dense_only,
     "indexer_types": _indexers,
+    "mtp_layer_types": _draft_windows,
+    "mtp_mlp_layer_types": _draft_feed_forward,
     "attn_layer_offset": _first(("attn_q.",)),
     "expert_layer_offset": _first(("ffn_gate_inp.",)),
     "attn_layer_period": _attention_period,

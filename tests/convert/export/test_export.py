@@ -6,12 +6,14 @@ import shutil
 import numpy as np
 import pytest
 from checkpoint_cases import oracle, save_tokenizer
+from draft_cases import DRAFT_CASES, convert_draft_case
 from encoder_cases import CASES as ENCODERS
 from encoder_cases import convert_encoder
 from model_cases import CASES
 from recorded_models import kept_or_oracle, layout_of, record_of
 
 from ggufmill import FormatError, PlanError, convert_model, export_model
+from ggufmill.convert import open_source
 from ggufmill.convert.export.model_types import model_type
 from ggufmill.formats import open_gguf
 from ggufmill.quantize import gguf_source
@@ -84,6 +86,22 @@ def test_an_encoder_comes_back_with_its_pooling(tmp_path, case):
         path.unlink()
     _, first, second = round_trip(tmp_path / "model", tmp_path)
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", DRAFT_CASES)
+def test_draft_layers_come_back(tmp_path, case):
+    made = convert_draft_case(case, tmp_path / "model")
+    result = export_model(made.path, tmp_path / "exported")
+    assert result.lost == []
+    source = gguf_source(made.path)
+    layout = "mainline" if f"{source.architecture}.attention.key_length_mla" in source.metadata else None
+    again = open_source(result.folder, mla_layout=layout, mtp=True)
+    assert {*again.tensors} == {*source.tensors}
+    for name, tensor in source.tensors.items():
+        rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        for start in range(0, tensor.n_rows, rows):
+            assert np.array_equal(tensor.read(start, start + rows), again.tensors[name].read(start, start + rows)), name
 
 
 @pytest.mark.oracle
