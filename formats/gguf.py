@@ -365,7 +365,7 @@ class _Parser:
             if number % _RELEASED == 0 and isinstance(buffer, mmap.mmap):
                 release_pages(buffer, position)
         self.position = position
-        return self.locate(list(names), kinds, offsets, -(-position // alignment) * alignment)
+        return self.locate(list(names), kinds, offsets, -(-position // alignment) * alignment, alignment)
 
     def kind(self, name: str, *shape_and_type: int) -> TensorKind:
         """Shape and type of a tensor, checked."""
@@ -377,7 +377,9 @@ class _Parser:
             raise self.error(f"tensor {name} is {tensor_type.name}, which cannot hold rows of {shape[0]} elements")
         return TensorKind(shape, tensor_type, tensor_type.nbytes(shape) if tensor_type.is_known else -1)
 
-    def locate(self, names: list[str], kinds: list[TensorKind], offsets: array[int], data_start: int) -> FileTensors:
+    def locate(
+        self, names: list[str], kinds: list[TensorKind], offsets: array[int], data_start: int, alignment: int
+    ) -> FileTensors:
         """Checks that the tensors are inside the file and do not overlap; one of unknown type ends where the next begins."""
         limit = 1 << 61  # beyond any file, and sums of three such numbers are still int64
         starts = np.minimum(np.frombuffer(offsets, np.uint64) if names else np.empty(0, np.uint64), limit).astype(np.int64)
@@ -396,6 +398,10 @@ class _Parser:
                 excess = data_start + offsets[order[rank]] + max(kinds[order[rank]].nbytes, 0) - self.size
                 raise FormatError(f"{self.path}: tensor {name} reaches {excess} bytes beyond the end of the file: truncated")
             raise FormatError(f"{self.path}: tensors {name} and {names[order[rank + 1]]} overlap")
+        unknown = np.flatnonzero(nbytes < 0).tolist()
         nbytes[order] = lengths
+        for at in unknown:
+            kind = kinds[at]
+            kinds[at] = kind._replace(type=TYPES.of_size(kind.type, prod(kind.shape), int(nbytes[at]), alignment))
         mapped = np.frombuffer(self.buffer, np.uint8)
         return FileTensors(self.path, mapped, min(data_start, self.size), names, kinds, starts + data_start, nbytes)

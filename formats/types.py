@@ -96,6 +96,9 @@ class TensorType:
         return self.block > 0
 
 
+# id -> name, block, block_bytes of types of other programs, under ids that ik_llama.cpp has withdrawn (IQ2_TN, IQ1_TN).
+# Weights in them are rotated, and only a program that rotates activations, too, computes with them.
+_REUSED_IDS = {142: ("pq2_0", 128, 34), 143: ("ptq1_0", 128, 28)}
 # name, id, ftype, block, block_bytes, row_meta, rows, imatrix, fallback, base, packed, codec
 _WEIGHTS = (
     ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None, "floats"),
@@ -232,6 +235,15 @@ class TypeTable(Mapping[str, TensorType]):
     def by_id(self, type_id: int) -> TensorType:
         """The type of an id; an id that is not in the table gives a type 'type-ID' whose `is_known` is False."""
         return self._by_id.get(type_id) or TensorType(f"type-{type_id}", type_id, None, 0, 0)
+
+    def of_size(self, unknown: TensorType, elements: int, nbytes: int, alignment: int) -> TensorType:
+        """An unknown type by what a tensor of so many elements takes in its file, up to padding: one of those that share their
+        id with a type that was withdrawn gets its name; any other type itself, as do tensors so small that padding hides the
+        difference. Neither can be decoded."""
+        name, block, block_bytes = _REUSED_IDS.get(unknown.id, ("", 1, 0))
+        exact = elements // block * block_bytes
+        is_it = name and elements % block == 0 and elements >= 128 * alignment and 0 <= nbytes - exact < alignment
+        return TensorType(name, unknown.id, None, 0, 0) if is_it else unknown
 
     def plain(self, tensor_type: TensorType) -> TensorType:
         """The plain type whose bits a repacked type permutes; any other type itself."""

@@ -88,6 +88,9 @@ def export_model(request: ExportRequest) -> ExportResult:
     if path.is_dir() or path.suffix != ".gguf":
         raise PlanError(f"{path} is no GGUF file, which is what can be exported")
     source = open_source(path)
+    unread = [t for t in source.tensors.values() if t.stored is not None and not t.stored.is_known]
+    if unread:
+        raise FormatError(f"{path}: {unread[0].name} is {unread[0].source_type}, which cannot be decoded")
     found = find_config(source)
     _check(source, found.difference)
     dtype = DTYPES[main_type(source) if request.outtype == "auto" else request.outtype]

@@ -146,6 +146,21 @@ def test_unknown_type_ids_are_no_error(tmp_path):
     assert info.nbytes == 64
 
 
+@pytest.mark.parametrize(
+    ("type_id", "nbytes", "name"),
+    [(142, 64 * 34, "pq2_0"), (142, 32 * 66, "type-142"), (143, 64 * 28, "ptq1_0"), (143, 32 * 44, "type-143")],
+)
+def test_types_that_share_an_id_are_told_apart_by_their_size(tmp_path, type_id, nbytes, name):
+    """Blocks of 128 of Prism's types, or blocks of 256 of those that were withdrawn: 32 rows of 256 elements."""
+    write(tmp_path / "a.gguf", {"t.one": np.ones((1, nbytes // 4)), "t.two": np.ones((2, 8))})
+    data = bytearray((tmp_path / "a.gguf").read_bytes())
+    at = data.index(b"t.one") + 5 + 4
+    data[at : at + 20] = struct.pack("<QQI", 256, 32, type_id)
+    (tmp_path / "b.gguf").write_bytes(data)
+    info = open_gguf(tmp_path / "b.gguf").tensors["t.one"]
+    assert (info.type.name, info.type.id, info.type.is_known) == (name, type_id, False)
+
+
 def test_a_large_vocabulary(tmp_path):
     words = [f"token{i}" for i in range(200_000)]
     header, _, _ = header_bytes({"tokenizer.ggml.tokens": words}, [], 32)

@@ -174,6 +174,12 @@ def test_what_cannot_be_exported_is_one_line(demo, tmp_path):
     edit_metadata(tmp_path / "unknown.gguf", set={"general.architecture": "nobody"})
     with pytest.raises(FormatError, match="no checkpoint is known that becomes a GGUF of nobody"):
         export_model(tmp_path / "unknown.gguf", tmp_path / "out")
+    data = bytearray(demo.read_bytes())
+    at = data.index(b"blk.1.attn_q_a.weight") + len(b"blk.1.attn_q_a.weight") + 4 + 2 * 8
+    data[at : at + 4] = (142).to_bytes(4, "little")
+    (tmp_path / "type.gguf").write_bytes(data)
+    with pytest.raises(FormatError, match=r"type\.gguf: blk\.1\.attn_q_a\.weight is type-142, which cannot be decoded"):
+        export_model(tmp_path / "type.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob("*.part"))
 
