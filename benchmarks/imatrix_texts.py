@@ -63,7 +63,7 @@ def markdown(results: dict[str, Any]) -> str:
 @click.argument("model", type=str)
 @click.option("-f", "--file", "texts", multiple=True, required=True, help="NAME=FILE, self or bundled: to calibrate on.")
 @click.option("--judge", "judges", multiple=True, required=True, help="NAME=FILE, self or bundled: held-out text.")
-@click.option("--types", default="q4_K,iq3_k,iq2_k,iq2_xxs", show_default=True)
+@click.option("--types", default="iq4_k,iq3_k,iq2_k", show_default=True)
 @click.option("--chunks", default=16, show_default=True, help="Windows of each held-out text.")
 @click.option("--calibration-chunks", default=80, show_default=True, help="Windows that a matrix is computed from.")
 @click.option("--seed", default=0, show_default=True, help="Of the model's own text.")

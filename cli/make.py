@@ -49,8 +49,8 @@ def _text(result: MakeResult) -> str:
     total = sum(forecast.seconds.values())
     rows = [(stage, duration(seconds)) for stage, seconds in [*forecast.seconds.items(), ("together", total)]]
     parts = [size, f"collected: {result.data or 'nothing'}", table(("stage", "about"), rows)]
-    if forecast.divergence is not None:
-        low, high = forecast.divergence
-        parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g}")
+    low, high = forecast.divergence
+    how = "tried without data on two windows" if forecast.is_measured else "a rule of thumb"
+    parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g} ({how})")
     assert result.run.forecast is not None
     return "\n\n".join([*parts, forecast_text(result.run.forecast), result.text.rstrip()])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...formats import TYPES
+from ...formats import TYPES, TensorType
 from ...imatrix.covariance.estimate import expected_seconds
+from ...imatrix.texts import CalibrationText, read_segments
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ...quantize.search.row_sample import RUN_ROWS
 from ...quantize.timing import encode_speed, predict_seconds
 from ...runtime import Model
+from ...runtime.evaluate.sensitivity import Reference
 from ..common.progress import OnProgress
 from ..planning import Quantization
 from ..recipe_search.options import Target, parse_types, search_options
@@ -33,25 +36,29 @@ _ENCODING = {
     ("curvature", 2): 2.6e-6,
     ("curvature", 3): 5e-6,
 }
-# KL divergence over the mean relative error of the weights, and what each kind of data leaves of it, measured on the demo
-# (docs/make.md); other models lie within the factor _SPREAD on either side.
+# What is expected of the result is measured on a few windows with the weights encoded without data, where that takes no longer
+# than _TRIAL seconds; else it is the mean relative error of the weights, times what it cost the demo. Then it is multiplied by
+# what data leave of it; the range is a factor of _SPREAD on either side (docs/make.md).
+_TRIAL, _WINDOWS = 60.0, 2
 _DIVERGENCE_PER_ERROR = 5.0
-_DATA_LEAVES = {"": 1.0, "imatrix": 0.48, "covariance": 0.28, "curvature": 0.22}
-_SPREAD = 2.5
+_DATA_LEAVES = {"": 1.0, "imatrix": 0.55, "covariance": 0.32, "curvature": 0.25}
+_SPREAD = {True: 2.0, False: 5.0}  # of what was measured, and of what was not
 
 
 @dataclass(frozen=True)
 class MakeForecast:
     """seconds    stage -> roughly, on this machine (without its cluster)
     divergence  KL divergence to expect, from and to
+    is_measured whether types like those of the result were tried on a few windows; else it is a rule of thumb
     """
 
     seconds: dict[str, float]
-    divergence: tuple[float, float] | None
+    divergence: tuple[float, float]
+    is_measured: bool
 
     def as_json(self) -> dict[str, Any]:
-        """seconds, divergence (from, to)."""
-        return {"seconds": self.seconds, "divergence": self.divergence}
+        """seconds, divergence (from, to), is_measured."""
+        return {"seconds": self.seconds, "divergence": self.divergence, "is_measured": self.is_measured}
 
 
 def forecast_make(
@@ -68,9 +75,9 @@ def forecast_make(
     collected of the text."""
     level, moments = collection
     threads = threads or available_cpus()
-    types = parse_types(job.request.types, program=job.request.program)
+    allowed = parse_types(job.request.types, program=job.request.program)
     measuring = Measuring(rows=RUN_ROWS)
-    search = SearchJob(job, search_options(measuring, types, threads=threads, program=job.request.program), report=report)
+    search = SearchJob(job, search_options(measuring, allowed, threads=threads, program=job.request.program), report=report)
     window = expected_seconds(model, (), texts.n_ctx, 1)[0]
     seconds = {}
     if level.data:
@@ -80,7 +87,13 @@ def forecast_make(
     seconds["search"] = _search_seconds(search, level, window, threads)
     seconds["quantize"] = _encode_seconds(plan, level, threads)
     seconds["validate"] = 2 * window * (texts.judged or 0)
-    return MakeForecast(seconds, _divergence(search, level, fit))
+    types = search.find(Target(size=fit.nbytes)).assignment.types
+    is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * window < _TRIAL
+    middle = _DATA_LEAVES[level.data] * (
+        _tried(search, types, texts, model, threads) if is_measured else _guessed(search, types)
+    )
+    spread = _SPREAD[is_measured]
+    return MakeForecast(seconds, (middle / spread, middle * spread), is_measured)
 
 
 def _encode_seconds(plan: Plan, level: Effort, threads: int) -> float:
@@ -108,10 +121,15 @@ def _search_seconds(search: SearchJob, level: Effort, window: float, threads: in
     return sampled + encoded + runs * level.search["chunks"] * window
 
 
-def _divergence(search: SearchJob, level: Effort, fit: Fit) -> tuple[float, float] | None:
-    """By the mean relative error of the types that a search without a text chooses."""
-    chosen = search.find(Target(size=fit.nbytes)).assignment.types
-    weights = {name: search.tensors[name].n_elements for name in chosen}
-    errors = sum(search.measurements.errors[name][kind.name] * weights[name] for name, kind in chosen.items())
-    middle = _DIVERGENCE_PER_ERROR * _DATA_LEAVES[level.data] * errors / sum(weights.values())
-    return middle / _SPREAD, middle * _SPREAD
+def _tried(search: SearchJob, types: Mapping[str, TensorType], texts: Texts, model: Model, threads: int) -> float:
+    """The KL divergence of these types on the first windows of the text that judges."""
+    tokens = read_segments(model, [CalibrationText(texts.heldout)])[0].tokens[texts.first * texts.n_ctx :]
+    reference = Reference(search.source, tokens, texts.n_ctx, _WINDOWS, threads=threads)
+    return reference.with_types(types, None).mean
+
+
+def _guessed(search: SearchJob, types: Mapping[str, TensorType]) -> float:
+    """By the mean relative error of the weights."""
+    weights = {name: search.tensors[name].n_elements for name in types}
+    errors = sum(search.measurements.errors[name][kind.name] * weights[name] for name, kind in types.items())
+    return _DIVERGENCE_PER_ERROR * errors / sum(weights.values())
