@@ -17,7 +17,7 @@ from ..runtime.evaluate.bench import Case, Speed, bench
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from ..runtime.settings import Placement
 from .common.dropped_config import warn_on_dropped_config
-from .common.models import open_model, settings_of_each
+from .common.models import fast_settings, open_model, settings_of_each
 from .common.progress import Stage, reporting
 from .common.shown import shown
 from .requests.groups import CheckpointOptions
@@ -124,7 +124,7 @@ def benchmark(request: BenchRequest) -> BenchResult:
     with reporting(request.progress) as report:
         stage = Stage(report, "bench", len(sources) * len(points) * len(tests), "test")
         for source, point in itertools.product(sources, points):
-            model = open_model(source, _settings(point) | placement)
+            model = open_model(source, fast_settings(source, _settings(point) | placement))
             if not result.models or result.models[-1]["path"] != model.source.path:
                 result.models.append(describe_model(model))
 

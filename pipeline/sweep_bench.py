@@ -8,7 +8,7 @@ from typing import Any
 
 from ..runtime.evaluate.bench import Depth, sweep
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
-from .common.models import open_model, window_settings
+from .common.models import fast_settings, open_model, window_settings
 from .common.progress import Stage, reporting
 from .common.shown import shown
 from .reports.plots import plot_sweep
@@ -67,7 +67,7 @@ def sweep_benchmark(request: SweepRequest) -> SweepResult:
     if request.plot is not None:
         check_picture(Path(request.plot))
     context, step = request.n_ctx or N_CTX, request.pp or settings.get("ubatch", PROMPT)
-    opened = open_model(request.model, window_settings(request.model, context, settings))
+    opened = open_model(request.model, fast_settings(request.model, window_settings(request.model, context, settings)))
     result = SweepResult([], context, describe_model(opened), describe_settings(opened), describe_program())
     with reporting(request.progress) as report:
         stage = Stage(report, "sweep-bench", len(range(0, context - max(step, request.tg or 0) + 1, step)), "depth")

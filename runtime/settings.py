@@ -20,7 +20,7 @@ _MOST_CPUS = 1 << 16
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
 _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu", "device_memory")
 _FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
-_FLAGS = ("flash", "repack", "exact", "round_bf16", "round_activations", "cpu_moe")
+_FLAGS = ("flash", "repack", "exact", "round_activations", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
 
 
@@ -193,12 +193,13 @@ class Settings(Placement):
         least=1,
         rare=True,
     )
-    round_bf16: bool = option(
+    round_bf16: bool | None = option(
         "Round the activations of prompts to bf16 in products with bf16 weights, as llama.cpp does, instead "
         "of making sums of two bf16 numbers of them: up to twice as fast with AVX512-BF16, and as rough as "
         "eight-bit activations.",
-        default=False,
+        default=None,
         in_cli=False,
+        shown="for generating text and measuring speed",
     )
     round_activations: bool = option(
         "Round activations to bf16, for the noise floor of comparisons.", default=False, in_cli=False
@@ -250,6 +251,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
     for name in _FLAGS:
         if not isinstance(getattr(chosen, name), bool):
             raise PlanError(f"setting {name} has to be True or False, not {getattr(chosen, name)!r:.60}")
+    if not isinstance(chosen.round_bf16, bool | None):
+        raise PlanError(f"setting round_bf16 has to be True, False or None, not {chosen.round_bf16!r:.60}")
     for name in _TYPES:
         if not isinstance(getattr(chosen, name), str | None):
             raise PlanError(f"setting {name} has to be the name of a type, not {getattr(chosen, name)!r:.60}")

@@ -47,6 +47,12 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     return loaded
 
 
+def fast_settings(model: ModelLike, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for generating text and measuring speed: activations are rounded to bf16, as other programs do it, where they do
+    not say otherwise. What measures a model's quality leaves them as they are."""
+    return settings if isinstance(model, Model) else {"round_bf16": True, **settings}
+
+
 def pop_checkpoint_options(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that say how a checkpoint is read, which are taken out of the others."""
     return {name: value for name in CHECKPOINT_OPTIONS if (value := settings.pop(name, None)) is not None}
@@ -105,9 +111,9 @@ def file_stem(model: str | Path) -> str:
 
 
 def open_generating_model(model: ModelLike, settings: dict[str, Any]) -> Model:
-    """As `open_model`, with a warning for a context longer than the model was trained with: what is generated there may make no
-    sense."""
-    loaded = open_model(model, settings)
+    """As `open_model` with `fast_settings`, and a warning for a context longer than the model was trained with: what is
+    generated there may make no sense."""
+    loaded = open_model(model, fast_settings(model, settings))
     if "n_ctx" in settings:
         warn(context_notes(loaded, None, loaded.n_ctx))
     return loaded

@@ -82,6 +82,7 @@ def describe_settings(model: Model) -> dict[str, Any]:
     processors and what places weights only if they were chosen."""
     cache_k, cache_v = model.settings.cache_types
     settings = asdict(model.settings) | {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
+    settings["round_bf16"] = bool(settings["round_bf16"])
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
     for name in ("cpus", "numa"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES
+from ggufmill.pipeline.common.models import open_generating_model, open_model
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import has_bf16_dots
@@ -53,3 +54,13 @@ def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, round
     if rounds and (tiles or has_bf16_dots()):
         assert np.sqrt(np.mean((fast - decoded) ** 2)) > 2e-4 * scale  # they were rounded
     assert np.sqrt(np.mean((exact - decoded) ** 2)) < 2e-4 * scale
+
+
+def test_text_is_generated_with_rounded_activations(tiny):
+    """And quality is measured without, unless asked."""
+    source = as_type(tiny, "bf16")
+    assert open_generating_model(source, {}).settings.round_bf16 is True
+    assert open_generating_model(source, {"round_bf16": False}).settings.round_bf16 is False
+    loaded = open_model(source, {})
+    assert not loaded.settings.round_bf16
+    assert open_generating_model(loaded, {}) is loaded
