@@ -70,7 +70,7 @@ def _values(reader: BlockReader, emit: Emitter, base: Any, codes: CodeVector, lo
         parts = [emit.shuffle(total, range(LANES * i, LANES * (i + 1))) for i in range(4)]
         values = [emit.to_float(builder.sext(part, vector(I32, LANES))) for part in parts]
         if isinstance(reader, TrellisReader) and layout.magnitudes:  # zeros have a sign too
-            negative = reader.negative(emit, base, codes)
+            negative = reader.negative(emit, base, codes, loaded)
             signs = [emit.shuffle(negative, range(LANES * i, LANES * (i + 1))) for i in range(4)]
             values = [builder.select(sign, builder.fneg(v), v) for sign, v in zip(signs, values, strict=True)]
     return values

@@ -25,6 +25,16 @@ def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
 # --- products -------------------------------------------------------------------------------------------------------
 
 
+def vpermi2w(builder: Any, low: Any, indices: Any, high: Any) -> Any:
+    """<32 x i16>: words of two tables of 32, by the low six bits of the indices (AVX512BW)."""
+    return _call(builder, "avx512.vpermi2var.hi.512", low.type, low, indices, high)
+
+
+def vpmultishiftqb(builder: Any, shifts: Any, words: Any) -> Any:
+    """<64 x i8>: of each byte of `shifts` eight bits of its 64-bit word from that bit on, around the end (AVX512-VBMI)."""
+    return _call(builder, "avx512.pmultishift.qb.512", shifts.type, shifts, words)
+
+
 def vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     """i32 lanes: total + the sum of four products of an unsigned and a signed byte (AVX512-VNNI, AVX-VNNI)."""
     words = (builder.bitcast(v, total.type) for v in (unsigned, signed))

@@ -21,7 +21,8 @@ class TrellisReader(GridReader):
             more = self.lowest - subtracted
             return builder.add(value, constant(I8, [more] * BYTES)) if more else value
         size_of, zero = self._magnitudes(emit, value), constant(I8, [-subtracted] * BYTES)
-        return builder.select(self.negative(emit, base, code_vector), builder.sub(zero, size_of), builder.add(zero, size_of))
+        negative = self.negative(emit, base, code_vector, loaded)
+        return builder.select(negative, builder.sub(zero, size_of), builder.add(zero, size_of))
 
     def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: the magnitudes of a type whose signs are stored."""
