@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,50 @@ def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:
 def types_of(files: dict[str, Any]) -> list[str]:
     """Types, by family and then by bits."""
     names = [label.partition("/")[0] for label in files if label.endswith("/imatrix")]
+    names = [name for name in names if family(name) in FAMILIES]
     return sorted(names, key=lambda name: (FAMILIES.index(family(name)), -files[f"{name}/imatrix"]["bits"], name))
+
+
+def frontier(files: dict[str, Any]) -> list[tuple[float, float]]:
+    """(bits, logarithm of the KLD) of the types with an importance matrix that no smaller type beats, by bits."""
+    best: list[tuple[float, float]] = []
+    sizes = sorted((one["bits"], one["kld"]) for label, one in files.items() if label.endswith("/imatrix"))
+    for bits, kld in sizes:
+        if not best or math.log(kld) < best[-1][1]:
+            best.append((bits, math.log(kld)))
+    return best
+
+
+def equal_bits(files: dict[str, Any], label: str) -> float | None:
+    """The bits per weight at which an importance matrix has the KLD of a file, interpolated between the best types in
+    logarithms; None where no type is as good."""
+    value, found = math.log(files[label]["kld"]), None
+    for (bits, high), (more, low) in pairwise(frontier(files)):
+        if low <= value <= high:
+            found = bits + (more - bits) * (high - value) / (high - low)
+    return found
+
+
+def saved_bits(files: dict[str, Any], methods: Sequence[str]) -> list[str]:
+    """A table: what an importance matrix would need for the KLD of each type with second moments; and the means."""
+    methods = [method for method in methods if method in SHOWN]
+    lines = ["", f"| bits that an importance matrix needs for the same | bits | {' | '.join(methods)} |"]
+    lines.append("|---|--:|" + "--:|" * len(methods))
+    saved: dict[str, list[float]] = {method: [] for method in methods}
+    for name in sorted(types_of(files), key=lambda name: -files[f"{name}/imatrix"]["bits"]):
+        bits, cells = files[f"{name}/imatrix"]["bits"], []
+        for method in methods:
+            label = f"{name}/{method}"
+            equal = equal_bits(files, label) if label in files else None
+            cells.append("" if equal is None else f"{equal:.2f}")
+            saved[method] += [] if equal is None else [equal - bits]
+        lines += [f"| {name} | {bits:.2f} | {' | '.join(cells)} |"] if any(cells) else []
+    means = [
+        f"{method} {sum(each) / len(each):.2f} ({min(each):.2f} to {max(each):.2f}; {len(each)} types)"
+        for method, each in saved.items()
+        if each
+    ]
+    return [*lines, "", f"Bits per weight saved at equal KL divergence, means: {'; '.join(means)}."]
 
 
 def mean_ratio(files: dict[str, Any], names: Sequence[str], method: str) -> str:
@@ -74,6 +118,7 @@ def markdown(results: dict[str, Any]) -> list[str]:
         names = [name for name in types_of(files) if family(name) == kind]
         means = [f"{method} {mean}" for method in methods if (mean := mean_ratio(files, names, method))]
         lines += [f"- {kind} types: {'; '.join(means)}"] if means else []
+    lines += saved_bits(files, methods)
     studied = [label for label in files if "(" in label]
     if studied:
         lines += ["", "| calibrated otherwise | over the importance matrix of 80 windows |", "|---|--:|"]
