@@ -34,7 +34,7 @@ TYPES = {  # families of types, those of at most 4.5 bits per weight
     "scalar": "q4_0,iq4_nl,q4_K,iq4_k,iq4_xs,iq4_ks,mxfp4,iq4_kss,q3_K,iq3_k,iq3_ks,iq2_kl,q2_K,iq2_k,iq2_ks",
     "codebook": "iq3_s,iq3_xxs,iq2_s,iq2_xs,iq2_xxs,iq1_m,iq1_s",
     "trellis": "iq4_kt,iq3_kt,iq2_kt,iq1_kt",
-    "larger": "q5_K,iq5_k,q6_K",
+    "larger": "q5_K,iq5_ks,iq5_k,q6_K",
 }
 MIXES = "Q2_K,Q3_K_M,Q4_K_S,Q4_K_M,IQ2_M,IQ3_XS,IQ3_M,IQ4_XS,IQ4_K"
 SEARCHED = (2.5, 3.1, 3.6, 4.3)  # bits per weight of the layers that `search` is given

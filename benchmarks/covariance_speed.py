@@ -5,9 +5,9 @@
 
 By type, row length and effort: with the covariance H of inputs alone, with the curvature of the outputs of all --rows (a block)
 too, and both over each other. H is that of random inputs with an effective rank of 256, A of one of an eighth of the rows.
-`prepare` is what the H of one matrix costs once. The hours are those of 671e9 weights on 64 threads, as if they did not slow each
-other down, without `prepare`. Times are processor time of the thread, the least of --rounds; memory is that of H with what is
-kept of it, once, and what the process took for a block beside it at most.
+`prepare` is what the H of one matrix costs once. The hours are those of 671e9 weights on 64 threads, as if they did not slow
+each other down, without `prepare`. Times are processor time of the thread, the least of --rounds. Memory is that of H with
+what is kept of it, once, and what the process took for a block beside it at most.
 """
 
 from __future__ import annotations

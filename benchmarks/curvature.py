@@ -31,7 +31,7 @@ import ggufmill
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model
 
-METHODS = ("imatrix", "covariance 1", "covariance 3", "curvature 1", "curvature 2", "curvature 3")
+METHODS = ("imatrix", "covariance 1", "covariance 3", "curvature 0", "curvature 1", "curvature 2")
 METHODS += ("curvature 1 sequential", "curvature 2 sequential")
 STUDIED = ("q4_K", "iq3_k", "iq2_k")
 STUDY_WINDOWS, STUDY_ROWS, STUDY_SEEDS = (1, 8, 24), (32, 64, 128, 256), (1, 2)

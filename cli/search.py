@@ -34,10 +34,10 @@ def command(**options: Any) -> None:
 
     The loss of a type is the error of a tensor's rows times the tensor's sensitivity: the KL divergence from MODEL when it
     alone is quantised, measured on the text of -f. Errors are weighted by importance; with --covariance they are errors of
-    matrix products, of rows that are encoded as `quantize --covariance --effort` does it. What is measured is kept in
-    OUT.state.json, or in the file of --state, which several OUTs may share: an interrupted search resumes, and for another
-    target of the same model with the same options only what it finds is measured (--max-kld and --refine: what is tried on the
-    way).
+    matrix products, of rows that are encoded as `quantize --covariance --effort` does it. With --curvature they are predicted
+    KL divergences, which need no text. What is measured is kept in OUT.state.json, or in the file of --state, which several
+    OUTs may share: an interrupted search resumes, and for another target of the same model with the same options only what it
+    finds is measured (--max-kld and --refine: what is tried on the way).
 
     \b
     Examples:
@@ -45,6 +45,7 @@ def command(**options: Any) -> None:
       ggufmill search model-bf16.gguf large.txt --target-bpw 5 -f calibration.txt --state measured.json
       ggufmill search DeepSeek-V3/ v3.txt --target-size 180G --imatrix v3.imatrix --repacked --gpu "attn|shexp" --gpu-size 17G
       ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 -f calibration.txt --covariance model.cov --effort 1
+      ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 --imatrix model.imatrix --curvature model.curv
       ggufmill search model-bf16.gguf good.txt --max-kld 0.02 -f calibration.txt
     """
     from ..pipeline.search import search_recipe

@@ -29,7 +29,7 @@ def search_recipe(request: SearchRequest) -> SearchResult:
 
     The error of a type is that of a tensor's rows, weighted by importance or by the covariance of its inputs, times the
     tensor's sensitivity: the KL divergence from the model when it alone is quantised, measured on a text. Errors of a tensor
-    that has no covariance are weighted by importance.
+    that has no covariance are weighted by importance. With curvature an error is a predicted divergence, and needs no text.
 
     Returns a `SearchResult`. Raises PlanError when the types allowed cannot reach the target or an output exists, UsageError
     for an argument that has no effect. Ctrl-C keeps what was measured: the same call continues.

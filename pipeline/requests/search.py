@@ -14,7 +14,7 @@ from .groups import Measuring, SourceOptions, TargetOptions, Weighting
 class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, Placement):
     model: str | Path = argument("A GGUF file, a checkpoint's folder or hf:OWNER/NAME.", kind="source", kw_only=False)
     out: str | Path = argument("The recipe to write.", kind="out_file", kw_only=False)
-    strict: bool = option("Refuse a tensor whose errors --covariance cannot weight.", default=False)
+    strict: bool = option("Refuse a tensor whose errors --covariance or --curvature cannot weight.", default=False)
     rules: str | Path | None = option(
         "Follow the rules of this recipe; types are chosen for the other tensors.",
         default=None,

@@ -24,6 +24,9 @@ from .refine import refine_damped, refinement_of, taken_apart
 from .values import is_scalar, value_table
 
 _ROWS = 32  # of a block: of 16 to 64 the losses differ by 2 %, of a block of all rows by 10 to 20 %
+_MOST_EFFORT = (
+    2  # that is any use: three rounds of scales lose more than one on text that they have not seen (docs/curvature.md)
+)
 _TERNARY = 3  # values of a code: so coarse that what is fed back from row to row grows
 
 
@@ -38,10 +41,11 @@ def encode_coupled(
     """Rows float32 [rows, n] of a small loss tr(A R H R^T), R = x - decoded: uint8 [rows, row_bytes].
 
     encode_rows  the type's own encoder: float32 [any number of rows, n] -> uint8 [rows, row_bytes]
-    coupled      of these rows; effort: 0 leaves out the feedback
+    coupled      of these rows; effort: 0 leaves out the feedback, 3 does what 2 does
 
     The bytes depend on nothing but the arguments.
     """
+    effort = min(effort, _MOST_EFFORT)
     if not effort:
         q = encode_rows(x)
     elif is_scalar(type_name) and value_table(type_name).values.shape[1] <= _TERNARY:

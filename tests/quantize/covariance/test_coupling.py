@@ -171,6 +171,13 @@ def test_ordinary_encoders_see_every_row_once(type_name, monkeypatch):
     assert sum(seen) == len(x)
 
 
+def test_the_highest_effort_does_what_is_of_use():
+    x, h, coupled = weights(32, COLUMNS), covariance(COLUMNS, 30), coupled_rows(32)
+    two, three, one = (encode(x, "q4_K", covariance=h, coupled=coupled, effort=effort) for effort in (2, 3, 1))
+    assert np.array_equal(two, three)
+    assert not np.array_equal(two, one)
+
+
 def test_rows_that_a_type_cannot_hold_are_still_found(caplog):
     x, h, coupled = weights(64, COLUMNS), covariance(COLUMNS, 30), coupled_rows(64)
     x[5] *= np.float32(2.0**-30)
