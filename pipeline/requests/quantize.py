@@ -62,7 +62,7 @@ class TensorTypes:
     ffn_gate_type: TypeName | None = _role("ffn_gate")
     ffn_up_type: TypeName | None = _role("ffn_up")
     pure: bool = option("Give every weight TYPE; the stock mix and rules do not apply.", default=False)
-    leave_output_tensor: bool = option("Copy output.weight without changing its type.", default=False)
+    leave_output_tensor: bool = option("Copy output.weight without changing its type.", default=False, rare=True)
     extra_output_tensor: TypeName | None = option(
         "Write a copy of the output matrix too, of this type.", default=None, kind="type", rare=True
     )

@@ -37,6 +37,8 @@ JOBS = {
     "embed": ("q.gguf", "-p", "a"),
     "warm-up": ("q.gguf", "--types", "q8_0"),
     "completion": ("bash",),
+    "export": ("m.gguf", "exported"),
+    "make": (DEMO, "-o", "made", "--fit", "5M", "--effort", 0, "--dry-run"),
 }
 ELSEWHERE = {"run", "upload", "serve", "chat"}  # take too long, a Hub, a client, a conversation
 
