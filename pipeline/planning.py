@@ -21,6 +21,7 @@ from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import ROLES, TypeOverrides
+from ..recipes import find_text
 from ..request_fields import values_of
 from ..version import __version__
 from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refuse_unused
@@ -120,7 +121,7 @@ class Quantization:
         if request.sequential is not None:
             from .writing.sequential import text_identity
 
-            text = Path(request.sequential)
+            text = find_text(request.sequential)
             loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks))
         return loaded.renamed(former_names) if former_names is not None else loaded
 

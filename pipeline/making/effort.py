@@ -26,6 +26,7 @@ class Effort:
     encoder    [quantize] effort, with covariance or curvature
     search     keys of [search] beside text and ctx
     judged     windows of held-out text, None: all
+    sequential whether matrices are encoded for what those before them, quantised, make of the text: needs torch
     """
 
     data: str
@@ -33,6 +34,7 @@ class Effort:
     encoder: int
     search: dict[str, int]
     judged: int | None
+    sequential: bool = False
 
     @property
     def needs_text(self) -> bool:
@@ -45,7 +47,7 @@ LEVELS = (
     Effort("imatrix", 50, 0, {"rows": 32, "chunks": 2, "measurements": 16}, 16),
     Effort("covariance", 100, 1, {"rows": 64, "chunks": 4, "measurements": 32}, 32),
     Effort("curvature", 200, 2, {"rows": 64, "chunks": 8, "measurements": 64}, 64),
-    Effort("curvature", None, 3, {"rows": 64, "chunks": 8, "measurements": 128, "refine": 1}, None),
+    Effort("curvature", None, 2, {"rows": 64, "chunks": 8, "measurements": 128, "refine": 1}, None, sequential=True),
 )
 _MOST_PASSES = 8  # over the text, where memory for sums is short
 _DISK_SHARE = 0.5  # of what is free, for a file of second moments

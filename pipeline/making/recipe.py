@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...request_fields import fields_of
 from ..recipe_search.options import parse_types
 from ..requests.groups import SourceOptions
 from ..requests.make import MakeRequest
+from ..writing.sequential import N_CTX, WINDOWS
 from .effort import Effort
 from .fit import Fit
 from .texts import Texts
@@ -34,7 +36,11 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     if level.data:
         more = {level.data: True} if level.data != "imatrix" else {}
         tables["imatrix"] = {"text": names[0] if len(names) == 1 else names, **cut, **more}
-    encoder = {"effort": level.encoder} if level.data in ("covariance", "curvature") else {}
+    encoder: dict[str, Any] = {"effort": level.encoder} if level.data in ("covariance", "curvature") else {}
+    # No more of the text than was calibrated on: what follows may be what is judged with.
+    chunks = WINDOWS if texts.windows is None else min(WINDOWS, texts.windows * texts.n_ctx // N_CTX)
+    if encoder and level.sequential and chunks and request.cluster is None and find_spec("torch") is not None:
+        encoder |= {"sequential": _name(texts.calibration[0].path), "sequential_chunks": chunks}
     tables["quantize"] = {"target_size": fit.nbytes, **encoder, **tables.pop("quantize", {})}
     search: dict[str, Any] = dict(level.search)
     if "chunks" in search:

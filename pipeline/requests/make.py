@@ -57,7 +57,7 @@ class MakeRequest(Room, AllowedTypes, SourceOptions):
     )
     effort: int = option(
         "Spend this much effort: 0 needs no run of the model, 1 an importance matrix, 2 covariances, 3 and 4 curvature "
-        "(where torch is installed), each with more text and a wider search for types.",
+        "(where torch is installed), 4 in the order of the model; each reads more text and searches more widely for types.",
         default=2,
         least=0,
         most=EFFORTS,

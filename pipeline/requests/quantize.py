@@ -117,7 +117,7 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         "Encode matrices in the order of the model, each for what those before it, quantised, make of this text; with "
         "--covariance or --curvature. Needs torch.",
         default=None,
-        kind="file",
+        kind="calibration_text",
         key="quantize.sequential",
         travel="no",
         section="Importance of weights",

@@ -128,7 +128,7 @@ def _check_dots(text: str, path: Path) -> None:
 
 
 # Keys of a TOML recipe with a local path or a list of them, and their strings. Windows separates folders by backslashes too.
-PATH_KEYS = ("model", "text", "file", "covariance", "curvature", "lora")
+PATH_KEYS = ("model", "text", "file", "covariance", "curvature", "sequential", "lora")
 _QUOTED = r"""(?:"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
 _PATHS = re.compile(rf"""(?<![\w-])(?:{"|".join(PATH_KEYS)})["']?\s*=\s*(?:{_QUOTED}|\[\s*+(?:{_QUOTED}\s*+,?\s*+)*+\])""")
 _FOLDERS = re.compile(r"""^(["'])(?!hf:).*[/\\](?=[^/\\].)""")

@@ -53,6 +53,21 @@ def test_the_recipe_makes_the_same_file(mill, folder, effort):
     assert (folder / "again" / Path(path).name).read_bytes() == Path(path).read_bytes()
 
 
+@pytest.mark.oracle
+def test_the_most_effort_encodes_in_sequence(mill, folder):
+    pytest.importorskip("torch")
+    (folder / "much.txt").write_text(5 * (folder / "long.txt").read_text())
+    more = "--fit", "80k", "-f", folder / "much.txt", "--effort", "4"
+    result = made(mill, folder, *more)
+    path, stages = result["run"]["files"][0], load_recipe(result["recipe"]).stages
+    assert result["data"] == "curvature"
+    assert Path(stages["quantize"]["sequential"]) == folder / "much.txt"
+    assert 0 < 512 * stages["quantize"]["sequential_chunks"] <= stages["imatrix"]["chunks"] * stages["imatrix"]["ctx"]
+    assert open_gguf(path).metadata["quantize.covariance.sequential"] == "much.txt"
+    assert mill("run", result["recipe"], "-o", folder / "again", "--quiet")[0] == 0
+    assert (folder / "again" / Path(path).name).read_bytes() == Path(path).read_bytes()
+
+
 def test_it_resumes_and_keeps_what_is_done(mill, folder):
     arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "1"
     made(mill, folder, *arguments)
