@@ -12,7 +12,7 @@ import numpy as np
 from ...formats import SourceTensor
 from ..quantization.stored_weights import Rows, StoredWeight
 from ..tensor_transforms import Transform, permute_heads, select_rows, unchanged
-from ..tensor_transforms import reshaped as computed_from
+from ..tensor_transforms import reshaped as in_order
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,25 @@ def column(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     return {"": reshaped((1, shape[0])) if len(shape) == 1 else plain(shape)}
 
 
+def _computed(size: int, function: Callable[[np.ndarray], np.ndarray]) -> Transform:
+    """A function of a vector's numbers, float32."""
+
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
+        moved = in_order(size)(name, weights)
+        return SourceTensor(name, moved.shape, moved.source_type, lambda start, stop: function(moved.read(start, stop)))
+
+    return transform
+
+
 def one_number(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     """A number without axes as a vector; the largest float32 for infinity, which as a limit means the same."""
     largest = np.finfo(np.float32).max
-    return {"": computed_from(1, function=lambda x: np.clip(x, -largest, largest))}
+    return {"": _computed(1, lambda x: np.clip(x, -largest, largest))}
 
 
 def softplus(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     """log(1 + e^x) of a vector."""
-    return {"": computed_from(shape[0], function=lambda x: np.logaddexp(0.0, x.astype(np.float64)).astype(np.float32))}
+    return {"": _computed(shape[0], lambda x: np.logaddexp(0.0, x.astype(np.float64)).astype(np.float32))}
 
 
 def rotated(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
