@@ -268,5 +268,5 @@ def test_dry_run_predicts_time_and_disk(mill, llama, tmp_path):
     assert plan["predicted"]["seconds"] == pytest.approx(sum(plan["predicted"]["seconds_by_type"].values()))
     assert plan["predicted"]["seconds_by_type"]["q8_0"] > 0
     text = mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run")[1]
-    assert re.search(r"disk: .* needed, .* free\ntime: about .* on this machine", text)
+    assert re.search(r"disk: .* needed, .* free\nmemory: .* beside .*\ntime: about .* on this machine", text)
     assert "time:" not in mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--no-timing")[1]

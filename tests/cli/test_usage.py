@@ -58,7 +58,7 @@ def test_the_examples_are_commands(tmp_path, monkeypatch, line):
     for word in arguments:
         if word.endswith("/"):
             os.makedirs(word, exist_ok=True)
-        elif re.search(r"\.(gguf|txt|imatrix|cov|dat|raw|manifest|kld|json)$", word) and not word.startswith("-"):
+        elif re.search(r"\.(gguf|txt|imatrix|cov|curv|dat|raw|manifest|kld|json)$", word) and not word.startswith("-"):
             os.makedirs(os.path.dirname(word) or ".", exist_ok=True)
             (tmp_path / word).write_text("")
     command, context = group, None

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ggufmill import compute_imatrix
-from ggufmill.imatrix.texts import calibration_tokens, parse_text
+from ggufmill.imatrix.texts import CalibrationText, calibration_tokens, parse_text
 from ggufmill.pipeline.recipe_search.options import SearchOptions, search_options
 from ggufmill.pipeline.recipe_search.search_job import SearchJob
 from ggufmill.pipeline.requests.groups import Measuring
@@ -81,7 +81,7 @@ def test_searches_and_runs_read_tables_and_the_bundled_text_as_imatrix_does(mill
     table.write_text("".join(json.dumps(row) + "\n" for row in rows * 40))
     ids = calibration_tokens(table, demo.tokenizer, demo.metadata)
     assert demo.tokenizer.decode(ids).startswith("plain wordshello")
-    assert read_stage_text("[imatrix] text", table, 16, None, demo).tokens.tolist() == ids
+    assert read_stage_text("[imatrix] text", [CalibrationText(table)], 16, None, demo).tokens.tolist() == ids
     for text, name in ((table, "t.jsonl"), (BUNDLED, "bundled.jsonl")):
         options = SearchOptions((), text=search_options(Measuring(text=text), ()).text, n_ctx=16)
         job = SearchJob.__new__(SearchJob)
