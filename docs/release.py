@@ -1,8 +1,10 @@
-"""Makes a release in build/release: wheel, sdist, bill of materials, manual pages, site; each built, installed and tried.
+"""Makes a release in build/release: wheels, sdist, bill of materials, manual pages, site; each built, installed and tried.
 
     python docs/release.py               build and check what is there (`make release`)
     python docs/release.py --version X   first give the version X to the program and to the entry of CHANGELOG.md
 
+There are two wheels: one for every platform, and one for this one, which brings compiled kernels (platform_wheel.py): what a
+new user does first is tried with it, and may compile nothing.
 Every extra is installed from the wheel into an environment of its own, in which the program plans, converts, quantises and
 generates with the bundled demo model, and imports what the extra brings. Needs the extra `release`.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +23,10 @@ import time
 import tomllib
 import venv
 from pathlib import Path
+
+from platform_wheel import LEVELS, make_platform_wheel
+
+from ggufmill.simd.target import VARIABLE, levels_here
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "release"
@@ -50,6 +57,7 @@ def main() -> None:
     parser.add_argument(
         "--extras", default=",".join(EXTRAS), help="extras that are installed and tried, with commas between them"
     )
+    parser.add_argument("--kernels", default="", help="types whose kernels the wheel of the platform brings, commas between; all")
     options = parser.parse_args()
     if options.version:
         set_version(options.version)
@@ -61,6 +69,8 @@ def main() -> None:
     check_contents(wheel, sdist)
     for extra in options.extras.split(","):
         try_wheel(wheel, extra)
+    for_platform = platform_wheel(wheel, options.kernels.split(",") if options.kernels else [])
+    try_kernels(for_platform)
     bill_of_materials(wheel)
     manual_pages()
     run("sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", OUT / "site")
@@ -153,6 +163,31 @@ def install(folder: Path, requirement: str) -> str:
     python = str(folder / "bin" / "python")
     command([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement], folder)
     return python
+
+
+def platform_wheel(wheel: Path, types: list[str]) -> Path:
+    """Makes the wheel that brings compiled kernels, by the package as it will be installed."""
+    folder = OUT / "kernels"
+    python = install(folder / "environment", str(wheel))
+    made = make_platform_wheel(wheel, python, folder / "compiled", types)
+    shutil.rmtree(folder)
+    print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB")
+    return made
+
+
+def try_kernels(wheel: Path) -> None:
+    """Runs the demo from the platform's wheel, with an empty cache, at the levels it is for; exits if anything is compiled."""
+    folder = OUT / "try-kernels"
+    python = install(folder, str(wheel))
+    for level in [level for level in LEVELS if level in levels_here()]:
+        environment = os.environ | {VARIABLE: level, "GGUFMILL_CACHE": str(folder / level)}
+        words = [python, "-m", "ggufmill", "run", "demo", "-o", str(folder / "out"), "--force"]
+        start = time.monotonic()
+        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode or "compiling" in done.stdout:
+            sys.exit(f"{done.stdout}\nrun demo at {level} with the kernels of {wheel.name}: failed, or compiled")
+        print(f"{time.monotonic() - start:7.1f} s  run demo, {level}", flush=True)
+    shutil.rmtree(folder)
 
 
 def bill_of_materials(wheel: Path) -> None:

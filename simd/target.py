@@ -1,6 +1,8 @@
-"""The processor that kernels are compiled for: the one at hand, or a lesser one that GGUFMILL_CPU (environment) names.
+"""The processor that kernels are compiled for: the highest level that the one at hand reaches, or a lesser one that GGUFMILL_CPU
+(environment) names.
 
-Generated code and the choice of kernels depend on `target()` alone. A level of `LEVELS` includes what stands before its `<`:
+Processors of one level share their kernels, wherever those were compiled. Generated code and the choice of kernels depend on
+`target()` alone. A level of `LEVELS` includes what stands before its `<`:
 
     x86-64     portable < x86-64-v2 < avx2 < avx-vnni
                                       avx2 < avx512 < avx512-vnni < avx512-bf16 < amx
@@ -13,7 +15,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
@@ -23,6 +25,7 @@ from ..errors import MillError
 from . import host_cpu
 
 VARIABLE = "GGUFMILL_CPU"
+NATIVE = "native"  # as its value: the processor with all that LLVM knows of it, also what no level has
 
 Form = TypeVar("Form")
 Forms = tuple[tuple[tuple[str, ...], Form], ...]
@@ -140,15 +143,23 @@ class Target:
 
 @cache
 def target() -> Target:
-    """The target of this process: what GGUFMILL_CPU names, or the processor as it is. numba generates code for it from then on.
+    """The target of this process, which GGUFMILL_CPU may name. numba generates code for it from then on.
 
-    Raises MillError for a level that does not exist or that this processor cannot execute.
+    Where numba has compiled something before, or has variables of its own (NUMBA_CPU_NAME), and on a processor of no level, it
+    is the processor as it is. Raises MillError for a level that does not exist or that this processor cannot execute.
     """
     name = os.environ.get(VARIABLE)
-    if name:
-        chosen = target_at(name)
-        _configure(chosen.cpu, chosen.flags)
-        return chosen
+    own = config.CPU_NAME or config.CPU_FEATURES is not None or _context() is not None  # type: ignore[attr-defined]
+    if not name:
+        name = NATIVE if own or len(levels_here()) == 1 else levels_here()[-1]
+    if name == NATIVE:
+        return _native()
+    chosen = target_at(name)
+    _configure(chosen.cpu, chosen.flags)
+    return chosen
+
+
+def _native() -> Target:
     cpu: str = config.CPU_NAME or host_cpu.name()  # type: ignore[attr-defined]
     flags: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
     if flags is None:
@@ -203,9 +214,14 @@ def _flags(features: Iterable[str]) -> str:
     return ",".join(f"+{feature}" for feature in sorted(features))
 
 
+def _context() -> Any:
+    """numba's code generator; None while it has compiled nothing."""
+    return vars(cpu_target).get("_toplevel_target_context")
+
+
 def _configure(cpu: str, flags: str) -> None:
     """Has numba generate code for a processor."""
-    context = vars(cpu_target).get("_toplevel_target_context")
+    context = _context()
     if context is not None and context.codegen().magic_tuple()[1:] != (cpu, flags):
         raise MillError(f"{VARIABLE} has to be heeded before numba compiles anything: import ggufmill's modules first")
     config.CPU_NAME, config.CPU_FEATURES = cpu, flags  # type: ignore[attr-defined]

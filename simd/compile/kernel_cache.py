@@ -6,8 +6,8 @@ imports, of the data files next to those, and of the target that code is generat
 
     CACHE_HOME/kernels/MODULE-DIGEST/
 
-Every kernel is stored with a checksum and the key it belongs to. One that is damaged or belongs to another key is compiled
-again; where nothing can be stored, kernels are compiled in every process. Folders that have not been used for 30 days are
+A package may bring folders of these names, which are looked into second (see kernel_pack.py). Every kernel is stored with a
+checksum and the key it belongs to. One that is damaged or belongs to another key is compiled again; where nothing can be stored, kernels are compiled in every process. Folders that have not been used for 30 days are
 deleted.
 """
 
@@ -32,6 +32,7 @@ from numba.core.serialize import dumps
 
 from ...operating_system.files import cache_home
 from ..target import target
+from .kernel_pack import packed
 
 ROOT = Path(__file__).parents[2]
 DAY = 24 * 3600
@@ -73,7 +74,8 @@ def mark_compiled(source: Path, name: str) -> None:
 
 def is_marked_compiled(source: Path, name: str) -> bool:
     """Whether `mark_compiled` was called for these sources and this target, by any process."""
-    return _marker(source, name).is_file()
+    marker = _marker(source, name)
+    return marker.is_file() or packed(marker.parent.name, marker.name) is not None
 
 
 def _marker(source: Path, name: str) -> Path:
@@ -177,39 +179,43 @@ class _Locator(caching._CacheLocator):
 
 
 class _Files:
-    """An index file per kernel, signature -> name of a data file, and the data files. All of them begin with a checksum."""
+    """An index file per kernel, signature -> name of a data file, and the data files. All of them begin with a checksum.
+
+    What is not in the folder is looked for in its namesake of the package."""
 
     def __init__(self, folder: str, name: str):
         self._folder, self._index, self._name = Path(folder), Path(folder, f"{name}.index"), name
 
     @property
     def exists(self) -> bool:
-        return self._index.is_file()
+        return self._index.is_file() or packed(self._folder.name, self._index.name) is not None
 
     def save(self, key: Any, data: Any) -> None:
         name = f"{self._name}.{uuid.uuid4().hex[:16]}.kernel"  # of its own, as other processes may save at the same time
         self._write(self._folder / name, data)
-        self._write(self._index, self._entries() | {key: name})
+        self._write(self._index, (self._stored(self._index.name) or {}) | {key: name})
 
     def load(self, key: Any) -> Any:
         """What was saved under a key; None if nothing was, or if it is damaged."""
-        name = self._entries().get(key)
-        return None if name is None else self._read(self._folder / name)
+        for read in (self._stored, self._packed):
+            name = (read(self._index.name) or {}).get(key)
+            kernel = None if name is None else read(name)
+            if kernel is not None:
+                return kernel
+        return None
 
     def flush(self) -> None:
         self._write(self._index, {})
 
-    def _entries(self) -> dict[Any, str]:
-        return self._read(self._index) or {}
-
-    @staticmethod
-    def _read(path: Path) -> Any:
+    def _stored(self, name: str) -> Any:
         try:
-            content = path.read_bytes()
-            checksum, data = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-            return pickle.loads(data) if hashlib.sha256(data).digest() == checksum else None
-        except Exception:  # not there, not readable, or pickled by something else, which may raise anything
+            return _unpickled((self._folder / name).read_bytes())
+        except OSError:
             return None
+
+    def _packed(self, name: str) -> Any:
+        content = packed(self._folder.name, name)
+        return None if content is None else _unpickled(content)
 
     @staticmethod
     def _write(path: Path, value: Any) -> None:
@@ -221,6 +227,15 @@ class _Files:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _unpickled(content: bytes) -> Any:
+    """The object in a file; None if it is damaged, or was pickled by something else, which may raise anything."""
+    checksum, data = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    try:
+        return pickle.loads(data) if hashlib.sha256(data).digest() == checksum else None
+    except Exception:
+        return None
 
 
 class _Kernels(caching.CompileResultCacheImpl):
