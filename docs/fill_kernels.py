@@ -25,8 +25,10 @@ from ggufmill.quantize import can_encode
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime.backends.cpu import kernels
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
+from ggufmill.runtime.backends.cpu.kernels.gemm.gemm import gemm_unit
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, gemv_unit
 from ggufmill.runtime.backends.cpu.kernels.task_kernel import OperandKernel
+from ggufmill.runtime.backends.cpu.lower import SLOW_KERNELS
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,6 +61,8 @@ def products(name: str) -> None:
     stored, one = TYPES[name], gemv(name)
     if one is not None:
         assert one.address
+    gemv_unit(name).mark()
+    gemm_unit(name).mark()
     columns = int(np.lcm(512, stored.block))
     packed = np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8)
     for settings in ({}, {"exact": True}, {"round_bf16": True}):
@@ -69,8 +73,10 @@ def parts() -> None:
     """Every part of programs that has operands; what others need of the processor, the runs below compile."""
     for module in walk_packages(kernels.__path__, f"{kernels.__name__}."):
         import_module(module.name)
-    for part in [each for each in gc.get_objects() if isinstance(each, OperandKernel)]:
+    slow = [part for several in SLOW_KERNELS.values() for part in several]
+    for part in {*slow, *(each for each in gc.get_objects() if isinstance(each, OperandKernel))}:
         assert part.address
+        part.unit.mark()
 
 
 def demo(folder: Path) -> None:

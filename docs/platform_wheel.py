@@ -36,7 +36,9 @@ def make_platform_wheel(wheel: Path, python: str, kernels: Path, types: list[str
     def fill(level: str) -> Path:
         environment = os.environ | {VARIABLE: level, "GGUFMILL_CACHE": str(kernels / level)}
         command = [python, str(ROOT / "docs" / "fill_kernels.py"), *types]
-        done = subprocess.run(command, cwd=kernels, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command, cwd=kernels, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if done.returncode:
             sys.exit(f"{done.stdout}\nkernels for {level}: exit code {done.returncode}")
         count = write_pack(kernels / level / "kernels", kernels / pack_name(level))

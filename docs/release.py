@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument(
         "--extras", default=",".join(EXTRAS), help="extras that are installed and tried, with commas between them"
     )
-    parser.add_argument("--kernels", default="", help="types whose kernels the wheel of the platform brings, commas between; all")
+    parser.add_argument(
+        "--kernels", default="", help="types whose kernels the wheel of the platform brings, commas between; all"
+    )
     options = parser.parse_args()
     if options.version:
         set_version(options.version)

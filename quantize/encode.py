@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,6 +99,7 @@ def encode_rows(
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
+        _compile(tensor_type.name)
         refined = None
         if prepared is not None and coupled is not None:
             refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
@@ -110,6 +111,17 @@ def encode_rows(
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
         return _packed(q, plain, n)
+
+
+@cache
+def _compile(name: str) -> None:
+    """Waits for a process that compiles a type's codec, or compiles it, where that fell to this process."""
+    from ..simd.compile.background import compiling
+    from .codec_kernels import codec_unit, compile_codec
+
+    with compiling(codec_unit(name)) as falls_here:
+        if falls_here:
+            compile_codec(name)
 
 
 def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""The processor that kernels are compiled for: the highest level that the one at hand reaches, or a lesser one that GGUFMILL_CPU
-(environment) names.
+"""The processor that kernels are compiled for: the highest level that the one at hand reaches, or a lesser one that
+GGUFMILL_CPU (environment) names.
 
 Processors of one level share their kernels, wherever those were compiled. Generated code and the choice of kernels depend on
 `target()` alone. A level of `LEVELS` includes what stands before its `<`:

@@ -30,7 +30,7 @@ from numba import from_dtype, types
 
 from . import llvm
 from .compile import intrinsic, kernel, native_entry
-from .compile.background import wait_for
+from .compile.background import Unit, compiling
 from .target import target
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
@@ -141,11 +141,16 @@ class TaskKernel:
     def __init__(self, function: Callable[[Any, int], None], dtype: np.dtype | None = None):
         self.function, self.dtype = function, dtype
 
+    @property
+    def unit(self) -> Unit:
+        """What `compile_in_background` takes, for a function that its module has by name."""
+        return Unit(self.function.__module__, self.function.__qualname__)
+
     @cached_property
     def address(self) -> int:
-        wait_for(self.function)
         operands = types.int64 if self.dtype is None else from_dtype(self.dtype)  # records are passed by address
-        self._native = native_entry(types.void(operands, types.int64), self.function)  # keeps the code in memory
+        with compiling(self.unit):
+            self._native = native_entry(types.void(operands, types.int64), self.function)  # keeps the code in memory
         return self._native.address
 
 

@@ -13,6 +13,7 @@ from ...imatrix.calibration import Calibration, cut_windows
 from ...imatrix.collect import CollectOptions, collect
 from ...imatrix.covariance.inputs import covariance_inputs
 from ...imatrix.covariance.job import CurvatureOptions
+from ...quantize.codec_kernels import compile_codecs_in_background
 from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
@@ -22,7 +23,6 @@ from ..cluster.windows import collecting_on
 from ..common.messages import perplexity_text
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..covariance import begin_covariance, finish_covariance, plan_covariance
-from ..warm_up import codecs_in_background
 from .folder import RunFolder
 from .text import StageText
 
@@ -65,7 +65,8 @@ def compute(
     stage = Stage(report, "imatrix", passes * len(windows.windows), WINDOWS)
     options = CollectOptions(nextn=nextn, head_inputs=moments is not None)
     elsewhere = collecting_on(cluster, model, model, windows, options, {}, reading, covariance=job)
-    with codecs_in_background(types), elsewhere as run_batches:
+    compile_codecs_in_background(types, urgent=False)
+    with elsewhere as run_batches:
         shared = run_batches if isinstance(run_batches, SharedCovariance) else None
 
         def on_chunk(so_far: Perplexity, total: int) -> None:

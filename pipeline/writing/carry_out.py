@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...formats import TensorSource
+from ...formats import TYPES, TensorSource
 from ...jobs.execute import JobResult, execute
 from ...jobs.plan import Plan
 from ...jobs.written_hashes import WrittenHashes
@@ -53,6 +53,8 @@ def carry_out(
 
         writing = cluster_writer(options.cluster, plan, source)
     ordered = options.sequential.writer(plan, options.threads or available_cpus()) if options.sequential is not None else None
+    if options.cluster is None:
+        _compile_encoders(plan)
     stage = Stage(report, label, plan.total_bytes)
     if options.cluster is None and ordered is None:
         stage.estimate = remaining_of(plan, options.threads)
@@ -73,6 +75,20 @@ def carry_out(
     if writer is None:
         return Carried(result, _counted(plan.replaced or ()), hashes)
     return Carried(result, _counted(writer.replaced), shares=writer.sorted_shares())
+
+
+def _compile_encoders(plan: Plan) -> None:
+    """Has other processes compile what encodes the plan's tensors, where there are several types."""
+    kinds = {(each.type.name, each.source_type): each.type for each in plan.outputs}
+    types = {
+        plain.name: plain
+        for (_, source_type), stored in kinds.items()
+        if not (plain := TYPES.plain(stored)).is_float and plain.name != source_type
+    }
+    if len(types) > 1 and available_cpus() > 1:
+        from ...quantize.codec_kernels import compile_codecs_in_background
+
+        compile_codecs_in_background(types.values())
 
 
 def _counted(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:

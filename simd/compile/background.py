@@ -1,66 +1,146 @@
-"""Parts of programs that another process compiles, while this one compiles others: numba uses one thread.
+"""Kernels that other processes compile, while this one compiles others: numba uses one thread.
 
-The other process stores them on disk, and writes the name of each to a pipe when it is done. A thread that needs one waits
-until then; if the other process ends without it, it is compiled here.
+What is compiled at once is a *unit*: an object of a module, or what a function of it returns for an argument; its kernel is
+compiled by asking for its `address`, if it has one. As many processes as there are other processors take units in order. Who
+begins one claims it by a file, so that nobody compiles what another does; a thread that needs one waits until the process that
+claimed it has stored it, or compiles it where nobody did. A marker beside the kernels says that those of a unit are stored.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...operating_system.files import cache_home
+from ...operating_system.process import low_priority
 from ...operating_system.processors import available_cpus
 from .compile_time import waiting_for_compilation
+from .kernel_cache import ROOT, is_marked_compiled, mark_compiled
 
+_MOST = 8  # processes at a time: each takes some 200 MB
 _lock = Lock()
-_process: subprocess.Popen[str] | None = None
-_pending: set[str] = set()  # what `_process` has not reported yet
+_crews: dict[Unit, _Crew] = {}  # who was asked to compile it
 
 
-def compile_in_background(functions: Sequence[Callable]) -> None:
-    """Starts a process that compiles, one after the other, those parts (by their functions: `TaskKernel.function`) that are not
-    on disk. Does nothing where that process would not be of use: with one processor, or without a folder for kernels."""
-    from .kernel_cache import is_stored
+class Unit(NamedTuple):
+    """What is compiled at once: `name` of a module, called with the argument if there is one. source: the module whose sources
+    decide, relative to the package, where that is another one."""
 
-    global _process
+    module: str
+    name: str
+    argument: str = ""
+    source: str = ""
+
+    def compile(self) -> None:
+        compiled = getattr(import_module(self.module), self.name)
+        if self.argument:
+            compiled = compiled(self.argument)
+        assert getattr(compiled, "address", 1)
+
+    def mark(self) -> None:
+        """From now on `is_marked` says so, in every process, until sources change."""
+        mark_compiled(*self._marker)
+
+    @property
+    def is_marked(self) -> bool:
+        return is_marked_compiled(*self._marker)
+
+    @property
+    def _marker(self) -> tuple[Path, str]:
+        source = self.source or "/".join(self.module.split(".")[1:]) + ".py"
+        return ROOT / source, "-".join(filter(None, (self.name, self.argument)))
+
+
+def compile_in_background(units: Sequence[Unit], urgent: bool = True) -> int:
+    """Starts processes that compile those units that are not marked, first those that come first -> how many processes.
+
+    urgent: with the priority of this process. Units that were asked for before are left out. Nothing is started where that
+    would not be of use: with one processor, or without a folder for kernels.
+    """
+    if available_cpus() < 2 or not sys.executable:
+        return 0
     with _lock:
-        names = [_name(function) for function in functions if not is_stored(function)]
-        if not names or _process is not None or not sys.executable or available_cpus() < 2 or not _can_store():
-            return
-        command = [sys.executable, "-m", __name__, *names]
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        new = [unit for unit in dict.fromkeys(units) if unit not in _crews and not unit.is_marked]
+        if not new or not _can_store():
+            return 0
+        crew = _Crew(new, min(available_cpus() - 1, len(new), _MOST), urgent)
+        _crews.update(dict.fromkeys(new, crew))
+        return crew.count
+
+
+@contextmanager
+def compiling(unit: Unit) -> Iterator[bool]:
+    """Within this the kernels of a unit are loaded, or compiled: at once where no process has begun it, else after that one has
+    ended. Yields whether it falls to this process, of those that were asked to compile it."""
+    crew = _crews.get(unit)
+    falls_here = crew is not None and crew.leaves(unit)
+    yield falls_here
+    if falls_here:
+        unit.mark()
+
+
+class _Crew:
+    """Processes that compile the same units, and what they have not reported yet."""
+
+    def __init__(self, units: Sequence[Unit], count: int, urgent: bool):
+        self._numbers, self._pending, self._lock = {unit: i for i, unit in enumerate(units)}, set(range(len(units))), Lock()
+        self._claims = tempfile.TemporaryDirectory(prefix="ggufmill-", ignore_cleanup_errors=True)
+        command = [sys.executable, "-m", __name__, self._claims.name, *(":".join(unit) for unit in units)]
+        reading, writing = os.pipe()
+        self._reports, self._processes = os.fdopen(reading), list[subprocess.Popen]()
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": writing, "stderr": subprocess.DEVNULL}
         try:
-            _process = subprocess.Popen(command, text=True, **pipes)
+            for _ in range(count):
+                self._processes.append(subprocess.Popen(command if urgent else low_priority(command), **pipes))
         except OSError:
-            return
-        _pending.update(names)
+            pass  # as many as could be started
+        finally:
+            os.close(writing)
+        self.count = len(self._processes)
+        atexit.register(self.stop)
+
+    def leaves(self, unit: Unit) -> bool:
+        """Whether no process compiles a unit: from now on the caller does. Waits for one that does."""
+        number = self._numbers[unit]
+        if number not in self._pending:
+            return False
+        if _claim(self._claims.name, number):
+            self._pending.discard(number)
+            return True
+        with self._lock, waiting_for_compilation():
+            while number in self._pending:
+                line = self._reports.readline()
+                if not line:  # all processes have ended
+                    self._pending.clear()
+                    return True
+                self._pending.discard(int(line))
+        return False
+
+    def stop(self) -> None:
+        """Ends the processes: nobody needs what they have not compiled."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+        self._claims.cleanup()
 
 
-def wait_for(function: Callable) -> None:
-    """Returns when the other process no longer compiles a part, if it was going to."""
-    name = _name(function)
-    if name not in _pending:
-        return
-    with _lock, waiting_for_compilation():
-        assert _process is not None
-        assert _process.stdout is not None
-        while name in _pending:
-            line = _process.stdout.readline()
-            if line:
-                _pending.discard(line.strip())
-            else:
-                _pending.clear()
-                _process.wait()
-
-
-def _name(function: Callable) -> str:
-    return f"{function.__module__}:{function.__qualname__}"
+def _claim(folder: str, number: int) -> bool:
+    """Whether nobody has claimed a unit before."""
+    try:
+        Path(folder, str(number)).touch(exist_ok=False)
+    except OSError:
+        return False
+    return True
 
 
 def _can_store() -> bool:
@@ -70,12 +150,14 @@ def _can_store() -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _compile(names: Sequence[str]) -> None:
-    for name in names:
-        module, _, attribute = name.partition(":")
-        assert getattr(import_module(module), attribute).address
-        print(name, flush=True)
+def main(folder: str, units: Sequence[str]) -> None:
+    """Compiles the units that nobody else has claimed; writes a line about each that is done."""
+    for number, unit in enumerate(Unit(*words.split(":", 3)) for words in units):
+        if _claim(folder, number):
+            unit.compile()
+            unit.mark()
+            print(number, flush=True)
 
 
 if __name__ == "__main__":
-    _compile(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

@@ -7,8 +7,8 @@ imports, of the data files next to those, and of the target that code is generat
     CACHE_HOME/kernels/MODULE-DIGEST/
 
 A package may bring folders of these names, which are looked into second (see kernel_pack.py). Every kernel is stored with a
-checksum and the key it belongs to. One that is damaged or belongs to another key is compiled again; where nothing can be stored, kernels are compiled in every process. Folders that have not been used for 30 days are
-deleted.
+checksum and the key it belongs to. One that is damaged or belongs to another key is compiled again; where nothing can be
+stored, kernels are compiled in every process. Folders that have not been used for 30 days are deleted.
 """
 
 from __future__ import annotations

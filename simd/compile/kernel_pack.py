@@ -1,7 +1,7 @@
 """Kernels that a package brings, compiled when it was built: one archive per level of processors and version of Python.
 
-An archive has the folders of `kernel_cache`, with their names: these carry a digest of the sources, of the versions of numba and
-LLVM and of the processor, so that kernels of other sources or versions are never found; and every file has its checksum.
+An archive has the folders of `kernel_cache`, with their names: these carry a digest of the sources, of the versions of numba
+and LLVM and of the processor, so that kernels of other sources or versions are never found; and every file has its checksum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each function of the library called as from a notebook: the result is what `--json` prints, progress rises to its total."""
 
 import json
-from pathlib import Path
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -10,9 +10,10 @@ import ggufmill
 from ggufmill import CheckFailed, MillError, UsageError
 from ggufmill.formats import TYPES
 from ggufmill.pipeline.common.messages import json_pieces, json_text
-from ggufmill.pipeline.warm_up import codecs_in_background
-from ggufmill.quantize.codecs import legacy
-from ggufmill.simd.compile.kernel_cache import is_marked_compiled, module_folder
+from ggufmill.quantize import encode
+from ggufmill.quantize.codec_kernels import codec_unit, compile_codecs_in_background
+from ggufmill.simd.compile import background
+from ggufmill.simd.compile.kernel_cache import module_folder
 
 # What differs from one call to the next.
 _VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
@@ -229,18 +230,19 @@ def test_warm_up(mill, models, reports):
 
 @pytest.mark.process
 def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
+    """encode waits for it; then they are there."""
     monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path))
+    monkeypatch.setattr(background, "available_cpus", lambda: 2)
     module_folder.cache_clear()
+    import_module("ggufmill.quantize.encode")._compile.cache_clear()
     try:
         types = [TYPES["q4_0_r8"], TYPES["f32"]]
-        with codecs_in_background(types) as process:
-            assert process is not None
-        with codecs_in_background(types) as process:
-            assert process is None  # they are there
-        assert is_marked_compiled(Path(legacy.__path__[0], "symmetric.py"), "q4_0_r8")
-        with pytest.raises(MillError, match="stops"), codecs_in_background([TYPES["q8_KV"]]) as process:
-            raise MillError("stops")
-        assert process.returncode != 0
+        assert compile_codecs_in_background(types, urgent=False) == 1
+        x = np.ones((8, 32), np.float32)
+        assert encode(x, "q4_0_r8").shape == (8, 18)
+        assert encode(x, "f32").shape == (8, 128)
+        assert [codec_unit(each.name).is_marked for each in types] == [True, True]
+        assert compile_codecs_in_background(types) == 0
     finally:
         module_folder.cache_clear()
 

@@ -19,6 +19,8 @@ from ...settings import Settings
 from .. import Executable
 from ..reference.functions import SUPPORT
 from .compiled_graph import CompiledGraph
+from .kernels.gemm.gemm import gemm_unit
+from .kernels.gemv.gemv import gemv_unit
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .lower import SLOW_KERNELS, steps_of
@@ -106,7 +108,7 @@ class CpuExecutable(Executable):
         observer = self.observer
         current = self._take(key) if observer is None else None
         if current is None:
-            self._compile_in_background()
+            self._compile_in_background(generated)
             current = PassProgram(self.compiled, *key, observer)
             self._write(current, self.steps)
         current.run(tokens, list(caches), inputs)
@@ -153,11 +155,13 @@ class CpuExecutable(Executable):
                 inner = max(inner, 4 * tokens * (3 * columns + 3 * rows))
         return nbytes + inner
 
-    def _compile_in_background(self) -> None:
-        """Has another process compile what takes longest of this graph's parts, if they are not on disk."""
+    def _compile_in_background(self, generated: bool) -> None:
+        """Has other processes compile what takes longest of this graph's parts, or of products for generated tokens."""
         if self.workers.count > 1:
-            kernels = [kernel for op in self.compiled.all_ops for kernel in SLOW_KERNELS.get(type(op), ())]
-            compile_in_background([kernel.function for kernel in dict.fromkeys(kernels)])
+            stored = [tensor.stored for tensor in self.store.source.tensors.values() if len(tensor.shape) > 1]
+            types = list(dict.fromkeys(each.name for each in stored if each is not None))
+            parts = [part.unit for op in self.compiled.all_ops for part in SLOW_KERNELS.get(type(op), ())]
+            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *map(gemm_unit, reversed(types))])
 
     def _layer_done(self, share: float) -> None:
         if self.on_layer is not None:

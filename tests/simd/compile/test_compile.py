@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from ggufmill.simd.compile import background, kernel_cache, kernels
+from ggufmill.simd.compile import background, kernels
 
 KERNELS = textwrap.dedent("""
     import numpy as np
@@ -62,16 +62,20 @@ PARTS = textwrap.dedent("""
     background.available_cpus = lambda: 2
     if sys.argv[1] == "ends":
         background.sys = SimpleNamespace(executable="true")
-    background.compile_in_background([scale.function])
+    started = background.compile_in_background([scale.unit])
+    if sys.argv[1] == "reports" and started:
+        crew = background._crews[scale.unit]
+        while not any(background.Path(crew._claims.name).iterdir()):
+            background.os.sched_yield()  # until the other process has begun it
     assert scale.address and chain.address
-    print(background._process is not None, compiled_kernels())
+    print(started, compiled_kernels())
 """)
 
 
 @pytest.mark.parametrize("other", ["reports", "ends"])
 def test_a_part_that_another_process_compiles(tmp_path, other):
-    """It is loaded when the other process has reported it, or compiled here when that has ended; the next process needs
-    neither."""
+    """It is loaded when the other process has reported it, or compiled here when that has ended without it; the next process
+    needs neither."""
     environment = {**os.environ, "GGUFMILL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
 
     def run(other):
@@ -79,22 +83,66 @@ def test_a_part_that_another_process_compiles(tmp_path, other):
         started, kernels = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
         return started, int(kernels) > 0  # `chain` calls no kernel, `scale` does
 
-    assert run(other) == ("True", other == "ends")
-    assert run("reports") == ("False", False)
+    assert run(other) == ("1", other == "ends")
+    assert run("reports") == ("0", False)
 
 
-def test_nothing_is_started_for_parts_on_disk_or_with_one_processor(monkeypatch):
-    from ggufmill.runtime.backends.cpu.kernels.row_kernels import scale
+class _FakeProcesses:
+    """Processes that compile nothing."""
 
-    assert scale.address
-    assert kernel_cache.is_stored(scale.function)
-    background.compile_in_background([scale.function])
-    assert not background._pending
-    monkeypatch.setattr(kernel_cache, "is_stored", lambda function: False)
-    monkeypatch.setattr(background, "available_cpus", lambda: 1)
-    background.compile_in_background([scale.function])
-    background.wait_for(scale.function)
-    assert not background._pending
+    def __init__(self, monkeypatch, tmp_path, processors):
+        self.commands = []
+        monkeypatch.setattr(background, "available_cpus", lambda: processors)
+        monkeypatch.setattr(background, "cache_home", lambda: tmp_path)
+        monkeypatch.setattr(background, "_crews", {})
+        monkeypatch.setattr(background.subprocess, "Popen", self.start)
+        monkeypatch.setattr(background.atexit, "register", lambda function: None)
+
+    def start(self, command, **pipes):
+        self.commands.append(command)
+        self.reports = os.dup(pipes["stdout"])
+
+    def report(self, text):
+        os.write(self.reports, text.encode())
+        os.close(self.reports)
+
+
+UNITS = [background.Unit("ggufmill.simd.team", name) for name in ("a", "b", "c")]
+
+
+def test_processes_share_units_with_this_one(monkeypatch, tmp_path):
+    marked = []
+    monkeypatch.setattr(background, "mark_compiled", lambda source, name: marked.append(name))
+    monkeypatch.setattr(background, "is_marked_compiled", lambda source, name: name == "c")
+    fake = _FakeProcesses(monkeypatch, tmp_path, 2)
+    assert background.compile_in_background(UNITS) == 1
+    folder, *units = fake.commands[0][3:]
+    assert units == ["ggufmill.simd.team:a::", "ggufmill.simd.team:b::"]  # c is there
+    assert background.compile_in_background(UNITS) == 0  # asked for already
+    with background.compiling(UNITS[0]) as here:  # nobody has begun it
+        assert here
+    assert marked == ["a"]
+    assert background._claim(folder, 1)
+    fake.report("1\n")
+    with background.compiling(UNITS[1]) as here:  # another process has
+        assert not here
+    assert marked == ["a"]
+
+
+def test_a_unit_of_a_process_that_died(monkeypatch, tmp_path):
+    monkeypatch.setattr(background, "mark_compiled", lambda source, name: None)
+    fake = _FakeProcesses(monkeypatch, tmp_path, 2)
+    assert background.compile_in_background(UNITS) == 1
+    assert background._claim(fake.commands[0][3], 0)
+    fake.report("")
+    with background.compiling(UNITS[0]) as here:
+        assert here
+
+
+@pytest.mark.parametrize(("processors", "started"), [(1, 0), (3, 2), (64, 3)])
+def test_a_process_for_each_other_processor(monkeypatch, tmp_path, processors, started):
+    fake = _FakeProcesses(monkeypatch, tmp_path, processors)
+    assert background.compile_in_background(UNITS) == len(fake.commands) == started
 
 
 def test_one_thread_at_a_time_imports_kernels():

@@ -27,7 +27,7 @@ from .experts import find_mixtures
 from .reference_step import ReferenceStep
 from .step import STEPS, SUPPORT, Step
 
-# Op -> those of its kernels whose compiling takes seconds (see simd.background).
+# Op -> those of its kernels whose compiling takes seconds (see simd.compile.background).
 SLOW_KERNELS: dict[type[o.Op], tuple[TaskKernel, ...]] = {
     o.Attention: (attend,),
     o.LatentAttention: (attend,),

@@ -19,13 +19,16 @@ that have no `GemmPlan`, because only Python can decode them, are multiplied a r
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
-from ......formats import TensorType
+from ......formats import TYPES, TensorType
 from ......simd import team
+from ......simd.compile.background import Unit, compiling
 from ......simd.instructions import amx
 from ......simd.memory import aligned_empty
 from . import gemm_kernels
@@ -135,6 +138,25 @@ def plan(
     """
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
+    with nullcontext() if exact else compiling(gemm_unit(stored.name)):
+        return _plan(packed, stored, columns, matrices, exact, round_bf16)
+
+
+def gemm_unit(type_name: str) -> Unit:
+    """What is compiled for the products of a type."""
+    return Unit(__name__, "plan_of_type", type_name)
+
+
+def plan_of_type(type_name: str) -> None:
+    """Compiles the kernels of the products of a type, in no other way than `plan` does."""
+    stored = TYPES[type_name]
+    columns = lcm(BLOCK, stored.block)
+    plan(np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8), stored, columns)
+
+
+def _plan(
+    packed: np.ndarray, stored: TensorType, columns: int, matrices: int, exact: bool, round_bf16: bool
+) -> GemmPlan | None:
     if stored.name in _FLOATS:
         parts = 0 if exact or not stored.name.startswith("bf16") else 1 if round_bf16 else 2
         return _float_plan(packed, stored.name, columns, matrices, parts)

@@ -35,6 +35,7 @@ from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import Emitter
 from ......formats.types import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
+from ......simd.compile.background import Unit, compiling
 from ......simd.memory import view
 from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
@@ -139,7 +140,8 @@ class Gemv:
         code_bytes, block = (1, self.activations) if self.activations else (4, 1)
         together = tokens_per_pass(self.name, target_at(self.level) if self.level else target())
         function = _part(self.name, self.level, self.rows, code_bytes, block, together)
-        return native_entry(types.void(types.int64, types.int64), function)
+        with compiling(gemv_unit(self.name)):
+            return native_entry(types.void(types.int64, types.int64), function)
 
     @property
     def address(self) -> int:
@@ -158,6 +160,11 @@ def gemv(type_name: str, level: str = "") -> Gemv | None:
         return None
     activations = activation_block(layout)
     return Gemv(stored.name, activations, stored.rows, max(layout.block, activations), level)
+
+
+def gemv_unit(type_name: str) -> Unit:
+    """What is compiled for the products of a type."""
+    return Unit(__name__, "gemv", type_name)
 
 
 def products() -> list[str]:
