@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..quantize.codec_kernels import compile_codec
+from ..quantize.encode import compile_codec
 from ..simd.compile.compile_time import compiled_kernels
 from .common.arguments import as_type
 from .common.models import ModelLike, model_name, open_model

@@ -1,12 +1,9 @@
-"""Compiling the encoder and the decoder of a tensor type before they are needed."""
+"""What is compiled for encoding and decoding a tensor type, and processes that do so before it is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import lcm
 from pathlib import Path
-
-import numpy as np
 
 from ..formats import TYPES, TensorType
 from ..simd.compile.background import Unit, compile_in_background
@@ -14,28 +11,13 @@ from ..simd.compile.kernel_cache import ROOT
 from . import codecs
 from .plain_rows import can_encode
 
-_COLUMNS = 512
-
 
 def codec_unit(name: str) -> Unit:
     """What is compiled at once for a type. Its sources are those of its codec's module; of an interleaved type, its plain
     twin's."""
     codec = TYPES[name].codec or TYPES.plain(TYPES[name]).codec
     source = Path(codecs.__path__[0], *(codec or "").split(".")).with_suffix(".py")
-    return Unit(__name__, "compile_codec", name, source.relative_to(ROOT).as_posix())
-
-
-def compile_codec(name: str) -> None:
-    """Encodes and decodes a few rows, with importance and without. Does nothing for a type that cannot be encoded."""
-    from .encode import decode, encode
-
-    stored = TYPES[name]
-    if can_encode(stored):
-        columns = lcm(_COLUMNS, stored.block)
-        x = np.random.default_rng(0).standard_normal((stored.rows, columns), np.float32)
-        for importance in (np.ones(columns, np.float32), None):
-            decode(encode(x, name, importance), name, columns)
-        codec_unit(name).mark()
+    return Unit(f"{__package__}.encode", "compile_codec", name, source.relative_to(ROOT).as_posix())
 
 
 def compile_codecs_in_background(types: Iterable[TensorType], urgent: bool = True) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from math import lcm
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["can_encode", "decode", "encode", "encode_rows", "encode_unchecked"]
 
+_COMPILED_COLUMNS = 512
 _WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
 
 
@@ -113,11 +115,25 @@ def encode_rows(
         return _packed(q, plain, n)
 
 
+def compile_codec(name: str) -> None:
+    """Compiles what a type needs, by encoding and decoding a few rows with importance and without. Does nothing for a type that
+    cannot be encoded."""
+    from .codec_kernels import codec_unit
+
+    stored = TYPES[name]
+    if can_encode(stored):
+        columns = lcm(_COMPILED_COLUMNS, stored.block)
+        x = np.random.default_rng(0).standard_normal((stored.rows, columns), np.float32)
+        for importance in (np.ones(columns, np.float32), None):
+            decode(encode(x, name, importance), name, columns)
+        codec_unit(name).mark()
+
+
 @cache
 def _compile(name: str) -> None:
     """Waits for a process that compiles a type's codec, or compiles it, where that fell to this process."""
     from ..simd.compile.background import compiling
-    from .codec_kernels import codec_unit, compile_codec
+    from .codec_kernels import codec_unit
 
     with compiling(codec_unit(name)) as falls_here:
         if falls_here:
