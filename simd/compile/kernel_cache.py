@@ -13,6 +13,7 @@ stored, kernels are compiled in every process. Folders that have not been used f
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import pickle
@@ -179,43 +180,36 @@ class _Locator(caching._CacheLocator):
 
 
 class _Files:
-    """An index file per kernel, signature -> name of a data file, and the data files. All of them begin with a checksum.
-
-    What is not in the folder is looked for in its namesake of the package."""
+    """A file per kernel, with its key, behind a checksum; named after the key, so that processes may store kernels of the same
+    function at the same time. What is not in the folder is looked for in its namesake of the package."""
 
     def __init__(self, folder: str, name: str):
-        self._folder, self._index, self._name = Path(folder), Path(folder, f"{name}.index"), name
-
-    @property
-    def exists(self) -> bool:
-        return self._index.is_file() or packed(self._folder.name, self._index.name) is not None
+        self._folder, self._name = Path(folder), name
 
     def save(self, key: Any, data: Any) -> None:
-        name = f"{self._name}.{uuid.uuid4().hex[:16]}.kernel"  # of its own, as other processes may save at the same time
-        self._write(self._folder / name, data)
-        self._write(self._index, (self._stored(self._index.name) or {}) | {key: name})
+        self._write(self._folder / self._file(key), (key, data))
 
     def load(self, key: Any) -> Any:
         """What was saved under a key; None if nothing was, or if it is damaged."""
-        for read in (self._stored, self._packed):
-            name = (read(self._index.name) or {}).get(key)
-            kernel = None if name is None else read(name)
-            if kernel is not None:
-                return kernel
+        for read in (self._stored, packed):
+            content = read(self._folder.name, self._file(key))
+            kept = None if content is None else _unpickled(content)
+            if kept is not None and kept[0] == key:
+                return kept[1]
         return None
 
     def flush(self) -> None:
-        self._write(self._index, {})
+        for path in self._folder.glob(f"{glob.escape(self._name)}.*.kernel"):
+            path.unlink(missing_ok=True)
 
-    def _stored(self, name: str) -> Any:
+    def _file(self, key: Any) -> str:
+        return f"{self._name}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.kernel"
+
+    def _stored(self, folder: str, name: str) -> bytes | None:
         try:
-            return _unpickled((self._folder / name).read_bytes())
+            return (self._folder / name).read_bytes()
         except OSError:
             return None
-
-    def _packed(self, name: str) -> Any:
-        content = packed(self._folder.name, name)
-        return None if content is None else _unpickled(content)
 
     @staticmethod
     def _write(path: Path, value: Any) -> None:
@@ -251,9 +245,8 @@ class KernelCache(caching.FunctionCache):
         super().__init__(function)
         self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base)
 
-    @property
-    def is_stored(self) -> bool:
-        return self._cache_file.exists
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), _identity(self._py_func).hex()
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -262,14 +255,19 @@ class KernelCache(caching.FunctionCache):
             _warn_once(f"kernels cannot be stored in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
 
 
+def _identity(function: Any) -> bytes:
+    """A digest of a function's code and of what it encloses, the same in every process: numba's own, by which dispatchers are
+    pickled, never finds again what encloses a kernel."""
+    digest = hashlib.sha256(function.__code__.co_code)
+    for cell in function.__closure__ or ():
+        kernel = getattr(cell.cell_contents, "__wrapped__", None)  # of a Kernel: its function
+        digest.update(dumps(cell.cell_contents) if kernel is None else _identity(kernel))
+    return digest.digest()
+
+
 def cache_of(function: Any) -> Any:
     """The cache of a function's kernels: none if it has no file (typed into an interpreter)."""
     return KernelCache(function) if Path(function.__code__.co_filename).is_file() else caching.NullCache()
-
-
-def is_stored(function: Any) -> bool:
-    """Whether kernels of a function are on disk."""
-    return Path(function.__code__.co_filename).is_file() and KernelCache(function).is_stored
 
 
 @cache

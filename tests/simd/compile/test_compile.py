@@ -48,7 +48,7 @@ def test_a_kernel_that_another_one_calls(tmp_path, own_call):
         command = [sys.executable, "-c", CALLS.format(own_call=own_call)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         assert done.stdout == "negative number\n"
-        stored = {path.name.partition("-")[0] for path in (tmp_path / "cache" / "kernels").rglob("*.index")}
+        stored = {path.name.partition("-")[0] for path in (tmp_path / "cache" / "kernels").rglob("*.kernel")}
         assert stored == ({"kernels.sum_of_roots"} if own_call == "2" else {"kernels.sum_of_roots", "kernels.root"})
 
 
