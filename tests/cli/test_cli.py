@@ -294,6 +294,17 @@ def test_imatrix_never_writes_over_what_it_reads(mill, checkpoint, tmp_path):
 ENDING = [getattr(signal, name) for name in signals.ENDING if hasattr(signal, name)]
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Signals that are ignored under nohup, or in the background of a shell, are heard here and by what is started here."""
+    ignored = [each for each in ENDING if signal.getsignal(each) == signal.SIG_IGN]
+    for each in ignored:
+        signal.signal(each, signal.SIG_DFL)
+    yield
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
+
+
 def interrupted_by(number):
     def send(*_, **__):
         os.kill(os.getpid(), number)
