@@ -25,8 +25,8 @@ class _Depth:
     Row i of depth d joins hidden state i with token i + d + 1.
     """
 
-    def __init__(self, head: DraftHead, depth: int, limit: int, n_embd: int):
-        self.head, self.depth, self.cache = head, depth, head.new_cache(limit)
+    def __init__(self, head: DraftHead, depth: int, limit: int, n_embd: int, excluded: np.ndarray):
+        self.head, self.depth, self.cache, self.excluded = head, depth, head.new_cache(limit), excluded
         self.states = np.empty((0, n_embd), np.float32)
 
     @property
@@ -50,20 +50,23 @@ class _Depth:
 
     def most_probable(self, outputs: np.ndarray) -> int:
         """The token that the last row predicts."""
-        return int(self.head.logits(outputs[-1:])[0].argmax())
+        logits = self.head.logits(outputs[-1:])[0]
+        logits[self.excluded] = -np.inf
+        return int(logits.argmax())
 
 
 class Drafter:
     """The draft layers' side of a session."""
 
-    def __init__(self, model: DraftingModel, n_ctx: int, draft_max: int):
-        """draft_max: how many tokens are proposed at most; layers beyond are not run.
+    def __init__(self, model: DraftingModel, n_ctx: int, draft_max: int, excluded: Sequence[int] | np.ndarray = ()):
+        """draft_max: how many tokens are proposed at most; layers beyond are not run. excluded: ids that are never sampled.
 
         Raises PlanError for a model without draft layers."""
         check_draft_layers(model)
         self.model, self.n_ctx, self.draft_max = model, n_ctx, draft_max
         heads = enumerate(model.draft_heads[:draft_max])
-        self.depths = [_Depth(head, depth, n_ctx, model.graph.n_embd) for depth, head in heads]
+        never = np.array(excluded, np.int64)
+        self.depths = [_Depth(head, depth, n_ctx, model.graph.n_embd, never) for depth, head in heads]
 
     def reaches(self, draft_max: int) -> bool:
         """Whether it runs all draft layers that `n` tokens want."""

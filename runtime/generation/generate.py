@@ -127,7 +127,7 @@ def generate(
         raise PlanError(f"draft_max is {draft_max}; 0 or more tokens can be drafted")
     if draft_max and (session.drafter is None or not session.drafter.reaches(draft_max)):
         session.rewind(0)
-        session.drafter = Drafter(model, session.n_ctx, draft_max)
+        session.drafter = Drafter(model, session.n_ctx, draft_max, model.tokenizer.vocabulary.padding)
     sampler, special = Sampler(settings, model.tokenizer, breakers), frozenset(visible_special)
     return Generation(
         model,
