@@ -58,7 +58,7 @@ def test_stock_mixes_and_results_of_another_call(mill, quants, tmp_path):
     assert rows[0]["nbytes"] == pytest.approx(rows[1]["nbytes"], abs=4096)  # the header of a file says more
     assert rows[0]["kld"] == pytest.approx(rows[1]["kld"], rel=1e-6)
     code, out, _ = mill("evaluate", quants / "b-own.gguf", "--against", DEMO, *CUT, "-o", second, *joined, "--json")
-    assert [(row["name"], row["kind"]) for row in json.loads(out)["rows"]] == [("a-q4", "model"), ("b-own", "model")]
+    assert [(row["name"], row["kind"]) for row in json.loads(out)["rows"]] == [("a-q4", "joined"), ("b-own", "model")]
     other = ("-f", TEXT, "-c", 64, "--chunks", 2, "--no-plot")
     code, _, err = mill("evaluate", quants / "b-own.gguf", "--against", DEMO, *other, "-o", tmp_path / "third", *joined)
     assert code == 1
