@@ -101,7 +101,7 @@ def encode_rows(
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
-        _compile(tensor_type.name)
+        _compile(plain.type.name)  # what is compiled ahead for an interleaved type is its plain type's codec
         refined = None
         if prepared is not None and coupled is not None:
             refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
