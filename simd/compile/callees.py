@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
+from numba.core.bytecode import FunctionIdentity
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.environment import lookup_environment
+
+# numba tells functions of one definition (what a factory returns) apart by a number in the names of their code, which it counts
+# from 1 in every process. Kernels that different processes have stored may then hold different functions of the same name, and
+# where both are loaded, the linker takes the first for both. So the numbers are random.
+FunctionIdentity._unique_ids = iter(lambda: uuid4().int >> 64, None)  # pyright: ignore[reportAttributeAccessIssue]
 
 _ENVIRONMENT = "_ZN08NumbaEnv"  # how the names of those global variables begin that point to functions' constants
 

@@ -116,6 +116,51 @@ def test_damaged_kernels_are_compiled_again(tmp_path, damage):
     assert run_job(tmp_path) == ""
 
 
+FACTORY = """
+from ggufmill.simd.compile import kernel, native_entry
+
+def times(factor):
+    @kernel
+    def multiplied(x):
+        STEPS
+        return x
+
+    return multiplied
+
+def entry(factor):
+    inner = times(factor)
+
+    def call(x):
+        return inner(x) + inner(x + 1)
+
+    return native_entry("int64(int64)", call)
+"""
+
+
+def test_kernels_of_several_processes_are_told_apart(tmp_path):
+    """Two functions of one definition, compiled each as the first of a process, have what they enclose when a third process
+    loads both: if what they call had the same names, the second one would call what the first one calls."""
+    steps = [f"x = (x * factor + {i}) % {1000 + i}" for i in range(100)]  # so many that a call of them is left a call
+    (tmp_path / "factory.py").write_text(FACTORY.replace("STEPS", "\n        ".join(steps)))
+
+    def run(*factors):
+        script = "import sys, factory\nfor f in sys.argv[1:]:\n    print(factory.entry(int(f)).ctypes(1))"
+        environment = {"GGUFMILL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        command = [sys.executable, "-c", script, *map(str, factors)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return [int(word) for word in done.stdout.split()]
+
+    def expected(x, factor):
+        for i in range(100):
+            x = (x * factor + i) % (1000 + i)
+        return x
+
+    results = {factor: expected(1, factor) + expected(2, factor) for factor in (3, 7)}
+    for factor, result in results.items():
+        assert run(factor) == [result]
+    assert run(*results) == list(results.values())
+
+
 @pytest.mark.process
 def test_without_a_writable_folder_every_process_compiles(tmp_path):
     (tmp_path / "file").write_text("no folder")
