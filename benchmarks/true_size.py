@@ -84,15 +84,25 @@ def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[st
     """Name -> (command, whether it takes --dry-run, outputs to remove afterwards), in an order in which inputs are there."""
     at = {
         n: str(folder / n)
-        for n in ("model", "q8.gguf", "mix.gguf", "mix.txt", "m.imatrix", "c.imatrix", "c.cov", "d.cov", "v.gguf", "s.txt")
+        for n in (
+            "model",
+            "q8.gguf",
+            "mix.gguf",
+            "mix.txt",
+            "m.imatrix",
+            "c.imatrix",
+            "c.cov",
+            "d.cov",
+            "v.gguf",
+            "s.txt",
+            "c.curv",
+        )
     }
     text, source = str(folder / "model" / "calibration.txt"), at["model"]
     run = ["-f", text, "-c", "512", "--chunks", str(windows)]
     covariance = ["--imatrix", at["c.imatrix"], "--covariance", at["c.cov"]]
-    dense = [
-        *("--custom-q", "ffn_(gate|up|down)_exps=q8_0,token_embd=q8_0,^output\\.=q8_0"),
-        *covariance,
-    ]
+    curvature = ["--imatrix", at["c.imatrix"], "--curvature", at["c.curv"]]
+    dense = ["--custom-q", "ffn_(gate|up|down)_exps=q8_0,token_embd=q8_0,^output\\.=q8_0"]
     return {
         "inspect": ([*MILL, "inspect", source], False, []),
         "convert --outtype q8_0": ([*MILL, "convert", source, at["q8.gguf"], "--outtype", "q8_0"], True, []),
@@ -111,7 +121,7 @@ def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[st
         "imatrix show": ([*MILL, "imatrix", "show", at["c.cov"]], False, []),
         "imatrix merge": ([*MILL, "imatrix", "merge", at["c.cov"], at["c.cov"], "-o", at["d.cov"]], False, ["d.cov"]),
         "quantize --covariance, but for experts": (
-            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense],
+            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *covariance],
             True,
             ["v.gguf"],
         ),
@@ -120,6 +130,17 @@ def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[st
             False,
             ["s.txt"],
         ),
+        "imatrix --curvature": (
+            [*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["c.imatrix"], "--curvature", at["c.curv"]],
+            True,
+            [],
+        ),
+        "quantize --curvature, but for experts": (
+            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *curvature],
+            True,
+            ["v.gguf"],
+        ),
+        "generate": ([*MILL, "generate", at["q8.gguf"], "-p", "One", "-n", "32", "--ignore-eos", "--temp", "0"], False, []),
     }
 
 
@@ -161,7 +182,8 @@ def main(
         if only and not any(part in name for part in only):
             continue
         said = predicted(command) if has_forecast else (None, None)
-        rows.append(Figures(name, *measured([*command, "--force"] if has_forecast else command, log)[:3], *said))
+        *figures, code = measured([*command, "--force"] if has_forecast else command, log)
+        rows.append(Figures(name, *figures, *said, code))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         for output in outputs:
             (folder / output).unlink(missing_ok=True)

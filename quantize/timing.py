@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import numpy as np
 
@@ -48,19 +49,22 @@ def is_copied(output: Output | OutputKind) -> bool:
     return output.source_type in TYPES and TYPES[output.source_type].repacks_to(output.type)
 
 
-def seconds_per_byte(plan: Plan, threads: int) -> dict[str, float]:
-    """Type name -> seconds on that many threads for a byte of the output."""
+def seconds_per_byte(
+    plan: Plan, threads: int, predict: Callable[[Plan, int], dict[str, float]] | None = None
+) -> dict[str, float]:
+    """Type name -> seconds on that many threads for a byte of the output. predict: see `predict_seconds`, which is the default;
+    what it counts for no type is done before."""
     totals: dict[str, int] = {}
     for kind, n in plan.outputs.counts():
         totals[kind.type.name] = totals.get(kind.type.name, 0) + kind.nbytes * n
-    seconds = predict_seconds(plan, threads)
+    seconds = (predict or predict_seconds)(plan, threads)
     return {name: seconds.get(name, nbytes / COPY_SPEED) / max(1, nbytes) for name, nbytes in totals.items()}
 
 
-def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
+def predict_seconds(plan: Plan, threads: int, without: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
     """Seconds by type name on that many threads, with 'copy' for what is copied or repacked.
 
-    Reading from a slow disk is not included.
+    Reading from a slow disk is not included. without: weights by type name that are timed elsewhere.
     """
     elements: dict[str, int] = {}
     copied_bytes = 0
@@ -69,7 +73,8 @@ def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
             copied_bytes += kind.nbytes * n
         else:
             elements[kind.type.name] = elements.get(kind.type.name, 0) + kind.n_elements * n
-    seconds = {name: n / encode_speed(TYPES[name], threads) + n * REST / threads for name, n in elements.items()}
+    rest = {name: n - without.get(name, 0) for name, n in elements.items()}
+    seconds = {name: n / encode_speed(TYPES[name], threads) + n * REST / threads for name, n in rest.items() if n}
     if copied_bytes:
         seconds["copy"] = copied_bytes / COPY_SPEED
     return seconds

@@ -57,7 +57,7 @@ def carry_out(
         _compile_encoders(plan)
     stage = Stage(report, label, plan.total_bytes)
     if options.cluster is None and ordered is None:
-        stage.estimate = remaining_of(plan, options.threads)
+        stage.estimate = remaining_of(plan, options.threads, options.timing)
     with writing as writer:
         result = execute(
             plan,

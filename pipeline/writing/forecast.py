@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from ...operating_system.processors import available_cpus
 
 # Anonymous memory of a job, measured: that of the program with its kernels, and what a thread takes for chunks of rows.
 _STARTED, _PER_THREAD = 135 << 20, 55 << 20
+
+
+Timing = Callable[[Plan, int], dict[str, float]]  # a plan, on so many threads -> seconds by type of tensor
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,15 @@ class Forecast:
         return figures
 
 
-def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False, threads: int | None = None) -> Forecast:
+def forecast(
+    plan: Plan, disk_needed: int | None = None, *, timing: Timing | None = None, threads: int | None = None
+) -> Forecast:
     """What a plan takes.
 
-    disk_needed: bytes, if the job takes others than the plan's. timing: seconds by type are predicted from a short sample of
-    this machine's encoders on so many threads (None: all processors).
+    disk_needed: bytes, if the job takes others than the plan's. timing: predicts the seconds, on so many threads (None: all
+    processors).
     """
-    seconds = None
-    if timing:
-        from ...quantize.timing import predict_seconds
-
-        seconds = predict_seconds(plan, threads or available_cpus())
+    seconds = timing(plan, threads or available_cpus()) if timing is not None else None
     folder = plan.files[0].path.absolute().parent
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     free = shutil.disk_usage(existing).free if existing is not None else None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ...simd.compile.compile_time import seconds_without_compilation
+from .forecast import Timing
 
 _LEAST_BYTES = 1 << 30  # of a job whose types are measured first, which takes a tenth of a second each
 _LEAST_SECONDS = 3.0  # that a job has run before its own speed counts
@@ -16,10 +17,16 @@ class Remaining:
     """Called with the bytes that were written and the tensor's name, it tells the seconds that are left: those that the types'
     speeds suggest, times how much slower or faster the job has been than these so far."""
 
-    def __init__(self, plan: Plan, threads: int | None, clock: Callable[[], float] = seconds_without_compilation):
+    def __init__(
+        self,
+        plan: Plan,
+        threads: int | None,
+        clock: Callable[[], float] = seconds_without_compilation,
+        timing: Timing | None = None,
+    ):
         from ...quantize.timing import seconds_per_byte
 
-        speeds = seconds_per_byte(plan, threads or available_cpus())
+        speeds = seconds_per_byte(plan, threads or available_cpus(), timing)
         self._cost = {name: speeds[kind.type.name] for name, kind in plan.outputs.entries()}
         self._left = sum(kind.nbytes * n * speeds[kind.type.name] for kind, n in plan.outputs.counts())
         self._average = self._left / max(1, plan.total_bytes)
@@ -35,7 +42,8 @@ class Remaining:
         return self._left * pace
 
 
-def remaining_of(plan: Plan, threads: int | None) -> Remaining | None:
-    """None for a job that is over soon, or of one type."""
+def remaining_of(plan: Plan, threads: int | None, timing: Timing | None = None) -> Remaining | None:
+    """None for a job that is over soon, or of one type. timing: what predicts the seconds of a plan, if it is not the speed of
+    encoders alone."""
     types = {kind.type.name for kind in plan.outputs.kinds if not kind.type.is_float}
-    return Remaining(plan, threads) if len(types) > 1 and plan.total_bytes >= _LEAST_BYTES else None
+    return Remaining(plan, threads, timing=timing) if len(types) > 1 and plan.total_bytes >= _LEAST_BYTES else None

@@ -119,13 +119,12 @@ def write_model(
     inputs: Sequence[Path] = (),
     delete_source_shards: bool = False,
     partial_requant: bool = False,
-    timing: bool = False,
 ) -> WriteResult:
     """Carries out a plan, or with options.dry_run works out what that takes.
 
     label: the stage's name in reports of progress. inputs: what is read beside the source's files, and so never written to.
     delete_source_shards: see convert/hub/delete_shards.py.
-    partial_requant: files of the plan that are there already stay as they are. timing: the forecast of a dry run has times.
+    partial_requant: files of the plan that are there already stay as they are.
 
     Raises PlanError for what stands in the way before anything is written, MillError for what fails on the way (`resume` then
     continues), CheckFailed when a tensor is not as it should be. Ctrl-C becomes a KeyboardInterrupt that says how to continue.
@@ -152,7 +151,7 @@ def write_model(
         note(f"note: {text}", detail=True)
     if options.dry_run:
         warn(plan.warnings, detail=True)
-        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads))
+        return WriteResult("planned", paths, plan, forecast(plan, timing=options.timing, threads=options.threads))
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:

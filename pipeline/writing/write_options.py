@@ -10,6 +10,7 @@ from ..requests.groups import Output
 
 if TYPE_CHECKING:
     from ..cluster.writing import ClusterCall
+    from .forecast import Timing
     from .sequential import SequentialEncoding
 
 
@@ -26,6 +27,7 @@ class WriteOptions:
     shards    files of the plan to write, counted from 1; None: all
     cluster   other machines do the work; None: this one does
     sequential  matrices are encoded one after the other; None: in any order
+    timing    predicts seconds for --dry-run, which says none without, and for what is left of a job
     """
 
     verify: bool = False
@@ -37,6 +39,7 @@ class WriteOptions:
     shards: Collection[int] | None = None
     cluster: ClusterCall | None = None
     sequential: SequentialEncoding | None = None
+    timing: Timing | None = None
 
 
 def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
@@ -44,6 +47,6 @@ def write_options(request: Output, cluster: ClusterCall | None = None, shards: C
     asked = {
         field.name: getattr(request, field.name)
         for field in fields(WriteOptions)
-        if field.name not in ("shards", "cluster", "sequential")
+        if field.name not in ("shards", "cluster", "sequential", "timing")
     }
     return WriteOptions(**asked, shards=shards, cluster=cluster)

@@ -7,6 +7,7 @@ import pytest
 from ggufmill import compute_imatrix, quantize_model
 from ggufmill.errors import MillError, UsageError
 from ggufmill.formats import open_gguf
+from ggufmill.quantize.covariance import timing
 from ggufmill.recipes import FOLDER
 
 
@@ -33,6 +34,15 @@ def test_quantize(files):
     assert metadata["quantize.covariance.tensors_count"] > 6
     assert any("down_exps.weight" in line and "none was collected" in line for line in result.plan.warnings)
     assert "quantize.covariance.file" not in open_gguf(folder / "without.gguf").metadata
+
+
+def test_a_dry_run_says_the_time(files, monkeypatch):
+    _, imatrix, covariance = files
+    monkeypatch.setattr(timing, "_WIDTHS", (256, 512))
+    given = {"imatrix": imatrix, "covariance": covariance, "effort": 0, "dry_run": True}
+    seconds = quantize_model(FOLDER / "demo", "out.gguf", "q8_0", custom_q="attn_output=q4_0", **given).forecast.seconds
+    assert {"q4_0", "q8_0", timing.PREPARING} <= seconds.keys()
+    assert all(0 < each < 60 for each in seconds.values())
 
 
 def test_recipe_names_it(files):

@@ -1,0 +1,114 @@
+"""How long encoding with covariances would take on this machine, extrapolated from short runs with random ones.
+
+A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are: a type is
+timed at two widths, and others are on the line through both. Preparing the covariance of n columns takes n^3 multiplications,
+as is timed at the wider of both; coupling m rows takes m^3.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from ...formats import TYPES, TensorSource
+from ...jobs.plan import Plan
+from ..encode import encode
+from ..timing import REST, is_copied, predict_seconds
+from .coupling import couple
+from .covariance_matrix import Covariance
+from .prepared import PreparedCovariance, prepare
+from .source import Covariances
+
+PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
+_WIDTHS = 1024, 4096  # columns at which types are timed
+_ROWS, _COUPLED_ROWS = 32, 128  # of a sample
+_RANK = 256
+T = TypeVar("T")
+
+
+class _Work(NamedTuple):
+    """Rows of one type and width. coupled: whether they are encoded together."""
+
+    type_name: str
+    columns: int
+    coupled: bool
+
+
+def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: Plan, threads: int) -> dict[str, float]:
+    """`quantize.timing.predict_seconds` of a plan that encodes tensors of this source with covariances, with PREPARING for what
+    these take themselves."""
+    weights, prepared, blocks = Counter[_Work](), dict[Hashable, int](), Counter[int]()
+    weighed = Counter[str]()
+    for name, kind in plan.outputs.entries():
+        tensor = source.tensors.get(name)
+        if tensor is None or is_copied(kind) or covariances.reason_for_diagonal(tensor, kind.type):
+            continue
+        collected, coupling = covariances.collected(tensor), covariances.row_coupling(tensor)
+        assert collected is not None
+        weights[_Work(kind.type.name, collected.columns, coupling is not None)] += kind.n_elements
+        weighed[kind.type.name] += kind.n_elements
+        prepared |= {covariances.key_of(tensor, i): collected.columns for i in range(len(collected.tokens))}
+        if coupling is not None:
+            blocks[coupling.blocks.size] += len(coupling.tokens) * coupling.blocks.count
+    seconds = predict_seconds(plan, threads, without=weighed)
+    if not weights:
+        return seconds
+    small, large = (_moments(columns) for columns in _WIDTHS)
+    preparing, large_prepared = _timed(lambda: _prepared(large))
+    samples = {_WIDTHS[0]: _prepared(small), _WIDTHS[1]: large_prepared}
+    lines = {}
+    for work, count in weights.items():
+        kind = work.type_name, work.coupled
+        if kind not in lines:
+            lines[kind] = [_seconds_of_a_weight(*kind, samples[n], covariances.effort, threads) for n in _WIDTHS]
+        narrow, wide = lines[kind]
+        slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
+        each = narrow + slope * max(0, work.columns - _WIDTHS[0]) + REST
+        seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
+    cubes = sum((columns / _WIDTHS[1]) ** 3 for columns in prepared.values())
+    coupling = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in blocks.items()) * _timed(partial(couple, _gradients()))[0]
+    return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
+
+
+def _moments(columns: int) -> Covariance:
+    """Of random inputs with few directions, and noise."""
+    factors = np.random.default_rng(0).standard_normal((columns, _RANK), np.float32) / np.float32(np.sqrt(_RANK))
+    matrix = factors @ factors.T
+    matrix[np.diag_indices(columns)] += np.float32(0.1)
+    return Covariance(matrix, 10 * columns)
+
+
+def _gradients() -> Covariance:
+    return Covariance(_moments(_COUPLED_ROWS).matrix, 100 * _COUPLED_ROWS)
+
+
+def _prepared(moments: Covariance) -> PreparedCovariance:
+    prepared = prepare(moments)
+    assert prepared.damped is not None
+    _ = prepared.damped.triangle
+    return prepared
+
+
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
+    """(seconds of this thread, what the second call gives): the first one may compile kernels."""
+    call()
+    started = time.thread_time()
+    result = call()
+    return time.thread_time() - started, result
+
+
+def _seconds_of_a_weight(type_name: str, coupled: bool, prepared: PreparedCovariance, effort: int, threads: int) -> float:
+    """Of a thread, while all are at it."""
+    coupled_rows = couple(_gradients()) if coupled else None
+    rows = _COUPLED_ROWS if coupled else _ROWS
+    x = np.random.default_rng(1).standard_normal((rows, prepared.columns), np.float32) * np.float32(0.02)
+    run = partial(encode, x, TYPES[type_name].name, covariance=prepared, effort=effort, coupled=coupled_rows)
+    with ThreadPoolExecutor(threads) as pool:
+        taken = list(pool.map(lambda _: _timed(run)[0], range(threads)))
+    return sum(taken) / len(taken) / x.size

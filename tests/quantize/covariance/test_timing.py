@@ -1,0 +1,60 @@
+"""Predicted seconds of encoding with covariances: by widths, with what preparing costs, each covariance once."""
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
+from ggufmill.quantize import timing as ordinary
+from ggufmill.quantize.covariance import timing
+from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.row_blocks import row_blocks
+from ggufmill.quantize.covariance.source import CollectedInput, CollectedOutput, Covariances, Curvature, PreparedCache
+
+NARROW, WIDE = 256, 512
+SHAPES = {"a": (256, 64), "b": (256, 64), "c": (1024, 32), "d": (256, 64)}  # d has no covariance
+
+
+def covariances(curvature):
+    columns = {name: shape[0] for name, shape in SHAPES.items() if name != "d"}
+
+    def input_of(name):
+        return CollectedInput(columns[name], np.array([9999])) if name in columns else None
+
+    def output_of(name):
+        rows = SHAPES[name][1]
+        return CollectedOutput(row_blocks(rows, rows, 32), np.full((1, -(-rows // 32)), 9999))
+
+    cache = PreparedCache(lambda name, matrix: None, key_of=lambda name, matrix: "ab" if name in "ab" else name)
+    outputs = Curvature(output_of, lambda *_: Covariance(np.eye(1, dtype=np.float32), 1), 9999) if curvature else None
+    return Covariances(input_of, cache, "", {}, 1, curvature=outputs)
+
+
+class Source:
+    def __init__(self):
+        self.tensors = {name: type("Tensor", (), {"name": name, "shape": shape}) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("curvature", [False, True])
+def test_widths_and_preparing(monkeypatch, curvature):
+    """1 us a weight of 256 columns and 2 of 512, so 4 of 1,024, and twice that for rows that are encoded together; 3 s for a
+    covariance of 512 columns, or for coupling 128 rows."""
+    monkeypatch.setattr(timing, "_WIDTHS", (NARROW, WIDE))
+    monkeypatch.setattr(timing, "REST", 0.0)
+    monkeypatch.setattr(timing, "_timed", lambda call: (3.0, call()))
+    monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads: 1e6 * threads)
+    monkeypatch.setattr(ordinary, "REST", 0.0)
+
+    def seconds(type_name, coupled, prepared, effort, threads):
+        return prepared.columns / NARROW * (2e-6 if coupled else 1e-6)
+
+    monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
+    produce = lambda start, stop: np.zeros((stop - start, 0), np.uint8)  # noqa: E731
+    outputs = [Output(name, shape, "f32", TYPES["q4_K"], "", produce) for name, shape in SHAPES.items()]
+    found = timing.predict_seconds_with(covariances(curvature), Source(), make_plan(outputs, {}, "out.gguf"), 2)
+    size, more = 256 * 64, 2 if curvature else 1
+    assert found["q4_K"] == pytest.approx((2 * size + 4 * 32 * 1024) * 1e-6 * more / 2 + size * 1e-6 / 2)
+    preparing = (0.5**3 + 2**3) * 3  # a and b have one
+    coupling = 5 * (32 / 128) ** 3 * 3 if curvature else 0
+    assert found[timing.PREPARING] == pytest.approx((preparing + coupling) / 2)
