@@ -11,7 +11,8 @@ are written and read as a user would: `imatrix --curvature`, `quantize --curvatu
 text is needed, what blocks of rows keep, how far draws of labels differ, and what text of another kind does (--other). Needs
 torch.
 
-OUT.json keeps what was measured: the same command again measures what is missing. Each of --jobs processes has one thread.
+OUT.json keeps what was measured: the same command again measures what is missing, or was measured on other windows. Each of
+--jobs processes has one thread.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Bench:
                 "error": result.kld_error,
                 "perplexity": result.perplexity,
                 "top1": result.top1_agreement,
+                "windows": result.chunks,
                 "model": {
                     "windows": result.chunks,
                     "n_ctx": result.n_ctx,
@@ -165,6 +167,11 @@ def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | Non
     return jobs
 
 
+def is_measured(found: dict[str, Any] | None, chunks: int | None) -> bool:
+    """Whether a file was judged on so many windows (None: all, which no number tells)."""
+    return found is not None and chunks in (None, found["windows"])
+
+
 @click.command(help=__doc__)
 @click.option("--model", "folder", default=FOLDER / "demo", type=click.Path(exists=True, path_type=Path))
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
@@ -195,7 +202,10 @@ def main(
             ggufmill.convert_model(folder, bench.bf16, outtype="bf16")
         results: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {"files": {}, "collecting": {}}
         results["model"] = folder.name
-        jobs = [job for job in jobs_of(names, methods.split(","), study, other) if job.label not in results["files"]]
+        files = results["files"]
+        jobs = [
+            job for job in jobs_of(names, methods.split(","), study, other) if not is_measured(files.get(job.label), chunks)
+        ]
         for calibration in dict.fromkeys(job.calibration for job in jobs):
             if not bench.files(calibration)[1].exists():
                 results["collecting"][calibration.label or "all"] = round(bench.collect(calibration, processes), 1)

@@ -26,10 +26,11 @@ SHOWN |= {"curvature 2 sequential": COLOURS[2]}
 
 
 def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:
-    """(KLD / KLD with the importance matrix, its standard error as if both were of different windows: an upper limit)."""
+    """(KLD / KLD with the importance matrix of the same held-out windows, its standard error as if they were others: an upper
+    limit)."""
     name = label.partition("/")[0]
     a, b = files.get(label), files.get(f"{name}/imatrix")
-    if a is None or b is None:
+    if a is None or b is None or a["windows"] != b["windows"]:
         return None
     value = a["kld"] / b["kld"]
     return value, value * math.hypot(a["error"] / a["kld"], b["error"] / b["kld"])

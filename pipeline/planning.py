@@ -16,12 +16,13 @@ from ..errors import PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..formats.loaders import loader_of
 from ..jobs.plan import Plan
+from ..quantize.covariance.covariance_matrix import EFFORTS
 from ..quantize.importance import Importance
 from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import ROLES, TypeOverrides
-from ..recipes import find_text
+from ..recipes import BUNDLED, find_text
 from ..request_fields import values_of
 from ..version import __version__
 from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refuse_unused
@@ -36,6 +37,7 @@ from .requests.sources import reading_of
 if TYPE_CHECKING:
     from ..quantize.covariance.source import Covariances
 
+HIGHEST_EFFORT = EFFORTS[-1] + 1  # as the one below, in the order of the model
 KEPT_IN_SEARCH = 4  # triangles of a covariance: types take turns (see `prepare`)
 Q = TypeVar("Q", QuantizeRequest, ConvertRequest)
 
@@ -63,7 +65,7 @@ class Quantization:
         self.asked, self.given = asked, given or given_recipe(asked.recipe, asked.custom_q)
         self.overrides, self.is_written = overrides_of(asked), is_written
         self.threads, self.is_searched = asked.threads, False
-        self.request = resolved(merged(asked, self.given))
+        self.request = in_order(resolved(merged(asked, self.given)), self.given)
         if source is not None:
             self._opened = source
 
@@ -121,13 +123,14 @@ class Quantization:
         if request.sequential is not None:
             from .writing.sequential import text_identity
 
-            text = find_text(request.sequential)
+            text = Path(request.sequential)
             loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks))
         return loaded.renamed(former_names) if former_names is not None else loaded
 
     @property
     def effort(self) -> int:
-        return 1 if self.request.effort is None else self.request.effort
+        """Of the encoder: the highest is that of the one below, in the order of the model."""
+        return 1 if self.request.effort is None else min(self.request.effort, EFFORTS[-1])
 
     @property
     def files(self) -> list[Path]:
@@ -216,6 +219,29 @@ def resolved(request: Q) -> Q:
     return replace(request, mla_layout=layout_of(request), lora=as_adapters(request.lora), remote=is_remote(request))
 
 
+def in_order(request: QuantizeRequest, given: GivenRecipe) -> QuantizeRequest:
+    """The request with the path of the text that it follows. The highest effort has one also where none is named: what the
+    recipe's importance matrix is made of, no more than is read of it there, or the bundled text. Raises UsageError for an
+    effort that does not exist."""
+    if request.effort is not None and not 0 <= request.effort <= HIGHEST_EFFORT:
+        raise UsageError(f"--effort {request.effort}: it is a whole number from 0 to {HIGHEST_EFFORT}")
+    if request.sequential is not None:
+        return replace(request, sequential=find_text(request.sequential))
+    if request.effort != HIGHEST_EFFORT or moments_of(request) is None:
+        return request
+    from ..imatrix.texts import parse_text
+
+    table = given.recipe.stages.get("imatrix", {})
+    texts, chunks = table.get("text", BUNDLED), request.sequential_chunks
+    if chunks is None and "chunks" in table:
+        from .writing.sequential import windows_within
+
+        chunks = max(1, windows_within(table["chunks"], table.get("ctx", 512)))
+    text = find_text(texts if isinstance(texts, str) else texts[0], given.folder)
+    text = text if text.exists() else parse_text(str(text)).path  # FILE:WEIGHT
+    return replace(request, sequential=text, sequential_chunks=chunks)
+
+
 def layout_of(request: QuantizeRequest | ConvertRequest) -> str | None:
     """The layout of latent attention: what is asked for, else what the program reads. A GGUF has the one it has."""
     if request.mla_layout is not None or request.program is None or Path(str(request.source)).suffix == ".gguf":
@@ -246,12 +272,12 @@ def overrides_of(request: TensorTypes) -> TypeOverrides:
     return TypeOverrides(*single, roles, request.leave_output_tensor, asked["extra_output_tensor"])
 
 
-def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool) -> None:
+def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool, has_sequence: bool) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if not has_covariance:
         unused = {"--effort": asked.effort, "--memory": asked.memory, "--sequential": asked.sequential}
         refuse_unused(unused, "--covariance or --curvature")
-    if asked.sequential is None:
+    if not has_sequence:
         refuse_unused({"--sequential-chunks": asked.sequential_chunks}, "--sequential")
     if not has_target:
         needed = "a target (--target-size, --target-bpw, --max-kld)"

@@ -103,7 +103,8 @@ def _check(job: Quantization, options: WriteOptions) -> None:
     """Opens what the job reads. Raises UsageError for arguments without effect, PlanError for a job that cannot be done."""
     asked, target = job.asked, job.target
     _ = job.source, job.importance, job.covariances
-    refuse_without_effect(asked, has_target=target is not None, has_covariance=job.covariances is not None)
+    present = {"has_covariance": job.covariances is not None, "has_sequence": job.request.sequential is not None}
+    refuse_without_effect(asked, has_target=target is not None, **present)
     if target is not None and options.shards is not None:
         raise PlanError(
             "--only-shards divides a job whose types are known: find them once with `ggufmill search`, and give the recipe"

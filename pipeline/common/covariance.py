@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError
 from ...formats import TensorSource
 from ...operating_system.processors import available_cpus
-from ...quantize.covariance.covariance_matrix import EFFORTS
 from .arguments import Size
 from .memory import memory_budget
 
@@ -34,15 +33,13 @@ def load_covariances(
     memory: that they may take when they are prepared, None: half of what is free; threads: that prepare them, None: all
     processors; kept: see `prepare`
 
-    Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for an
-    effort that does not exist, and for curvature that the file does not have.
+    Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for
+    curvature that the file does not have.
     """
     from ...imatrix.covariance import open_covariance
     from ...quantize.covariance.prepared import KEPT
     from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 
-    if effort not in EFFORTS:
-        raise UsageError(f"--effort {effort}: it is one of {', '.join(map(str, EFFORTS))}")
     file = open_covariance(path)
     file.check(source)
 

@@ -15,7 +15,7 @@ from ...request_fields import fields_of
 from ..recipe_search.options import parse_types
 from ..requests.groups import SourceOptions
 from ..requests.make import MakeRequest
-from ..writing.sequential import N_CTX, WINDOWS
+from ..writing.sequential import WINDOWS, windows_within
 from .effort import Effort
 from .fit import Fit
 from .texts import Texts
@@ -38,7 +38,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
         tables["imatrix"] = {"text": names[0] if len(names) == 1 else names, **cut, **more}
     encoder: dict[str, Any] = {"effort": level.encoder} if level.data in ("covariance", "curvature") else {}
     # No more of the text than was calibrated on: what follows may be what is judged with.
-    chunks = WINDOWS if texts.windows is None else min(WINDOWS, texts.windows * texts.n_ctx // N_CTX)
+    chunks = WINDOWS if texts.windows is None else windows_within(texts.windows, texts.n_ctx)
     if encoder and level.sequential and chunks and request.cluster is None and find_spec("torch") is not None:
         encoder |= {"sequential": _name(texts.calibration[0].path), "sequential_chunks": chunks}
     tables["quantize"] = {"target_size": fit.nbytes, **encoder, **tables.pop("quantize", {})}

@@ -210,10 +210,13 @@ class Weighting:
         travel="file",
     )
     effort: int | None = option(
-        "Spend this much search on --covariance or --curvature: 0 and 1 choose codes, 2 and 3 scales too.",
+        "Spend this much effort on --covariance or --curvature: 0, 1 choose codes, 2, 3 scales too, 4 in the model's order.",
+        doc="How much is done with `covariance` or `curvature`: 0 and 1 choose codes, 2 and 3 scales too. 4 quantises in the "
+        "order of the model, each matrix for what those before it make of a text: that of `sequential`, of the recipe's "
+        "importance matrix, or the bundled one. It needs torch. A search does what 3 does.",
         default=None,
         least=0,
-        most=3,
+        most=4,
         shown="the recipe's, else 1",
         key="quantize.effort",
     )

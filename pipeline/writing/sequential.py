@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -18,19 +18,22 @@ from ...errors import UsageError
 from ...formats import SourceTensor, TensorSource, dims
 from ...formats.gguf import open_shards
 from ...imatrix.calibration import cut_windows
+from ...imatrix.covariance.estimate import multiplications
 from ...imatrix.texts import check_texts, parse_text, read_segments
 from ...jobs.execute import OpenFiles, Pending, Progress, WriteTensors, write_by_threads
 from ...jobs.outputs import Produce
 from ...jobs.plan import Plan
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
+from ...quantize.covariance.covariance_matrix import EFFORTS
 from ...quantize.covariance.drift import Correction, DriftSums, correction_of
 from ...quantize.covariance.prepared import PreparedCovariance, prepare
 from ...quantize.gguf_source import gguf_source
 from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
+from ...runtime.graph.ops import ExpertLinear
 from ...runtime.torch_devices import import_torch
-from ..common.figures import size_text
+from ..common.figures import duration, size_text
 from ..common.messages import note
 
 if TYPE_CHECKING:
@@ -41,7 +44,15 @@ N_CTX, WINDOWS = 512, 128  # tokens of a window, and windows of the text, unless
 _SAMPLED_MATRICES = 8  # of those that share an input
 _TOKENS_SHARE = 0.5  # of those of the file that the covariance of the text's own inputs needs to take its place
 _KEPT_PER_THREAD = 6  # sums, covariance and correction of the matrices that are encoded, and of those just before
+# Of an input, times the square of its columns: bytes of the sums of both halves and of what is solved in float64, and products
+# in whose time it is solved, times the columns.
+_SUMS_BYTES, _SOLVING = 72, 4
 _MEMORY_SHARE = 2  # of what is free: values take memory up to one part in so many, else temporary files
+
+
+def windows_within(chunks: int, n_ctx: int) -> int:
+    """Windows to read of a text of which only so many of n_ctx tokens may be read."""
+    return min(WINDOWS, chunks * n_ctx // N_CTX)
 
 
 def text_identity(path: Path, chunks: int | None) -> str:
@@ -60,8 +71,9 @@ def sequential_encoding(request: QuantizeRequest, source: TensorSource, device: 
         return None
     refuse_other_orders(request)
     threads = request.threads or available_cpus()
+    chunks, asked_by = request.sequential_chunks, _asked_by(request)
     return SequentialEncoding(
-        source, Path(request.sequential), chunks=request.sequential_chunks, threads=threads, device=device
+        source, Path(request.sequential), chunks=chunks, threads=threads, device=device, asked_by=asked_by
     )
 
 
@@ -75,20 +87,31 @@ def refuse_other_orders(request: QuantizeRequest) -> None:
     }
     for name, value in excluding.items():
         if value and request.sequential is not None:
-            raise UsageError(f"--sequential encodes the whole model here, one matrix after the other: leave out {name}")
+            raise UsageError(f"{_asked_by(request)} encodes the whole model here, one matrix after the other: leave out {name}")
+
+
+def _asked_by(request: QuantizeRequest) -> str:
+    return "--sequential" if request.effort in (None, *EFFORTS) else f"--effort {request.effort}"
 
 
 class SequentialEncoding:
     """The encoding of a source's matrices for what a text makes of those before them.
 
-    windows  int64 [n, n_ctx]; device: of torch; threads: of the processor
+    windows  int64 [n, n_ctx]; device: of torch; threads: of the processor; asked_by: the option, for errors
     """
 
     def __init__(
-        self, source: TensorSource, text: Path, *, chunks: int | None = None, threads: int = 1, device: str | None = None
+        self,
+        source: TensorSource,
+        text: Path,
+        *,
+        chunks: int | None = None,
+        threads: int = 1,
+        device: str | None = None,
+        asked_by: str = "--sequential",
     ):
         """Raises PlanError without torch, and for a text that cannot be read or is too short."""
-        import_torch("--sequential")
+        import_torch(asked_by)
         self._model, self._threads, self._device = load_model(source, threads=threads), threads, device or "cpu"
         count, n_ctx = chunks or WINDOWS, min(N_CTX, self._model.graph.n_ctx_train or N_CTX)
         segments = read_segments(self._model, [parse_text(str(text))], max_tokens=(count + 1) * n_ctx)
@@ -103,12 +126,30 @@ class SequentialEncoding:
 
     def describe(self, plan: Plan) -> None:
         """Says what the streams take."""
-        count, nbytes = len(self._inputs(plan)), self._kept_bytes(plan)
+        inputs, nbytes = self._inputs(plan), self._kept_bytes(plan)
         where = "memory" if self._folder(plan) is None else f"temporary files in {plan.files[0].path.absolute().parent}"
+        distinct = set(inputs.values())
+        sums = max((_SUMS_BYTES * one.columns**2 * min(one.matrices, self._threads) for one in distinct), default=0)
         note(
-            f"sequential: {count} tensors in the order of the graph, over {len(self.windows)} windows of "
-            f"{self.windows.shape[1]} tokens; both streams of activations take {size_text(nbytes)} of {where}"
+            f"sequential: {len(inputs)} tensors in the order of the graph, over {len(self.windows)} windows of "
+            f"{self.windows.shape[1]} tokens; both streams of activations take {size_text(nbytes)} of {where}, the sums of an "
+            f"input up to {size_text(sums)} of memory, streams and sums about {duration(self._seconds(distinct))} beside "
+            "encoding"
         )
+
+    def _seconds(self, inputs: Collection[MatrixInput]) -> float:
+        """Of both streams and of the sums, roughly, on a machine that does nothing else; attention is not counted."""
+        import torch
+
+        from ...runtime.backends.torch.gradients import products_per_second
+
+        tokens = self.windows.size
+        streams = 2 * tokens * sum(count for count, _ in multiplications(self._model))
+        sums = 0
+        for one in inputs:
+            seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1
+            sums += one.matrices * one.columns**2 * (2 * tokens * seen + _SOLVING * one.columns)
+        return (streams + sums) / products_per_second(torch.device(self._device), self._threads)
 
     def _kept_bytes(self, plan: Plan) -> int:
         from ...runtime.backends.torch.two_streams import kept_bytes, steps_of

@@ -221,7 +221,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "split_max_size": _SIZE,
         "covariance": _NAME,
         "curvature": _NAME,
-        "effort": KeySpec("0, 1, 2 or 3", lambda v: _integer(0).accepts(v) and v <= 3),
+        "effort": KeySpec("0, 1, 2, 3 or 4", lambda v: _integer(0).accepts(v) and v <= 4),
         "sequential": _NAME,
         "sequential_chunks": _COUNT,
         "for": KeySpec(f"one of {', '.join(PROGRAMS)}", lambda v: v in PROGRAMS),
@@ -297,9 +297,11 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         if stage != other_stage:
             raise RecipeError(f"{path}: [{stage}] {key} collects what [{other_stage}] {other} reads; give one of both")
         raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of both")
-    needed = {"effort": moments, "sequential": moments, "sequential_chunks": stages.get("quantize", {}).get("sequential")}
+    quantize = stages.get("quantize", {})
+    in_order = quantize.get("sequential") or quantize.get("effort") == 4
+    needed = {"effort": moments, "sequential": moments, "sequential_chunks": in_order}
     for key, needs in needed.items():
-        if key in stages.get("quantize", {}) and not needs:
+        if key in quantize and not needs:
             other = "sequential" if key == "sequential_chunks" else "covariance or curvature"
             raise RecipeError(f"{path}: [quantize] {key} needs {other} = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):

@@ -63,8 +63,8 @@ def test_refused(files, tmp_path):
     _, imatrix, covariance = files
     with pytest.raises(UsageError, match="--effort"):
         quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", effort=2)
-    with pytest.raises(UsageError, match="it is one of 0, 1, 2, 3"):
-        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", covariance=covariance, effort=4)
+    with pytest.raises(UsageError, match="--effort 5: it is a whole number from 0 to 4"):
+        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", covariance=covariance, effort=5)
     with pytest.raises(MillError, match="--strict: the covariance is not used for .*down_exps.weight and 2 more: none was"):
         quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", imatrix=imatrix, covariance=covariance, strict=True)
     with pytest.raises(MillError):

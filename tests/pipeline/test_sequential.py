@@ -1,5 +1,9 @@
 """`quantize --sequential`: matrices for what those before them, quantised, make of a text."""
 
+import re
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +12,8 @@ from ggufmill import compute_imatrix, quantize_model, run_recipe
 from ggufmill.errors import MillError, UsageError
 from ggufmill.formats import open_gguf
 from ggufmill.jobs.journal import Journal
+from ggufmill.pipeline.planning import Quantization
+from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.writing import sequential as module
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
@@ -107,14 +113,47 @@ def test_values_in_files(moments, written, tmp_path, monkeypatch):
 def test_dry_run_says_what_it_takes(moments, tmp_path, caplog):
     caplog.set_level("INFO", "ggufmill")
     quantize(moments, tmp_path / "a.gguf", dry_run=True)
-    assert f"8 windows of {N_CTX} tokens; both streams of activations take " in caplog.text
+    said = caplog.text
+    assert f"8 windows of {N_CTX} tokens; both streams of activations take " in said
+    assert re.search(
+        r"the sums of an input up to \d+\.\d+ MiB of memory, streams and sums about [\d.]+ s beside encoding", said
+    )
     assert not list(tmp_path.iterdir())
+
+
+class TestTheHighestEffort:
+    """4 is what 3 does, in the order of the model."""
+
+    def test_the_same_bytes_as_by_hand(self, moments, tmp_path):
+        common = {"imatrix": moments[0], "covariance": moments[1], "sequential_chunks": 2, "threads": 2}
+        paths = tmp_path / "a.gguf", tmp_path / "b.gguf"
+        quantize_model(DEMO, paths[0], custom_q="blk.0.*ffn=q4_0", effort=3, sequential="bundled", **common)
+        quantize_model(DEMO, paths[1], custom_q="blk.0.*ffn=q4_0", effort=4, **common)
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        assert open_gguf(paths[1]).metadata["quantize.covariance.sequential"] == "bundled.jsonl"
+
+    def test_its_text_is_that_of_the_importance_matrix(self, moments, tmp_path):
+        recipe = tmp_path / "r.toml"
+        (tmp_path / "t.txt").write_text("text " * 900)
+        recipe.write_text('[imatrix]\ntext = ["t.txt:2", "bundled"]\nctx = 48\nchunks = 20\n[quantize]\ntype = "q4_0"\n')
+        given = QuantizeRequest(DEMO, tmp_path / "a.gguf", recipe=recipe, curvature="a.curv", effort=4)
+        request = Quantization(given).request
+        assert (request.sequential, request.sequential_chunks) == (tmp_path / "t.txt", 10)
+        assert Quantization(replace(given, sequential=TEXT)).request.sequential == TEXT
+        assert Quantization(replace(given, effort=3)).request.sequential is None
+
+    def test_without_torch(self, moments, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(MillError, match="--effort 4 needs torch"):
+            quantize_model(DEMO, tmp_path / "a.gguf", "q4_0", covariance=moments[1], effort=4)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"cluster": "local:1"}, UsageError, "--sequential encodes the whole model here, .*: leave out --cluster"),
+        ({"effort": 4, "sequential": None, "cluster": "local:1"}, UsageError, "--effort 4 encodes .*: leave out --cluster"),
         ({"only_shards": "1", "split_max_tensors": 8}, UsageError, "leave out --only-shards"),
         ({"sequential": "nothing.txt"}, MillError, "nothing.txt"),
         ({"sequential": None}, UsageError, "--sequential-chunks does nothing without --sequential"),

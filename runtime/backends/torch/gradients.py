@@ -112,13 +112,7 @@ class Gradients:
 
     def products_per_second(self) -> float:
         """Multiplications of all threads, or of the device, per second: those of products of float32 that are made now."""
-        x, seconds = torch.ones((_MEASURED, _MEASURED), device=self.device), []
-        for _ in range(3):
-            begun = time.perf_counter()
-            (x @ x).sum().item()
-            seconds.append(time.perf_counter() - begun)
-        share = self.threads / torch.get_num_threads() if self.device.type == "cpu" else 1
-        return share * _MEASURED**3 / min(seconds)
+        return products_per_second(self.device, self.threads)
 
     def windows_of_group(self, n_ctx: int) -> int:
         """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
@@ -322,6 +316,17 @@ class Gradients:
                 made.append((op, op.weights[0], result, 1.0))
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
+
+
+def products_per_second(device: torch.device, threads: int) -> float:
+    """Multiplications of products of float32 per second, by so many threads, or by the device: measured now."""
+    x, seconds = torch.ones((_MEASURED, _MEASURED), device=device), []
+    for _ in range(3):
+        begun = time.perf_counter()
+        (x @ x).sum().item()
+        seconds.append(time.perf_counter() - begun)
+    share = threads / torch.get_num_threads() if device.type == "cpu" else 1
+    return share * _MEASURED**3 / min(seconds)
 
 
 def check_derivative(op: Op, path: str) -> None:
