@@ -220,6 +220,12 @@ def run_batch(
     return BatchResult(recorder.additions, scores)
 
 
+def fingerprint_of(model: Model, calibration: Calibration, options: CollectOptions) -> str:
+    """Digest of everything that a collection depends on: what a state to resume from has to have."""
+    more = [name for name in ("nextn", "head_inputs") if getattr(options, name)]
+    return calibration.fingerprint(model, options.embeddings, options.output, *more)
+
+
 def collect(
     model: Model,
     tokens: Sequence[int] | np.ndarray | Calibration,
@@ -258,8 +264,7 @@ def collect(
     calibration, total = tokens, len(tokens.windows)
     collector, statistics, done = Collector(model, options), ScoreStatistics(), 0
     chosen = options or CollectOptions()
-    more = [name for name in ("nextn", "head_inputs") if getattr(chosen, name)]
-    fingerprint = calibration.fingerprint(model, collector.token_counts.size > 0, chosen.output, *more)
+    fingerprint = fingerprint_of(model, calibration, chosen)
     if resume is not None:
         resume.check(fingerprint, total)
         collector.restore(resume)

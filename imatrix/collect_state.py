@@ -55,6 +55,11 @@ class CollectState:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
+def state_path(out: Path) -> Path:
+    """Where the state of a collection into a file is."""
+    return out.with_name(out.name + ".state")
+
+
 def load_state(path: Path) -> CollectState:
     """Reads what `CollectState.save` wrote. Raises FormatError for a damaged file or one of another kind."""
     try:

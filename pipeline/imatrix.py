@@ -8,40 +8,36 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import MillError, UsageError
+from ..errors import UsageError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
-from ..imatrix.collect import CollectOptions, collect
-from ..imatrix.collect_state import CollectState, load_state
-from ..imatrix.covariance.job import CurvatureOptions
+from ..imatrix.collect_state import load_state, state_path
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks, usual_gaps
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, read_segments
 from ..jobs.lock import output_lock
-from ..quantize.covariance.row_blocks import ROWS
 from ..recipes import BUNDLED, bundled_text
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
-from .cluster.covariance import SharedCovariance
+from .cluster.models import model_address
 from .cluster.windows import collecting_on
+from .collecting.collection import N_CTX, collection_of, moments_path, options_of
+from .collecting.forecast import CollectionForecast, forecast_collection
+from .collecting.moments import check_covariance
+from .collecting.outputs import already_collected, check_outputs
+from .collecting.own_text import WINDOWS as OWN_WINDOWS
+from .collecting.own_text import parse_texts, provide_own_text
 from .common.arguments import as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
-from .common.collection_forecast import CollectionForecast, forecast_collection
-from .common.collection_outputs import already_collected, check_outputs
-from .common.messages import note, perplexity_text, warn
+from .common.messages import note, warn
 from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
-from .common.own_text import WINDOWS as OWN_WINDOWS
-from .common.own_text import parse_texts, provide_own_text
-from .common.progress import WINDOWS, Stage, reporting
+from .common.progress import reporting
 from .common.shown import shown
-from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
 from .reports.style import check_picture
 from .requests.imatrix import ImatrixRequest, ShowRequest
 from .requests.running import settings_of
 from .requests.verb import verb
-
-N_CTX, OUTPUT_FREQUENCY = 512, 10
 
 
 @shown
@@ -114,37 +110,28 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         "--covariance-bits": request.covariance_bits,
         "--memory": request.memory,
     }
-    covariance, curvature, option = request.covariance, None, "--covariance"
+    option = "--covariance" if request.curvature is None else "--curvature"
     if request.curvature is None:
         refuse_unused({"--curvature-rows": request.curvature_rows, "--curvature-seed": request.curvature_seed}, "--curvature")
-    else:
-        if covariance is not None:
-            raise UsageError("--curvature writes the covariances of inputs too: leave out --covariance")
-        covariance, option = request.curvature, "--curvature"
-        curvature = CurvatureOptions(request.curvature_rows or ROWS, request.curvature_seed or 0)
-    if covariance is None:
+    elif request.covariance is not None:
+        raise UsageError("--curvature writes the covariances of inputs too: leave out --covariance")
+    if moments_path(request) is None:
         refuse_unused(given, "--covariance or --curvature")
     if request.plot is not None:
         check_picture(Path(request.plot))
-    path, added, window = (
-        Path(request.out) if request.out is not None else None,
-        as_paths(request.in_file),
-        request.n_ctx or N_CTX,
-    )
+    path, added, window = out, as_paths(request.in_file), request.n_ctx or N_CTX
     checkpoint_options = pop_checkpoint_options(settings)
     source = opened_source(model, checkpoint_options)
     inputs = [*source.files, *(one.path for one in texts), *added]
-    state_path = check_outputs(path, request.plot, inputs, request.resume, request.force or request.dry_run)
+    replaces = request.force or request.dry_run
+    check_outputs(path, request.plot, inputs, request.resume, replaces)
     covariance_path = check_covariance(
-        covariance, path, inputs, request.resume, request.force or request.dry_run, has_more=bool(added), option=option
+        moments_path(request), path, inputs, request.resume, replaces, has_more=bool(added), option=option
     )
-    state = load_state(state_path) if state_path is not None and request.resume and state_path.exists() else None
+    state = load_state(state_path(path)) if path is not None and request.resume and state_path(path).exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
-    collect_options = CollectOptions(
-        request.process_output, request.process_embedding, request.nextn, head_inputs=covariance is not None
-    )
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
-    collect_options.check(opened)
+    options_of(request).check(opened)
     note_micro_batch(window, settings)
     if not text:
         note("without -f, the bundled calibration text is read (prose, code, mathematics, chats; 35 languages)")
@@ -155,88 +142,38 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
         count = (request.from_chunk or 0) + (request.chunks or OWN_WINDOWS)
         with reporting(request.progress) as report:
             provide_own_text(opened, own, count * window, request.text_seed or 0, report)
-    windows = _windows(
-        opened, texts, request.column, read_template(request.template), window, request.chunks, request.from_chunk or 0
-    )
+    windows = _windows(request, opened, texts, window)
     unread = [one.path.name for one in texts if one.path.name not in windows.datasets]
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
-    job = None
-    if covariance_path is not None:
-        experts = request.covariance_experts or curvature is not None
-        asked = (experts, request.covariance_bits, as_bytes(request.memory))
-        where = {"on_cluster": request.cluster is not None, "curvature": curvature}
-        job = plan_covariance(opened, windows, covariance_path, *asked, **where)
+    collection = collection_of(request, opened, windows)
     if request.dry_run:
-        forecast = forecast_collection(opened, windows, path, collect_options, job)
+        forecast = forecast_collection(opened, windows, path, collection.options, collection.moments)
         return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)
     if request.resume and state is None and not request.force:
         merged = already_collected(path, covariance_path, windows, before)
         if merged is not None:
             return ImatrixResult(merged, None, covered_layers(merged, source), path, None, covariance_path)
-    frequency = 0 if state_path is None else OUTPUT_FREQUENCY if request.output_frequency is None else request.output_frequency
-
-    def save_state(now: CollectState) -> None:
-        assert state_path is not None
-        try:
-            if job is None or request.cluster is not None or not job.is_beside:  # covariances keep a state of their own
-                now.save(state_path)
-            elif job.is_due() or now.done == len(windows.windows):
-                job.prepare_state(now.done)
-                now.save(state_path)
-                job.commit_state()
-        except MillError as error:
-            warn([f"{error}; the work continues, but --resume has less to start from"])
-
+    elsewhere = None
+    if request.cluster is not None:
+        there = model_address(model, opened, {"n_ctx": window, **checkpoint_options, **settings})
+        memory = as_bytes(request.memory)
+        elsewhere = collecting_on(
+            request.cluster, there, opened, windows, collection.options, covariance=collection.moments, memory=memory
+        )
     with output_lock(path) if path is not None else nullcontext():
-        if job is not None:
-            begin_covariance(job, state, on_cluster=request.cluster is not None)
         try:
-            there = {"n_ctx": window, **checkpoint_options, **settings}
-            elsewhere = collecting_on(
-                request.cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(request.memory)
-            )
-            with reporting(request.progress) as report, elsewhere as run_batches:
-                passes = len(job.passes) if job is not None else 1
-                stage = Stage(report, "imatrix", len(windows.windows) * passes, WINDOWS)
-                opened.on_windows = stage.within
-                shared = run_batches if isinstance(run_batches, SharedCovariance) else None
-
-                def on_chunk(so_far: Perplexity, total: int) -> None:
-                    reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
-                    stage.reach(*reached, perplexity_text(so_far.perplexity), so_far)
-
-                imatrix, figures = collect(
-                    opened,
-                    windows,
-                    options=collect_options,
-                    save_frequency=(request.save_frequency or 0) if path is not None else 0,
-                    on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
-                    state_frequency=frequency,
-                    on_state=save_state if state_path is not None else None,
-                    resume=state,
-                    on_chunk=on_chunk,
-                    covariance=job.collector if job is not None and job.is_beside and shared is None else None,
-                    has_final_state=job is not None
-                    and (passes > 1 or not job.is_beside or shared is not None)
-                    and frequency > 0,
-                    elsewhere=run_batches,
-                )
-                if job is not None:
-                    finish_covariance(job, shared, frequency, stage)
-                opened.on_windows = None
+            with reporting(request.progress) as report:
+                imatrix, figures = collection.run(report, state, elsewhere)
         except KeyboardInterrupt:
-            if state_path is None or not state_path.exists():
+            if path is None or not state_path(path).exists():
                 raise
-            done = load_state(state_path).done
+            done = load_state(state_path(path)).done
             raise KeyboardInterrupt(
-                f"{done} windows are kept in {state_path}; the same command with --resume continues"
+                f"{done} windows are kept in {state_path(path)}; the same command with --resume continues"
             ) from None
         imatrix = imatrix.merge(*before)
-        if path is not None and state_path is not None:
-            imatrix.save(path)
-            if job is not None:
-                job.finish()
-            state_path.unlink(missing_ok=True)
+        if path is not None:
+            collection.write(imatrix)
             warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
     layers = covered_layers(imatrix, source)
     if request.plot is not None:
@@ -252,25 +189,13 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     return result
 
 
-def _windows(
-    model: Model,
-    texts: Sequence[CalibrationText],
-    column: str | None,
-    template: str | None,
-    n_ctx: int,
-    chunks: int | None,
-    from_chunk: int,
-) -> Calibration:
+def _windows(request: ImatrixRequest, model: Model, texts: Sequence[CalibrationText], n_ctx: int) -> Calibration:
     """The windows to run. No more of the texts is read than these take; a window may be left over of each weight."""
-    tokens = None if chunks is None else (from_chunk + chunks + len({one.weight for one in texts})) * n_ctx
-    segments = read_segments(model, texts, column=column, template=template, max_tokens=tokens)
-    return cut_windows(model, segments, n_ctx, chunks=chunks, from_chunk=from_chunk)
-
-
-def _numbered(out: Path | None, chunks: int) -> Path:
-    """OUT.at_N before the suffix."""
-    assert out is not None
-    return out.with_name(f"{out.stem}.at_{chunks}{out.suffix}")
+    chunks, first = request.chunks, request.from_chunk or 0
+    tokens = None if chunks is None else (first + chunks + len({one.weight for one in texts})) * n_ctx
+    template = read_template(request.template)
+    segments = read_segments(model, texts, column=request.column, template=template, max_tokens=tokens)
+    return cut_windows(model, segments, n_ctx, chunks=chunks, from_chunk=first)
 
 
 @shown

@@ -19,10 +19,10 @@ from ..recipes import bundled_text
 from ..request_fields import shared, values_of
 from ..runtime import Model, load_model
 from ..runtime.memory import TensorSize
+from .collecting.own_text import WINDOWS as OWN_WINDOWS
+from .collecting.own_text import provide_own_text
 from .common.arguments import refuse_unused
 from .common.models import file_stem
-from .common.own_text import WINDOWS as OWN_WINDOWS
-from .common.own_text import provide_own_text
 from .common.progress import OnProgress, reporting
 from .common.shown import shown
 from .making.effort import LEVELS, Collection, plan_collection

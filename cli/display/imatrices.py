@@ -13,7 +13,7 @@ from .console import table
 if TYPE_CHECKING:
     from ...imatrix.coverage import LayerCoverage
     from ...imatrix.statistics import ImatrixComparison
-    from ...pipeline.common.collection_forecast import CovarianceForecast
+    from ...pipeline.collecting.forecast import CovarianceForecast
     from ...pipeline.imatrix import ImatrixResult, ImatrixStatistics, MergedImatrix
 
 _LISTED = 6  # names in a line of text

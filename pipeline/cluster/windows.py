@@ -62,26 +62,19 @@ def _score(piece: _Scoring) -> list[WindowScores]:
 
 @contextmanager
 def collecting_on(
-    address: str | None,
-    model: ModelLike,
+    address: str,
+    there: ModelAddress,
     opened: Model,
     calibration: Calibration,
     options: CollectOptions,
-    settings: Mapping[str, Any],
-    checkpoint_options: Mapping[str, Any] | None = None,
     covariance: CovarianceJob | None = None,
     memory: int | None = None,
-) -> Iterator[RunBatches | SharedCovariance | None]:
-    """What `collect` takes to run its batches on the workers of a cluster, which is left with the context;
-    None without an address.
+) -> Iterator[RunBatches | SharedCovariance]:
+    """What `collect` takes to run its batches on the workers of a cluster, which is left with the context.
 
-    model: as it was given, with settings of `load_model`; opened: the same here; checkpoint_options: how workers open it,
-    arguments of `open_source`; covariance: a job that they do too; memory: for its sums, of each worker.
+    there: the model, as workers open it; opened: the same here; covariance: a job that they do too; memory: for its sums, of
+    each worker.
     """
-    if address is None:
-        yield None
-        return
-    there = model_address(model, opened, settings, checkpoint_options)
     with open_cluster(address) as cluster, ExitStack() as stack:
         if covariance is not None:
             shared = SharedCovariance(cluster, there, opened, calibration, options, covariance, memory)

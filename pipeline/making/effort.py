@@ -12,9 +12,9 @@ from ...errors import PlanError, installation
 from ...imatrix.calibration import Calibration
 from ...imatrix.covariance.job import CovarianceJob, CurvatureOptions
 from ...runtime import Model
+from ..collecting.moments import plan_covariance
 from ..common.figures import size_text
 from ..common.messages import note
-from ..covariance import plan_covariance
 
 
 @dataclass(frozen=True)

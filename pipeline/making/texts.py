@@ -10,8 +10,8 @@ from ...errors import PlanError, UsageError
 from ...imatrix.texts import CalibrationText, check_texts, read_segments
 from ...recipes import BUNDLED, bundled_text
 from ...runtime import Model
-from ..common.own_text import WINDOWS as OWN_WINDOWS
-from ..common.own_text import parse_texts
+from ..collecting.own_text import WINDOWS as OWN_WINDOWS
+from ..collecting.own_text import parse_texts
 from ..requests.make import MakeRequest
 from .effort import Effort
 

@@ -110,7 +110,7 @@ def report_json(
         "stock": list(stock),
         "is_stock": quant.recipe.stages.get("quantize", {}).keys() <= _STOCK_KEYS,
         "failures": run.failures(validation),
-        "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
+        "limits": run.limits,
         "seconds": _seconds(quant),
         "rules": quant.recipe.text,
         "search": search and {**search, "path": str(quant.folder.recipe.resolve()), "recipe": quant.final_recipe.text},

@@ -31,6 +31,7 @@ class ImatrixRequest(RunningModel):
         flags="-f --file",
         kind="weighted_texts",
         metavar="PATH[:WEIGHT]",
+        key="imatrix.text",
         kw_only=False,
     )
     out: str | Path | None = option(
@@ -56,8 +57,8 @@ class ImatrixRequest(RunningModel):
     in_file: str | Path | Sequence[str | Path] = option(
         "Add the data of this imatrix; without MODEL these files are merged.", default=(), kind="files"
     )
-    n_ctx: int | None = window("512")
-    chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all")
+    n_ctx: int | None = window("512", key="imatrix.ctx")
+    chunks: int | None = option("Read only this many windows.", default=None, least=1, shown="all", key="imatrix.chunks")
     from_chunk: int | None = option(
         "Leave out this many windows at the beginning.", default=None, flags="--from-chunk --chunk", least=0, rare=True
     )
@@ -68,7 +69,10 @@ class ImatrixRequest(RunningModel):
         "Collect data for token_embd.weight: its rows, as often as the text uses them.", default=False
     )
     nextn: bool = option(
-        "Collect data for the draft layers (MTP) too, which are run after the model.", default=False, rare=True
+        "Collect data for the draft layers (MTP) too, which are run after the model.",
+        default=False,
+        key="imatrix.nextn",
+        rare=True,
     )
     output_frequency: int | None = option(
         "Save what --resume needs to OUT.state after this many windows; 0 never does.",
@@ -86,6 +90,7 @@ class ImatrixRequest(RunningModel):
         default=None,
         kind="out_file",
         metavar="FILE",
+        key="imatrix.covariance",
     )
     covariance_experts: bool = option(
         "Collect the covariances of the down matrices of experts too, one for each expert.", default=False
@@ -96,6 +101,7 @@ class ImatrixRequest(RunningModel):
         default=None,
         kind="out_file",
         metavar="FILE",
+        key="imatrix.curvature",
     )
     curvature_rows: int | None = option(
         "Collect second moments of the gradients of this many rows of a matrix, at most, with each other.",

@@ -68,10 +68,27 @@ def said(given: GivenRecipe, field: Field) -> Any:
         return None
     if field.option.travel == "adapters":
         return tuple(str(given.folder / name) for name in ([value] if isinstance(value, str) else value))
+    where = f"{given.recipe.name}, [{stage}] {key}"
+    if field.option.kind == "weighted_texts":
+        return tuple(_weighted_text(name, given.folder, where) for name in ([value] if isinstance(value, str) else value))
     if field.option.kind in ("file", "text", "calibration_text"):
-        path = find_text(value, given.folder) if field.option.kind == "calibration_text" else given.folder / value
-        if not path.is_file():
-            problem = "is a folder; give a file" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-            raise PlanError(f"{given.recipe.name}, [{stage}] {key}: {path} {problem}")
-        return path
+        is_text = field.option.kind == "calibration_text"
+        return _existing(find_text(value, given.folder) if is_text else given.folder / value, where)
+    if field.option.kind == "out_file":  # true: the folder of results has it
+        return given.folder / value if isinstance(value, str) else value or None
     return value
+
+
+def _weighted_text(name: str, folder: Path, where: str) -> str:
+    """PATH or PATH:WEIGHT of a recipe, with the path to the file."""
+    path, _, weight = name.rpartition(":")
+    is_weighted = bool(path) and weight.isdecimal() and int(weight) > 0 and not (folder / name).exists()
+    found = _existing(find_text(path if is_weighted else name, folder), where)
+    return f"{found}:{weight}" if is_weighted else str(found)
+
+
+def _existing(path: Path, where: str) -> Path:
+    if not path.is_file():
+        problem = "is a folder; give a file" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+        raise PlanError(f"{where}: {path} {problem}")
+    return path

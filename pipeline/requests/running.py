@@ -51,8 +51,7 @@ def settings_of(request: RunningModel, *without: str) -> dict[str, Any]:
     }
 
 
-def window(shown: str) -> Any:
-    """The field n_ctx of a verb that reads a text in windows. shown: its default, in words."""
-    return option(
-        "Read windows of this many tokens.", default=None, flags="-c --ctx-size", least=4, most=2**31 - 1, shown=shown
-    )
+def window(shown: str, key: str = "") -> Any:
+    """The field n_ctx of a verb that reads a text in windows. shown: its default, in words; key: of a recipe."""
+    help, most = "Read windows of this many tokens.", 2**31 - 1
+    return option(help, default=None, flags="-c --ctx-size", least=4, most=most, shown=shown, key=key)

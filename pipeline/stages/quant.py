@@ -23,6 +23,7 @@ from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
 from ..cluster.call import ClusterCall, cluster_call
 from ..cluster.measuring import SearchWorkers, search_workers
+from ..collecting.collection import moments_path
 from ..common.arguments import refuse_inputs
 from ..common.covariance import load_covariances
 from ..common.progress import OnProgress
@@ -30,13 +31,13 @@ from ..planning import Quantization, plan_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
 from ..requests.groups import moments_of
+from ..requests.imatrix import ImatrixRequest
 from ..requests.quantize import QuantizeRequest
 from ..requests.recipe import GivenRecipe
 from ..requests.run import RunRequest
 from ..writing.checks import problem_line, verify_written
 from .cache import StageCache, key_of
 from .folder import RunFolder
-from .imatrix import Moments
 from .repack import check_repack
 from .text import StageText
 from .write import write_plan
@@ -58,7 +59,7 @@ class QuantRun(Protocol):
     reading_text: str | None
     working_kind: str | None
     texts: dict[str, StageText]
-    collected: Moments | None
+    collecting: ImatrixRequest
 
     @property
     def inputs(self) -> list[Path]: ...
@@ -70,7 +71,7 @@ class QuantRun(Protocol):
     def imatrix_key(self) -> str: ...
     def importance(self) -> Importance | None: ...
     def expected_importance(self) -> Importance | None: ...
-    def expected_covariances(self, moments: Moments, effort: int) -> Covariances: ...
+    def expected_covariances(self, effort: int) -> Covariances: ...
     def forget_measurements(self, path: Path) -> None: ...
     def working_source(self) -> TensorSource: ...
 
@@ -82,13 +83,13 @@ class Quant:
         self.run, self.recipe = run, recipe
         self.folder = replace(run.folder, stem=f"{run.folder.stem}-{recipe.label}") if recipe.label else run.folder
         self.with_imatrix = "imatrix" in recipe.stages
-        self.collected = run.collected if self.with_imatrix else None
+        self.collects = self.with_imatrix and moments_path(run.collecting) is not None
         asked = QuantizeRequest(
             run.model,
             self.folder.gguf,
             imatrix=run.imatrix_path if self.with_imatrix else None,
-            covariance=None if self.collected is None or self.collected.curvature else self.collected.path,
-            curvature=self.collected.path if self.collected is not None and self.collected.curvature else None,
+            covariance=run.collecting.covariance if self.collects else None,
+            curvature=run.collecting.curvature if self.collects else None,
             program=run.request.program,
             allow_nonfinite=run.request.allow_nonfinite,
             cluster=run.request.cluster,
@@ -118,8 +119,8 @@ class Quant:
         """The job with these importance data, and with what is known of covariances where both have yet to be collected."""
         job.source, job.importance = self.run.source, importance
         job.__dict__.pop("covariances", None)
-        if self.collected is not None and isinstance(importance, PendingImportance):
-            job.covariances = self.run.expected_covariances(self.collected, job.effort)
+        if self.collects and isinstance(importance, PendingImportance):
+            job.covariances = self.run.expected_covariances(job.effort)
         return job
 
     def _final(self, importance: Importance | None) -> Quantization:
@@ -150,7 +151,7 @@ class Quant:
     def _covariance_key(self) -> tuple[object, ...]:
         """What of the covariances decides a search: their effort, and the data of a file that is given."""
         path, effort, curvature = moments_of(self.job.request), self.job.effort, self.job.request.curvature is not None
-        if path is None or self.collected is not None:  # what is collected is part of the imatrix' key
+        if path is None or self.collects:  # what is collected is part of the imatrix' key
             return (effort,) if path is not None else ()
         covariances = load_covariances(Path(path), self.run.source, effort, curvature=curvature)
         return covariances.identity, covariances.effort

@@ -13,23 +13,26 @@ from typing import Any
 from ...convert import open_source
 from ...formats import PlanError, TensorSource, TensorType
 from ...imatrix.entries import Imatrix, load
-from ...imatrix.texts import CalibrationText
+from ...imatrix.texts import parse_text
 from ...jobs.code_digest import code_digest
 from ...jobs.plan import Plan
 from ...jobs.preflight import check_space
 from ...quantize.covariance.source import Covariances
 from ...quantize.importance import Importance, PendingImportance
 from ...quantize.recipes.recipe import Recipe
-from ...recipes import find_text
 from ...runtime import Model, load_model
+from ..collecting.collection import N_CTX, moments_path
 from ..common.arguments import refuse_inputs
 from ..common.checksums import sha256_of
 from ..common.figures import size_text
 from ..common.models import file_stem
 from ..common.progress import OnProgress
-from ..requests.groups import moments_of
+from ..requests.groups import Measuring, moments_of
+from ..requests.imatrix import ImatrixRequest
+from ..requests.recipe import GivenRecipe, merged
 from ..requests.run import RunRequest
 from ..requests.sources import reading_of
+from ..requests.validate import ValidateRequest
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
 from .folder import RunFolder
@@ -37,8 +40,6 @@ from .quant import Quant
 from .text import StageText, read_stage_text
 from .validation import Validation
 from .working import WorkingCopy
-
-_STAGES_WITH_TEXT = ("imatrix", "search", "validate")
 
 
 class Run:
@@ -62,7 +63,9 @@ class Run:
         self.model = self._model_name(stages["source"])
         if recipe.several:
             folder = self.folder = replace(folder, stem=file_stem(self.model))
-        self.collected = imatrix_stage.moments_to_write(recipe, self.path.parent, folder)
+        given = GivenRecipe(self.path, recipe)
+        self.collecting = imatrix_stage.imatrix_request(self.model, folder, request, given)
+        self.validating = merged(ValidateRequest(), given)
         self.quants = [Quant(self, one) for one in recipe.each]
         first = self.quants[0].job.request
         self.mla_layout = self._mla_layout()
@@ -71,8 +74,8 @@ class Run:
         # what decides the model beside its files
         mtp = self.reading["mtp"]
         self.reading_text = self.mla_layout if mtp is None else f"{self.mla_layout}, draft layers: {mtp}"
-        self.nextn: bool = stages.get("imatrix", {}).get("nextn", False)
-        self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
+        asked = {"imatrix": self.collecting, "search": merged(Measuring(), given), "validate": self.validating}
+        self.texts = {stage: self._read_text(stage, one) for stage, one in asked.items() if one.text is not None}
         begun = [quant.stage_name("quantize") for quant in self.quants]
         self.cache = StageCache(folder.state, begun if request.force else None, report)
         self.working_kind: str | None = stages.get("source", {}).get("working")
@@ -105,18 +108,11 @@ class Run:
             raise PlanError(f"{self.recipe.name}: {path} does not exist")
         return path
 
-    def _read_text(self, stage: str) -> StageText:
-        table, where = self.recipe.stages[stage], f"{self.recipe.name}, [{stage}] text"
-        given = [table["text"]] if isinstance(table["text"], str) else table["text"]
-        cut = table.get("ctx", 512), table.get("chunks")
-        return read_stage_text(where, [*map(self._text, given)], *cut, self._source_model, table.get("from_chunk", 0))
-
-    def _text(self, name: str) -> CalibrationText:
-        """PATH or PATH:WEIGHT of the recipe's folder, or the bundled text."""
-        path, _, weight = name.rpartition(":")
-        is_weighted = bool(path) and weight.isdecimal() and int(weight) > 0 and not (self.path.parent / name).exists()
-        path, times = (path, int(weight)) if is_weighted else (name, 1)
-        return CalibrationText(self._existing(find_text(path, self.path.parent)), times)
+    def _read_text(self, stage: str, asked: ImatrixRequest | Measuring | ValidateRequest) -> StageText:
+        names = asked.text if isinstance(asked.text, tuple) else [asked.text]
+        texts, first = [parse_text(str(name)) for name in names], getattr(asked, "from_chunk", None) or 0
+        where = f"{self.recipe.name}, [{stage}] text"
+        return read_stage_text(where, texts, asked.n_ctx or N_CTX, asked.chunks, self._source_model, first)
 
     @cached_property
     def _source_model(self) -> Model:
@@ -134,7 +130,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
-        given += [Path(path) for q in self.quants if (path := moments_of(q.job.request)) is not None and q.collected is None]
+        given += [Path(path) for q in self.quants if (path := moments_of(q.job.request)) is not None and not q.collects]
         return [*self.source.files, self.path, *(path for text in self.texts.values() for path in text.paths), *given]
 
     @property
@@ -166,32 +162,22 @@ class Run:
     @property
     def _collected_files(self) -> list[Path]:
         """What the imatrix stage writes."""
-        return [self.folder.imatrix, *([self.collected.path] if self.collected else [])] if "imatrix" in self.texts else []
+        moments = moments_path(self.collecting)
+        return [self.folder.imatrix, *([moments] if moments is not None else [])] if "imatrix" in self.texts else []
 
     @cached_property
     def imatrix_key(self) -> str:
         """A digest of all that decides what is in the imatrix."""
         text = self.texts.get("imatrix")
         if text is not None:
-            options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
-            options += ["curvature"] * (self.collected is not None and self.collected.curvature)
-            cut = (text.digest, text.n_ctx, text.chunks)
-            options += [self.working_kind] if self.working_kind is not None else []
-            return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *options)
+            asked, cut = self.collecting, (text.digest, text.n_ctx, text.chunks)
+            what = asked.covariance is not None, asked.curvature is not None, asked.nextn, self.working_kind
+            return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *what)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
-        return imatrix_stage.compute(
-            self._running_model,
-            text,
-            self.folder.imatrix,
-            self.collected,
-            self._planned_types,
-            self.report,
-            nextn=self.nextn,
-            cluster=self.request.cluster,
-            reading=self.reading,
-        )
+        types, reading = self._planned_types, self.reading
+        return imatrix_stage.compute(self.collecting, self._running_model, text, types, self.report, reading)
 
     def importance(self) -> Importance | None:
         """The imatrix as the encoders take it."""
@@ -207,9 +193,9 @@ class Run:
             {}, Imatrix({}, [path.name for path in text.paths], 1, text.n_ctx).metadata(self.folder.imatrix.name)
         )
 
-    def expected_covariances(self, moments: imatrix_stage.Moments, effort: int) -> Covariances:
+    def expected_covariances(self, effort: int) -> Covariances:
         """What is known of the covariances before they are collected."""
-        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], moments, effort)
+        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], self.collecting, effort)
 
     # -- the files
 
@@ -221,15 +207,13 @@ class Run:
 
     def check(self) -> list[Plan]:
         """Everything that can be checked before any work. Returns the plan of each quant, as `Quant.check` does."""
-        for stage, key in (("imatrix", "nextn"), ("validate", "mtp")):
-            if self.recipe.stages.get(stage, {}).get(key) and not self._source_model.draft_heads:
-                raise PlanError(
-                    f"{self.recipe.name}: [{stage}] {key} is for draft layers, of which {self.source.path} has none"
-                )
+        for name, is_asked in (("[imatrix] nextn", self.collecting.nextn), ("[validate] mtp", self.validating.mtp)):
+            if is_asked and not self._source_model.draft_heads:
+                raise PlanError(f"{self.recipe.name}: {name} is for draft layers, of which {self.source.path} has none")
         refuse_inputs([*self.folder.reports, self.folder.state, *self._collected_files], self.inputs)
-        is_elsewhere = self.collected is not None and self.collected.path not in (self.folder.covariance, self.folder.curvature)
-        if self.collected is not None and is_elsewhere and not self.request.force:
-            self.cache.check_own("imatrix", self.imatrix_key, self.collected.path)
+        moments = moments_path(self.collecting)
+        if moments not in (None, self.folder.covariance, self.folder.curvature) and not self.request.force:
+            self.cache.check_own("imatrix", self.imatrix_key, moments)
         plans: list[Plan] = []
         for quant in self.quants:
             plan, types = quant.check()
@@ -256,12 +240,13 @@ class Run:
 
     @cached_property
     def _validation(self) -> Validation | None:
-        text, table = self.texts.get("validate"), self.recipe.stages.get("validate", {})
+        text = self.texts.get("validate")
         if text is None:
             return None
-        running = self.working_source if self.working is not None else None
-        table = table if self.working_kind is None else {**table, "baseline": self.working_kind}
-        return Validation(self.recipe.name, table, text, self.source, self.request.allow_nonfinite, running)
+        asked, running = self.validating, None
+        if self.working_kind is not None:
+            asked, running = replace(asked, baseline=self.working_kind), self.working_source
+        return Validation(self.recipe.name, asked, text, self.source, self.request.allow_nonfinite, running)
 
     def validate(self, plans: Sequence[Plan]) -> list[dict[str, Any] | None]:
         """What `Validation.measure` finds of each quant's file, the baseline run once for all; None without [validate]."""
@@ -311,6 +296,11 @@ class Run:
     def failures(self, figures: dict[str, Any] | None) -> list[str]:
         """The figures of `validate` that exceed the recipe's limits, in words."""
         return self._validation.failures(figures) if self._validation is not None and figures is not None else []
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits of figures that the recipe sets."""
+        return self._validation.limits if self._validation is not None else {}
 
     @property
     def source_line(self) -> str:

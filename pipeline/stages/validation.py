@@ -20,10 +20,11 @@ from ...runtime.evaluate.perplexity import Perplexity, perplexities
 from ...runtime.generation.generate import generate
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..judging.verdict import NoiseFloor
+from ..requests.validate import ValidateRequest
 from .text import StageText
 
 _RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window
-_LIMITS = (("max_ppl_ratio", "ratio"), ("max_kld", "kld_mean"))  # keys of [validate] -> figures
+_LIMITS = {"max_ppl_ratio": "ratio", "max_kld": "kld_mean"}  # keys of [validate] -> figures
 
 
 class Validation:
@@ -31,28 +32,26 @@ class Validation:
 
     The baseline is what a file of that type would hold: the source's weights rounded to it, without the file.
 
-    recipe: the recipe's name, for messages; table: the values of [validate]; text: its text; running: gives what runs in place
-    of the source, and then is the baseline. Raises PlanError for a baseline that cannot be made.
+    recipe: the recipe's name, for messages; text: the one that is asked for; running: gives what runs in place of the source,
+    and then is the baseline. Raises PlanError for a baseline that cannot be made.
     """
 
     def __init__(
         self,
         recipe: str,
-        table: dict[str, Any],
+        asked: ValidateRequest,
         text: StageText,
         source: TensorSource,
         allow_nonfinite: bool,
         running: Callable[[], TensorSource] | None = None,
     ):
-        self.where, self.table, self.text, self.source = f"{recipe}, [validate]", table, text, source
+        self.where, self.asked, self.text, self.source = f"{recipe}, [validate]", asked, text, source
         self.running = running
-        self.baseline, prompts = table.get("baseline", "bf16"), table.get("prompt", [])
-        self.prompts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) if prompt]
-        self.stock: list[str] = [name for one in table.get("stock", []) if (name := file_type_name(one)) is not None]
-        self.n_predict: int = table.get("n", 64)
-        self.mtp: bool = table.get("mtp", False)
+        prompts = [asked.prompts] if isinstance(asked.prompts, str) else asked.prompts
+        self.prompts = [prompt for prompt in prompts if prompt]
+        self.stock: list[str] = [name for one in asked.stock if (name := file_type_name(one)) is not None]
         try:
-            kind = TYPES[self.baseline]
+            kind = TYPES[asked.baseline]
             self.baseline_plan = plan_quantize(source, "baseline.gguf", type=kind, allow_nonfinite=allow_nonfinite)
         except PlanError as error:
             raise PlanError(f"{self.where} baseline: {error}") from None
@@ -67,12 +66,12 @@ class Validation:
     @property
     def settings(self) -> tuple[object, ...]:
         """All that decides the figures, beside the two models."""
-        return (*self.measuring, self.prompts, self.n_predict)
+        return (*self.measuring, self.prompts, self.asked.n_predict)
 
     @property
     def measuring(self) -> tuple[object, ...]:
         """What of that decides the figures of stock mixes."""
-        return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.mtp
+        return self.text.digest, self.text.n_ctx, self.text.chunks, self.asked.baseline, self.asked.mtp
 
     def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
         """Measures each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers,
@@ -120,18 +119,23 @@ class Validation:
                 for figure in _RUNNING:
                     values[figure].append(getattr(one, figure))
 
-        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.mtp)
-        about = {"baseline": self.baseline, "baseline_bytes": base.file_bytes, "dataset": text.name}
+        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.asked.mtp)
+        about = {"baseline": self.asked.baseline, "baseline_bytes": base.file_bytes, "dataset": text.name}
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
 
     def _texts_of(self, model: Model) -> list[str]:
-        return [generate(model, prompt, n_predict=self.n_predict, temp=0).text() for prompt in self.prompts]
+        return [generate(model, prompt, n_predict=self.asked.n_predict, temp=0).text() for prompt in self.prompts]
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The recipe's limits that there are, by their names there."""
+        return {name: limit for name in _LIMITS if (limit := getattr(self.asked, name)) is not None}
 
     def failures(self, figures: dict[str, Any]) -> list[str]:
         """The figures that exceed the recipe's limits, in words."""
         return [
-            f"{figure} is {figures[figure]:.4f}, the recipe allows {limit} = {self.table[limit]}"
-            for limit, figure in _LIMITS
-            if limit in self.table and not figures[figure] <= self.table[limit]
+            f"{_LIMITS[name]} is {figures[_LIMITS[name]]:.4f}, the recipe allows {name} = {limit}"
+            for name, limit in self.limits.items()
+            if not figures[_LIMITS[name]] <= limit
         ]

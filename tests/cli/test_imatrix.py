@@ -150,7 +150,7 @@ def test_a_full_disk_at_a_save_does_not_end_the_job(mill, tmp_path, monkeypatch)
     out = tmp_path / "demo.imatrix"
     code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 2, *SHORT, "--output-frequency", 1)
     assert code == 0
-    assert "No space left on device; the work continues, but --resume has less to start from" in err
+    assert "No space left on device; the work continues, but there is less to resume from" in err
     assert [path.name for path in tmp_path.iterdir()] == ["demo.imatrix"]
 
 

@@ -5,9 +5,11 @@ import json
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
 
+from ggufmill import run_recipe
 from ggufmill.cli import main
 from ggufmill.formats import MillError, open_gguf
 from ggufmill.recipes import FOLDER
@@ -147,6 +149,34 @@ def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, mon
         assert code == 128 + signal.SIGTERM
         assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} continues it"
     assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
+
+
+def test_an_interrupted_importance_matrix_is_resumed(short, tmp_path, monkeypatch):
+    """From the last state, to the same bytes; one of another job counts as absent."""
+    monkeypatch.setattr("ggufmill.pipeline.collecting.collection.OUTPUT_FREQUENCY", 1)
+    recipe, counts = short(IMATRIX, **{"chunks = 2": "chunks = 4"}), []
+
+    def made(out, stop=None):
+        def watch(progress):
+            if progress.stage == "imatrix":
+                counts.append(progress.done)
+                if progress.done == stop:
+                    raise KeyboardInterrupt
+
+        counts.clear()
+        with pytest.raises(KeyboardInterrupt) if stop is not None else nullcontext():
+            run_recipe(recipe, out, progress=watch)
+        return out / "short.imatrix"
+
+    whole = made(tmp_path / "whole").read_bytes()
+    cut = made(tmp_path / "cut", stop=3)
+    assert not cut.exists() and cut.with_name("short.imatrix.state").exists()
+    assert made(tmp_path / "cut").read_bytes() == whole
+    assert min(count for count in counts if count) > 1
+    assert not cut.with_name("short.imatrix.state").exists()
+    made(tmp_path / "other", stop=3)
+    short(IMATRIX.replace("ctx = 64", "ctx = 32"))
+    assert made(tmp_path / "other").exists() and 1 in counts
 
 
 def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):

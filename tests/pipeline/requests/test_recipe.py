@@ -5,18 +5,21 @@ import pytest
 from ggufmill.errors import PlanError
 from ggufmill.pipeline.requests.convert import OUTTYPES, ConvertRequest
 from ggufmill.pipeline.requests.groups import Measuring
+from ggufmill.pipeline.requests.imatrix import ImatrixRequest
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.requests.recipe import given_recipe, merged
+from ggufmill.pipeline.requests.validate import ValidateRequest
 from ggufmill.quantize.recipes import recipe as recipes
 from ggufmill.request_fields import fields_of
 
 # Keys that say which files a run makes, or that `Recipe` reads by itself.
-_OF_RUNS = {"quantize.rules", "quantize.name", "quantize.recipe", "quantize.imatrix", "quantize.repack"}
+_OF_RUNS = {"quantize.rules", "quantize.name", "quantize.recipe", "quantize.imatrix", "quantize.repack", "imatrix.file"}
 
 
 def test_fields_name_the_keys_that_recipes_have():
-    keys = {field.option.key for kind in (ConvertRequest, QuantizeRequest, Measuring) for field in fields_of(kind)} - {""}
-    stages = ("convert", "quantize", "search")
+    kinds = (ConvertRequest, QuantizeRequest, Measuring, ImatrixRequest, ValidateRequest)
+    keys = {field.option.key for kind in kinds for field in fields_of(kind)} - {""}
+    stages = ("convert", "quantize", "search", "imatrix", "validate")
     assert keys | _OF_RUNS == {f"{stage}.{key}" for stage in stages for key in recipes.STAGES[stage]}
     assert OUTTYPES == recipes.OUTTYPES
 

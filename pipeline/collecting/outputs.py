@@ -9,24 +9,24 @@ from ...errors import PlanError
 from ...formats.file_range import PIPED_TEXTS
 from ...imatrix import Imatrix, load
 from ...imatrix.calibration import Calibration
-from .arguments import check_folder, refuse_inputs
+from ...imatrix.collect_state import state_path
+from ..common.arguments import check_folder, refuse_inputs
 
 
-def check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> Path | None:
-    """OUT.state, where a call keeps what it needs to be continued. Raises PlanError for outputs that must not be written.
+def check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> None:
+    """Raises PlanError for outputs that must not be written, among them OUT.state.
 
     With `resume` the output may exist: `already_collected` looks at it when the windows are known.
     """
-    state = out.with_name(out.name + ".state") if out is not None else None
-    refuse_inputs([*([out] if out else []), *([state] if state else []), *([Path(plot)] if plot else [])], inputs)
-    if out is None or state is None:
-        return None
+    written = [out, state_path(out)] if out is not None else []
+    refuse_inputs([*written, *([Path(plot)] if plot else [])], inputs)
+    if out is None:
+        return
     if out.exists() and not (resume or force):
         raise PlanError(f"{out} exists; use --force to replace it")
-    if state.exists() and not (resume or force):
-        raise PlanError(f"{state} is left from an interrupted run; --resume continues it, --force starts over")
+    if state_path(out).exists() and not (resume or force):
+        raise PlanError(f"{state_path(out)} is left from an interrupted run; --resume continues it, --force starts over")
     check_folder(out)
-    return state
 
 
 def already_collected(

@@ -8,8 +8,8 @@ from pathlib import Path
 from ...imatrix.own_text import SELF, fingerprint, is_written, own_tokens, write_own_text
 from ...imatrix.texts import CalibrationText, parse_text
 from ...runtime import Model
-from .messages import note
-from .progress import OnProgress, Stage
+from ..common.messages import note
+from ..common.progress import OnProgress, Stage
 
 WINDOWS = 100  # that are written where nobody says how many are read
 

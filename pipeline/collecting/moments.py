@@ -1,0 +1,129 @@
+"""Second moments of a model's inputs, and of gradients at its outputs, beside an importance matrix: checked, planned, begun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import PlanError, UsageError
+from ...imatrix.calibration import Calibration
+from ...imatrix.collect_state import CollectState
+from ...imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, CurvatureOptions, state_path
+from ...imatrix.covariance.outputs import outputs_of
+from ...runtime import Model
+from ..cluster.covariance import SharedCovariance
+from ..common.arguments import check_folder, refuse_inputs
+from ..common.figures import duration, size_text
+from ..common.memory import memory_budget
+from ..common.messages import note, warn
+from ..common.progress import Stage
+from .forecast import seen_by
+
+
+def check_covariance(
+    out: str | Path | None,
+    imatrix: Path | None,
+    inputs: Sequence[Path],
+    resume: bool,
+    force: bool,
+    has_more: bool,
+    option: str = "--covariance",
+) -> Path | None:
+    """The file to write, after a check of what is there. has_more: whether other importance matrices are added; option: that
+    named the file.
+
+    Raises PlanError for a file that must not be written, UsageError for what cannot be combined with a covariance.
+    """
+    if out is None:
+        return None
+    path = Path(out)
+    if imatrix is None:
+        raise UsageError(f"{option} is written together with an importance matrix: say where that goes (-o)")
+    if has_more:
+        raise UsageError("--in-file adds importance matrices only: collect without it, and use `imatrix merge` afterwards")
+    if path.resolve() == imatrix.resolve():
+        raise PlanError(f"{path} cannot be the importance matrix and the covariance")
+    state = state_path(path)
+    refuse_inputs([path, state], inputs)
+    if path.exists() and not force and not (resume and (state.exists() or imatrix.exists())):
+        raise PlanError(f"{path} exists; use --force to replace it")
+    check_folder(path)
+    return path
+
+
+def plan_covariance(
+    model: Model,
+    windows: Calibration,
+    path: Path,
+    experts: bool = False,
+    bits: int | None = None,
+    memory: int | None = None,
+    *,
+    on_cluster: bool = False,
+    curvature: CurvatureOptions | None = None,
+) -> CovarianceJob:
+    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's. curvature:
+    what is collected of gradients too.
+
+    Raises PlanError for too little memory, a number of bits that there is not, and for gradients without torch, of a model that
+    has none, or on a cluster.
+    """
+    if curvature is not None and on_cluster:
+        raise PlanError(
+            "--curvature is collected on one machine: leave out --cluster, or collect parts of the text and merge them"
+        )
+    if bits is not None and bits not in BITS:
+        raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
+    if on_cluster:
+        memory = sys.maxsize
+    elif memory is None:
+        memory = memory_budget(None)
+    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory, curvature))
+
+
+def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, on_cluster: bool = False) -> CovarianceJob:
+    """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes, unless the workers of a
+    cluster are going to do it, which are not known yet.
+
+    Raises PlanError for too little disk space, or the state of another job.
+    """
+    if state is None:
+        job.start_afresh()
+    if on_cluster:
+        job.writer.check_space()
+        if state is not None:
+            job.resume_finished()
+        return job
+    job.writer.check_space(2 * job.sums_bytes)
+    outputs = outputs_of(job.inputs)
+    columns = [one.columns for one in job.inputs if one not in outputs]
+    more = f", second moments of gradients at {len(outputs)} outputs" if outputs else ""
+    passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
+    running, summing = job.expected_seconds()
+    note(
+        f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns{more}: the file takes "
+        f"{size_text(job.writer.nbytes)}, the sums {size_text(job.sums_bytes)} of memory, in {passes}; "
+        f"about {duration(running)} for running the text, {duration(summing)} for the sums"
+    )
+    if few := seen_by(job).remark:
+        warn([few])
+    if state is not None:
+        job.resume(state.done)
+    return job
+
+
+def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state_frequency: int, stage: Stage) -> None:
+    """Sums and writes what is left when the importance matrix is complete. shared: the workers that do it."""
+    if shared is not None:
+        shared.finish(lambda: stage.reach(*shared.reached))
+        return
+    total = len(job.passes) * job.window_count
+    while True:
+        if not job.is_beside:
+            before = job.number * job.window_count
+            job.run_pass(state_frequency, lambda done, before=before: stage.reach(before + done, total))
+        is_last = job.is_last
+        job.end_pass()
+        if is_last:
+            return
