@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..formats import dims
-from ..runtime.graph import Weight
+from ..runtime.graph import ExpertInputs, Weight
 from ..simd.workers import Workers
 from .sum_squares import LARGEST, TILE, add_runs, add_squares
 from .windows import NotFiniteError
@@ -77,23 +77,12 @@ class BatchSums:
         entry.sums += squares.sum(axis=0) if is_shared else squares
         entry.counts += n * len(squares) if is_shared else n
 
-    def add_runs(
-        self,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-        source: tuple = (),
-    ) -> None:
-        """Adds runs of rows of x, float32 [any, columns], or of x[rows], each to another matrix (see `Observer`).
-
-        Raises NotFiniteError for NaN or infinity.
-        """
+    def add_runs(self, weight: Weight, inputs: ExpertInputs, source: tuple = ()) -> None:
+        """Adds runs of rows, each to another matrix. Raises NotFiniteError for NaN or infinity."""
         entry, workers = self._leading(weight, source), self._workers
         if entry is None:
             return
+        x, matrices, starts, counts, rows = inputs
         entry.counts[matrices] += counts
         offsets = (np.arange(len(x)) if rows is None else rows) * x.strides[0]
         address, sums, columns = x.ctypes.data, entry.sums.ctypes.data, x.shape[1]

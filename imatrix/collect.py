@@ -20,7 +20,7 @@ from ..runtime import Model
 from ..runtime.draft_head import check_draft_layers, window_rows
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
 from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreStatistics
-from ..runtime.graph import Observer, Op, Weight
+from ..runtime.graph import ExpertInputs, Observer, Op, Weight
 from ..runtime.graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from .batch_sums import Addition, BatchSums
 from .calibration import Calibration, TextSegment, cut_windows
@@ -113,18 +113,9 @@ class Collector(Observer):
         """Raises MillError for NaN or infinity, as the other methods do."""
         self._batch.add(weight, x, matrix, _source(weight, op.x.index) if isinstance(op, Linear) else ())
 
-    def on_expert_inputs(
-        self,
-        op: Op,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-    ) -> None:
+    def on_expert_inputs(self, op: Op, weight: Weight, inputs: ExpertInputs) -> None:
         source = _source(weight, op.x.index, op.routing.index) if isinstance(op, ExpertLinear) else ()
-        self._batch.add_runs(weight, x, matrices, starts, counts, rows, source)
+        self._batch.add_runs(weight, inputs, source)
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
         """As `Observer`: x is float32 [tokens, heads, columns]."""

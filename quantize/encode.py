@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
     from .covariance.prepared import PreparedCovariance
 
-__all__ = ["can_encode", "decode", "encode", "encode_rows", "encode_unchecked"]
+__all__ = ["can_encode", "decode", "encode", "encode_unchecked"]
 
 _COMPILED_COLUMNS = 512
 _WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
@@ -37,6 +37,7 @@ def encode(
     effort: int = 1,
     device: str | None = None,
     coupled: CoupledRows | None = None,
+    report: Report | bool = True,
 ) -> np.ndarray:
     """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
@@ -52,6 +53,8 @@ def encode(
                 are then weighed together, tr(A R H R^T). Only with a covariance
     device      a device of torch ('cuda', 'cuda:1') that encodes the types that `quantize.torch_encoders` knows; None: this
                 program
+    report      called with the rows that stay far coarser than the type is for others (see `scale_range`); True: they are an
+                error or a warning, False: neither
 
     Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
     type), and for importance or covariance of another width or with impossible entries; NonFiniteError for NaN or infinity
@@ -59,21 +62,6 @@ def encode(
     others (then a warning is logged). The layouts are those of docs/formats/layouts.md, the searches those of
     docs/formats/encoders.md.
     """
-    report = CoarseRowReport.of_array(x, TYPES.find(type).name)
-    return encode_rows(x, type, importance, covariance, effort, device, coupled, report)
-
-
-def encode_rows(
-    x: np.ndarray,
-    type: str,
-    importance: np.ndarray | None = None,
-    covariance: SecondMoments | PreparedCovariance | None = None,
-    effort: int = 1,
-    device: str | None = None,
-    coupled: CoupledRows | None = None,
-    report: Report | None = None,
-) -> np.ndarray:
-    """`encode`, with `report` told of the rows that stay coarse (see `scale_range`), if it is given."""
     tensor_type = TYPES.find(type)
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim != 2:
@@ -108,7 +96,11 @@ def encode_rows(
             if refined is not None and not suspicious:
                 return _packed(refined, plain, n)
         q, amax = _encode_plain(x, importance, plain)
-        q, changed = mended(x, q, amax, importance, plain, report)
+        if isinstance(report, bool):
+            report_to = CoarseRowReport.of_array(x, tensor_type.name) if report else None
+        else:
+            report_to = report
+        q, changed = mended(x, q, amax, importance, plain, report_to)
         if prepared is not None:
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)

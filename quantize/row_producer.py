@@ -14,7 +14,7 @@ from ..formats.floats import all_finite
 from ..repack.interleave import repacked_rows
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import NonFiniteError
-from .encode import encode_rows
+from .encode import encode
 from .importance import Importance
 from .scale_range import plain_range
 
@@ -106,15 +106,15 @@ class RowProducer:
         factor = np.float32(1) if self.scale is None else self.scale.factors()[matrix]
         if self.scale is not None:
             x = x / factor
-        report = None if self._report is None else partial(self._report, start=start, factor=float(factor))
-        encode = partial(
-            encode_rows, type=self.target.name, importance=weights, covariance=covariance, effort=effort, device=self.device,
+        report = self._report is not None and partial(self._report, start=start, factor=float(factor))
+        encode_these = partial(
+            encode, type=self.target.name, importance=weights, covariance=covariance, effort=effort, device=self.device,
             coupled=coupled, report=report,
         )  # fmt: skip
         try:
-            return encode(x)
+            return encode_these(x)
         except NonFiniteError as error:
-            return encode(self._without_nonfinite(x, start, error))
+            return encode_these(self._without_nonfinite(x, start, error))
 
     def _is_held(self, copied: np.ndarray) -> bool:
         """Whether all numbers are finite and, where they were rounded, no row is so small that this may have made it coarse."""

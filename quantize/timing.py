@@ -12,7 +12,7 @@ import numpy as np
 from ..formats import TYPES, TensorType
 from ..jobs.outputs import Output, OutputKind
 from ..jobs.plan import Plan
-from .encode import encode_rows
+from .encode import encode
 
 SAMPLE = 1 << 16  # weights per call of an encoder
 REST = 1.2e-9  # seconds of a thread for reading, decoding, checking and writing a weight (fp8 to q8_0, Zen 5)
@@ -31,12 +31,12 @@ def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, columns)).astype(np.float32) * 0.02
     importance = None if tensor_type.is_float else (rng.chisquare(2, columns) + 0.01).astype(np.float32)
-    encode_rows(x[: tensor_type.rows], tensor_type.name, importance)
+    encode(x[: tensor_type.rows], tensor_type.name, importance)
 
     def work(_: int) -> float:
         calls, started = 0, clock()
         while calls == 0 or clock() - started < SECONDS:
-            encode_rows(x, tensor_type.name, importance)
+            encode(x, tensor_type.name, importance)
             calls += 1
         return calls * x.size / max(clock() - started, 1e-9)
 

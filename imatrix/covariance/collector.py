@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...quantize.covariance.triangles import DTYPES, FoldedCovariance
-from ...runtime.graph import Observer, Op, Weight
+from ...runtime.graph import ExpertInputs, Observer, Op, Weight
 from ...runtime.graph.ops import Linear
 from ...simd.workers import ALONE, Workers
 from .inputs import Input
@@ -41,26 +41,16 @@ class CovarianceCollector(Observer):
         if name in self.sums:
             self.sums[name][first + matrix].add(x, self.weight, self._workers)
 
-    def on_expert_inputs(
-        self,
-        op: Op,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-    ) -> None:
+    def on_expert_inputs(self, op: Op, weight: Weight, inputs: ExpertInputs) -> None:
         sums = self.sums.get(weight.name)
         if sums is None:
             return
 
-        def add(run: tuple[int, int, int]) -> None:
-            matrix, start, count = run
-            part = slice(start, start + count)
-            sums[matrix].add(x[part] if rows is None else x[rows[part]], self.weight, ALONE)
+        def add(run: int) -> None:
+            matrix, x = inputs.run(run)
+            sums[matrix].add(x, self.weight, ALONE)
 
-        self._workers.map(add, list(zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True)))
+        self._workers.map(add, range(len(inputs.matrices)))
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
         sums = self.sums.get(weight.name)

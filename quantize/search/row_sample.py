@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats import TYPES, SourceTensor, TensorType, dims
-from ..encode import decode, encode_rows
+from ..encode import decode, encode
 from ..importance import Importance
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RowSample:
         from ..covariance.refine import refine
 
         x = np.concatenate([run.x for run in runs])
-        q = np.concatenate([encode_rows(run.x, name, _importance(run, prepared)) for run in runs])
+        q = np.concatenate([encode(run.x, name, _importance(run, prepared), report=False) for run in runs])
         decoded = decode(refine(x, q, name, prepared, self.effort), name, x.shape[1])
         return float(product_errors(x, decoded, prepared.damped).sum())
 
@@ -116,12 +116,12 @@ def _divergence(name: str, run: SampledRows, prepared: PreparedCovariance, effor
     from ..covariance.errors import coupled_error_of
 
     assert run.gradients is not None
-    q = encode_rows(run.x, name, run.importance, prepared, effort, coupled=run.gradients.coupled)
+    q = encode(run.x, name, run.importance, prepared, effort, coupled=run.gradients.coupled, report=False)
     return run.weight * coupled_error_of(run.x, decode(q, name, run.x.shape[1]), prepared, run.gradients.matrix)
 
 
 def _error_by_importance(name: str, run: SampledRows, importance: np.ndarray | None) -> float:
-    decoded = decode(encode_rows(run.x, name, importance), name, run.x.shape[1])
+    decoded = decode(encode(run.x, name, importance, report=False), name, run.x.shape[1])
     return _weighted_sum((decoded.astype(np.float64) - run.x) ** 2, importance)
 
 

@@ -7,11 +7,36 @@ calls it. Arrays may be overwritten after a call returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from .ops import Op
 from .values import Weight
+
+
+class ExpertInputs(NamedTuple):
+    """Activations of several matrices of a stack: matrices[i] multiplies counts[i] rows of x, float32 [any, columns], or of
+    x[rows] if `rows` is given, from starts[i] on."""
+
+    x: np.ndarray
+    matrices: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    rows: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, x: np.ndarray, experts: np.ndarray) -> ExpertInputs:
+        """x: of each token [n, columns], or of each of its experts [n, used, columns]; experts: int [n, used], -1 for none."""
+        rows = np.repeat(np.arange(len(x)), experts.shape[1]) if x.ndim == 2 else np.arange(experts.size)
+        order = np.argsort(experts, axis=None, kind="stable")[np.count_nonzero(experts < 0) :]
+        present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
+        return cls(x.reshape(-1, x.shape[-1]), present, starts, counts, rows[order])
+
+    def run(self, i: int) -> tuple[int, np.ndarray]:
+        """matrices[i], and the rows that it multiplies."""
+        part = slice(self.starts[i], self.starts[i] + self.counts[i])
+        return int(self.matrices[i]), self.x[part if self.rows is None else self.rows[part]]
 
 
 class Observer:
@@ -37,21 +62,10 @@ class Observer:
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         """Activations float32 [n, columns] that one matrix of a weight is multiplied with. One thread at a time."""
 
-    def on_expert_inputs(
-        self,
-        op: Op,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-    ) -> None:
-        """Activations of several matrices of a stack: matrices[i] multiplies counts[i] rows of x (of x[rows], if given) from
-        starts[i] on. Calls `on_input` for each, unless overridden."""
-        for matrix, start, count in zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True):
-            run = slice(start, start + count)
-            self.on_input(op, weight, matrix, x[run] if rows is None else x[rows[run]])
+    def on_expert_inputs(self, op: Op, weight: Weight, inputs: ExpertInputs) -> None:
+        """Activations of several matrices of a stack. Calls `on_input` for each, unless overridden."""
+        for i in range(len(inputs.matrices)):
+            self.on_input(op, weight, *inputs.run(i))
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
         """Activations float32 [n, heads, columns] of a weight with a matrix per head (attn_k_b, attn_v_b of latent attention).
@@ -90,19 +104,10 @@ class ObserverGroup(Observer):
             if each.wants_input(op):
                 each.on_input(op, weight, matrix, x)
 
-    def on_expert_inputs(
-        self,
-        op: Op,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-    ) -> None:
+    def on_expert_inputs(self, op: Op, weight: Weight, inputs: ExpertInputs) -> None:
         for each in self.observers:
             if each.wants_input(op):
-                each.on_expert_inputs(op, weight, x, matrices, starts, counts, rows)
+                each.on_expert_inputs(op, weight, inputs)
 
     def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
         for each in self.observers:

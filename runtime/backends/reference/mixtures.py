@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...graph.observer import ExpertInputs
 from .reference_pass import ReferencePass
 
 
@@ -77,18 +78,14 @@ def _best(values: np.ndarray, n: int) -> np.ndarray:
 def expert_linear(
     step: ReferencePass, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bias: np.ndarray | None
 ) -> np.ndarray:
-    experts, used = routing[0], routing[0].shape[1]
-    rows = np.repeat(np.arange(len(x)), used) if x.ndim == 2 else np.arange(experts.size)  # of x, for each token's each expert
-    x, out = x.reshape(-1, x.shape[-1]), np.zeros((experts.size, weight.shape[1]), np.float32)
-    order = np.argsort(experts, axis=None, kind="stable")
-    order = order[np.count_nonzero(experts < 0) :]
-    present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
+    experts, out = routing[0], np.zeros((routing[0].size, weight.shape[1]), np.float32)
+    inputs = ExpertInputs.of(x, experts)
     if observing := step.observing():
         observer, op = observing
-        observer.on_expert_inputs(op, op.weights[0], x, present, starts, counts, rows[order])
-    for expert, start, count in zip(present, starts, counts, strict=True):
-        places = order[start : start + count]
-        out[places] = x[rows[places]] @ weight[expert].T
+        observer.on_expert_inputs(op, op.weights[0], inputs)
+    for i, expert in enumerate(inputs.matrices):
+        places = np.flatnonzero(experts == expert)
+        out[places] = inputs.run(i)[1] @ weight[expert].T
         if bias is not None:
             out[places] += bias[expert]
     return out.reshape(*experts.shape, -1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import FormatError, PlanError, SourceTensor, TensorSource
-from ggufmill.runtime.graph import Graph, GraphBuilder, Observer, Weight, check_support, ops
+from ggufmill.runtime.graph import ExpertInputs, Graph, GraphBuilder, Observer, Weight, check_support, ops
 from ggufmill.runtime.graph.graph import users
 from ggufmill.runtime.graph.observer import ObserverGroup
 from ggufmill.runtime.graph.values import CacheSpec, RotaryEmbedding
@@ -196,8 +196,8 @@ def test_what_an_observer_of_single_matrices_gets_of_stacks():
     graph.expert_linear(graph.value(2), routing, "exps", 4, 3)
     op, recorder, x = graph.ops[-1], Recorder(), np.arange(12, dtype=np.float32).reshape(6, 2)
     runs = np.array([0, 2]), np.array([0, 3]), np.array([3, 2])
-    recorder.on_expert_inputs(op, op.weight, x, *runs, None)
-    recorder.on_expert_inputs(op, op.weight, x, *runs, np.array([5, 4, 3, 2, 1, 0]))
+    recorder.on_expert_inputs(op, op.weight, ExpertInputs(x, *runs))
+    recorder.on_expert_inputs(op, op.weight, ExpertInputs(x, *runs, np.array([5, 4, 3, 2, 1, 0])))
     assert [(name, matrix) for name, matrix, _ in recorder.inputs] == [("exps.weight", 0), ("exps.weight", 2)] * 2
     rows = [slice(0, 3), slice(3, 5), [5, 4, 3], [2, 1]]
     assert all(np.array_equal(seen, x[which]) for (_, _, seen), which in zip(recorder.inputs, rows, strict=True))

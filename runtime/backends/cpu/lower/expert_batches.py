@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ....graph import ExpertInputs
 from ..kernels.experts import arrange
 from ..kernels.gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 from ..memory import View, view_of
@@ -113,10 +114,11 @@ class ExpertBatches:
         if observer is None or not observer.wants_input(op):
             return
         if inner.of_tokens:
-            observer.on_expert_inputs(op, op.weight, self._inputs[op.x.index][1].matrix, experts, starts, counts, self._places)
+            x = self._inputs[op.x.index][1].matrix
+            observer.on_expert_inputs(op, op.weight, ExpertInputs(x, experts, starts, counts, self._places))
         else:
             x = out.view(op.x).matrix
-            out.call(lambda: observer.on_expert_inputs(op, op.weight, x, experts, starts - low, counts, None))
+            out.call(lambda: observer.on_expert_inputs(op, op.weight, ExpertInputs(x, experts, starts - low, counts)))
 
     def _observe_output(self, out: PassProgram, inner) -> None:
         """Reports an output, its rows in the order of tokens and their choices, to an observer that wants it."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ....graph.observer import ExpertInputs
 from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 from .elementwise import softplus
@@ -87,16 +87,8 @@ def _best(values: Tensor, n: int) -> Tensor:
 def expert_linear(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor], weight: Matrix, bias: Tensor | None) -> Tensor:
     experts = routing[0]
     if observing := step.observing():
-        _report(*observing, to_numpy(x), to_numpy(experts))
+        observer, op = observing
+        observer.on_expert_inputs(op, op.weights[0], ExpertInputs.of(to_numpy(x), to_numpy(experts)))
     chosen = experts.clamp(min=0)  # of none, -1, the result counts with the weight 0
     out = weight.multiply_experts(x, chosen)
     return out if bias is None else out + bias[chosen]
-
-
-def _report(observer, op, x: np.ndarray, experts: np.ndarray) -> None:
-    """Tells an observer of the rows of each expert's matrix."""
-    used = experts.shape[1]
-    rows = np.repeat(np.arange(len(x)), used) if x.ndim == 2 else np.arange(experts.size)
-    order = np.argsort(experts, axis=None, kind="stable")[np.count_nonzero(experts < 0) :]
-    present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
-    observer.on_expert_inputs(op, op.weights[0], x.reshape(-1, x.shape[-1]), present, starts, counts, rows[order])
