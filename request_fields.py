@@ -87,6 +87,13 @@ class Field(NamedTuple):
     def is_required(self) -> bool:
         return self.default is dataclasses.MISSING
 
+    @property
+    def flag(self) -> str:
+        """The long name on the command line; of a switch that is on by default the one that turns it off."""
+        names = self.option.flags.split() or [f"--{self.name.replace('_', '-')}"]
+        long = next((name for name in names if name.startswith("--")), names[0])
+        return f"--no-{long.removeprefix('--')}" if self.default is True else long
+
 
 def option(
     help: str,

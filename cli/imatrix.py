@@ -81,7 +81,7 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> N
 
 def _refuse_without_text(has_input: bool) -> None:
     """Raises UsageError for options of computing, and for no input at all."""
-    from ..pipeline.common.arguments import refuse_unused
+    from ..pipeline.common.arguments import refuse_given
 
     if not has_input:
         raise UsageError("nothing to do: give a MODEL, or --in-file")
@@ -91,7 +91,7 @@ def _refuse_without_text(has_input: bool) -> None:
         for option in context.command.params
         if option.name not in _OF_MERGING and (value := context.params.get(option.name or "")) is not None
     }
-    refuse_unused(given, "a MODEL to compute with")
+    refuse_given(given, "a MODEL to compute with")
 
 
 def _is_covariance(file: Any) -> bool:
@@ -102,10 +102,10 @@ def _is_covariance(file: Any) -> bool:
 
 def _refuse_for_covariances(other: Any, options: dict[str, Any]) -> None:
     """Raises UsageError for what only importance matrices have."""
-    from ..pipeline.common.arguments import refuse_unused
+    from ..pipeline.common.arguments import refuse_given
 
     given = {"OTHER": other, "--layer-similarity": options["layer_similarity"], "--plot": options["plot"]}
-    refuse_unused(given, "an importance matrix; this is a file of covariances")
+    refuse_given(given, "an importance matrix; this is a file of covariances")
 
 
 @command.command(short_help="Show statistics of a matrix, or how two differ")

@@ -43,13 +43,13 @@ def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -
     if (file is None) != cpu:
         raise click.UsageError("give a FILE, or --cpu without one")
     from ..convert.hub.fetch import is_repository
-    from ..pipeline.common.arguments import refuse_unused
+    from ..pipeline.common.arguments import refuse_given
     from ..pipeline.inspect import inspect_checkpoint, inspect_model, inspect_processor
 
     if cpu:
         call(inspect_processor, show=_processor_text, as_json=as_json, bars=False)
     elif is_repository(file) or file.is_dir():
-        refuse_unused({**{f"--{name}": value for name, value in options.items()}, "--arrays": arrays}, "a GGUF")
+        refuse_given({**{f"--{name}": value for name, value in options.items()}, "--arrays": arrays}, "a GGUF")
         call(inspect_checkpoint, file, show=_checkpoint_text, as_json=as_json, bars=False)
     else:
         call(inspect_model, file, show=_text, as_json=as_json, arrays=arrays and as_json, **options)

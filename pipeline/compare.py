@@ -68,9 +68,9 @@ def compare_models(request: CompareRequest) -> ComparisonResult:
     if request.products and (request.text is None or request.no_weights):
         raise PlanError("--products needs a text (-f) and weights")
     if request.text is None:
-        refuse_unused({"--ctx-size": request.n_ctx, "--chunks": request.chunks}, "a text (-f)")
+        refuse_unused(request, "a text (-f)", "n_ctx", "chunks")
     if request.no_weights:
-        refuse_unused({"--tensors": request.tensors}, "weights (leave --no-weights out)")
+        refuse_unused(request, "weights (leave --no-weights out)", "tensors")
     if request.plot is not None:
         check_picture(Path(request.plot))
     window, pattern = request.n_ctx or N_CTX, as_pattern(request.tensors or "", "--tensors")

@@ -13,13 +13,14 @@ from ..convert.projectors.types import projector_types
 from ..formats import TYPES, TensorSource
 from ..jobs.plan import Plan
 from ..quantize.fixed_types import plan_types
-from ..request_fields import shared
+from ..request_fields import fields_of, shared
 from ..version import __version__
 from .cluster.call import cluster_call
 from .common.arguments import as_adapters, refuse_unused
 from .common.progress import reporting
 from .planning import Quantization, metadata_to_set, resolved
 from .requests.convert import ConvertRequest
+from .requests.groups import Splits
 from .requests.quantize import QuantizeRequest
 from .requests.verb import verb
 from .writing.write_model import WriteResult, finished_without_source, write_model
@@ -69,25 +70,22 @@ def plan_convert(request: ConvertRequest) -> Plan:
 
 def _planned(request: ConvertRequest) -> tuple[TensorSource, Plan]:
     """The source of a resolved request, and its plan. Raises UsageError for arguments without effect."""
-    source, adapters = request.source, {"--lora": as_adapters(request.lora)}
-    splitting = {"--split-max-size": request.split_max_size, "--split-max-tensors": request.split_max_tensors}
-    splitting["--no-tensor-first-split"] = not request.tensor_first_split
+    source, splitting = request.source, [field.name for field in fields_of(Splits)]
     if not (is_peft_folder(source) or request.mmproj):
-        refuse_unused({"--base": request.base}, "an adapter (a folder with adapter_config.json)")
+        refuse_unused(request, "an adapter (a folder with adapter_config.json)", "base")
         job = Quantization(_as_quantization(request))
         types, rules = outtype_rules(job.source, request.outtype, request.symmetric_q40)
         return job.source, job.plan(type=types, rules=rules)
-    refuse_unused({"--for": request.program}, "a text model")
+    refuse_unused(request, "a text model", "program")
     keys: dict[str, Any] = {"override_kv": metadata_to_set(request), "allow_nonfinite": request.allow_nonfinite}
     keys |= {"rule": f"--outtype {request.outtype}", "version": __version__}
     if is_peft_folder(source):
-        refuse_unused(splitting, "a text model: an adapter is one file")
-        given = {**adapters, "--symmetric-q40": request.symmetric_q40, "--no-vocab": not request.vocab}
-        refuse_unused(given, "a checkpoint, not an adapter")
+        refuse_unused(request, "a text model: an adapter is one file", *splitting)
+        refuse_unused(request, "a checkpoint, not an adapter", "lora", "symmetric_q40", "vocab")
         opened = open_adapter(source, request.base, request.mla_layout, request.architecture)
         return opened, plan_types(opened, request.out, adapter_types(opened, request.outtype), **keys)
-    refuse_unused(splitting, "a text model: llama.cpp reads a projector from one file")
-    refuse_unused({**adapters, "--base": request.base, "--no-vocab": not request.vocab}, "a text model")
+    refuse_unused(request, "a text model: llama.cpp reads a projector from one file", *splitting)
+    refuse_unused(request, "a text model", "lora", "base", "vocab")
     opened = open_projector(source, remote=request.remote)
     types, file_type = projector_types(opened, request.outtype)
     return opened, plan_types(opened, request.out, types, file_type=file_type, **keys)

@@ -99,24 +99,19 @@ def compute_imatrix(request: ImatrixRequest) -> ImatrixResult:
     texts = parse_texts(given_texts, own)
     writes = any(one.path == own for one in texts)
     if not writes:
-        refuse_unused({"--text-seed": request.text_seed}, "-f self")
+        refuse_unused(request, "-f self", "text_seed")
     elif out is None:
         raise UsageError("-f self keeps the text that the model writes next to the output: give that (-o)")
     check_texts(texts)
     if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
-        refuse_unused({"--column": request.column, "--template": request.template}, "a .jsonl or .parquet file (-f)")
-    given = {
-        "--covariance-experts": request.covariance_experts,
-        "--covariance-bits": request.covariance_bits,
-        "--memory": request.memory,
-    }
+        refuse_unused(request, "a .jsonl or .parquet file (-f)", "column", "template")
     option = "--covariance" if request.curvature is None else "--curvature"
     if request.curvature is None:
-        refuse_unused({"--curvature-rows": request.curvature_rows, "--curvature-seed": request.curvature_seed}, "--curvature")
+        refuse_unused(request, "--curvature", "curvature_rows", "curvature_seed")
     elif request.covariance is not None:
         raise UsageError("--curvature writes the covariances of inputs too: leave out --covariance")
     if moments_path(request) is None:
-        refuse_unused(given, "--covariance or --curvature")
+        refuse_unused(request, "--covariance or --curvature", "covariance_experts", "covariance_bits", "memory")
     if request.plot is not None:
         check_picture(Path(request.plot))
     path, added, window = out, as_paths(request.in_file), request.n_ctx or N_CTX

@@ -88,7 +88,7 @@ def make_model(request: MakeRequest) -> MakeResult:
         (5000000, False)
     """
     if request.fit is not None:
-        refuse_unused({"--ram": request.ram, "--vram": request.vram}, "a size that follows from the memory (leave out --fit)")
+        refuse_unused(request, "a size that follows from the memory (leave out --fit)", "ram", "vram")
     job = _largest(request)
     model, level = load_model(job.source), LEVELS[request.effort]
     largest = job.plan()

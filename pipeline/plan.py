@@ -19,7 +19,7 @@ from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import names
-from ..request_fields import shared, values_of
+from ..request_fields import fields_of, shared
 from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Placement, TensorSize, overrides_of, place
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
@@ -141,9 +141,7 @@ def _machines(request: PlanRequest) -> tuple[int, ...]:
     """The numbers of machines to forecast for. Raises UsageError for arguments that need some, PlanError for wrong ones."""
     counts = (request.cluster,) if isinstance(request.cluster, int) else tuple(request.cluster)
     if not counts:
-        given = values_of(request, ForecastOptions).items()
-        others = {f"--{name.replace('_', '-')}": value for name, value in given if name != "cluster"}
-        refuse_unused(others, "--cluster")
+        refuse_unused(request, "--cluster", *(field.name for field in fields_of(ForecastOptions) if field.name != "cluster"))
     elif min(counts) < 1 or max(counts) > 1000 or (request.encode_rate is not None and request.encode_rate <= 0):
         raise PlanError("--cluster takes numbers of machines from 1 to 1000, such as 1,8,64, and --encode-rate one above 0")
     return counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -275,18 +274,14 @@ def overrides_of(request: TensorTypes) -> TypeOverrides:
 def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covariance: bool, has_sequence: bool) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if not has_covariance:
-        unused = {"--effort": asked.effort, "--memory": asked.memory, "--sequential": asked.sequential}
-        refuse_unused(unused, "--covariance or --curvature")
+        refuse_unused(asked, "--covariance or --curvature", "effort", "memory", "sequential")
     if not has_sequence:
-        refuse_unused({"--sequential-chunks": asked.sequential_chunks}, "--sequential")
+        refuse_unused(asked, "--sequential", "sequential_chunks")
     if not has_target:
-        needed = "a target (--target-size, --target-bpw, --max-kld)"
-        refuse_unused({"--types": asked.types, "--calibration": asked.calibration}, needed)
+        refuse_unused(asked, "a target (--target-size, --target-bpw, --max-kld)", "types", "calibration")
     if asked.imatrix is None:
-        chosen: dict[str, Sequence[str] | bool] = {"--include-weights": tuple(asked.include_weights)}
-        chosen |= {"--exclude-weights": tuple(asked.exclude_weights), "--hide-imatrix": asked.hide_imatrix}
-        refuse_unused(chosen, "--imatrix")
+        refuse_unused(asked, "--imatrix", "include_weights", "exclude_weights", "hide_imatrix")
     if not asked.dry_run:
-        refuse_unused({"--no-timing": asked.no_timing}, "--dry-run")
+        refuse_unused(asked, "--dry-run", "no_timing")
     if asked.leave_output_tensor and asked.output_tensor_type is not None:
         raise UsageError("--leave-output-tensor copies the tensor that --output-tensor-type would encode: give one of them")

@@ -107,7 +107,7 @@ def run_recipe(request: RunRequest) -> RunResult:
         (True, False)
     """
     if request.cluster is None:
-        refuse_unused({"--cluster-output": request.cluster_output}, "--cluster")
+        refuse_unused(request, "--cluster", "cluster_output")
     path = find(request.recipe)
     loaded = load_recipe(path, several=True)
     folder = RunFolder(Path(request.out) if request.out is not None else Path("out") / path.stem, path.stem)

@@ -75,13 +75,11 @@ def _placement(request: SearchRequest) -> dict[str, object]:
 def _refuse_without_effect(request: SearchRequest, placed: dict[str, object]) -> None:
     """Raises UsageError for an argument that has nothing to act on."""
     if request.text is None:
-        given = {"--ctx-size": request.n_ctx, "--chunks": request.chunks}
-        given |= {"--measurements": request.measurements, "--refine": request.refine}
-        refuse_unused({**given, **{f"--{name.replace('_', '-')}": value for name, value in placed.items()}}, "a text (-f)")
+        refuse_unused(request, "a text (-f)", "n_ctx", "chunks", "measurements", "refine", *placed)
     if request.gpu_size is None and not request.repacked:
-        refuse_unused({"--gpu": request.gpu}, "--gpu-size, or --repacked")
+        refuse_unused(request, "--gpu-size, or --repacked", "gpu")
     if moments_of(request) is None:
-        refuse_unused({"--effort": request.effort, "--strict": request.strict}, "--covariance or --curvature")
+        refuse_unused(request, "--covariance or --curvature", "effort", "strict")
 
 
 def _as_quantization(request: SearchRequest) -> QuantizeRequest:

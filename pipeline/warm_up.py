@@ -13,7 +13,7 @@ from .common.arguments import as_type
 from .common.models import ModelLike, model_name, open_model
 from .common.progress import OnProgress, Stage, reporting
 from .common.shown import shown
-from .requests.running import WarmUpRequest
+from .requests.running import WarmUpRequest, settings_of
 from .requests.verb import verb
 
 _PASSES = (33, 4, 1)  # tokens: as for a prompt, for several requests at once, for generation
@@ -64,12 +64,7 @@ def warm_up(request: WarmUpRequest) -> WarmUpResult:
                 compile_codec(tensor_type.name)
                 stage.advance(1, tensor_type.name)
         if request.model is not None:
-            given = {
-                "threads": request.threads,
-                "architecture": request.architecture,
-                "allow_lossy_config": request.allow_lossy_config or None,
-            }
-            _compile_model(request.model, {name: value for name, value in given.items() if value is not None}, report)
+            _compile_model(request.model, settings_of(request), report)
     names = tuple(tensor_type.name for tensor_type in wanted)
     name = model_name(request.model) if request.model is not None else None
     return WarmUpResult(names, name, compiled_kernels() - before, time.monotonic() - started)

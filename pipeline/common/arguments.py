@@ -14,6 +14,7 @@ from ...formats import TensorType
 from ...formats.file_range import read_text
 from ...jobs.patterns import NamePattern, compile_pattern
 from ...jobs.plan import parse_size
+from ...request_fields import fields_of
 
 Size = int | str  # bytes: a number, or '180G', '20GiB'
 TypeName = TensorType | str  # a tensor type, or its name in any case
@@ -62,13 +63,21 @@ def as_adapters(lora: str | Path | Sequence[str | Path]) -> tuple[str | Path, ..
     return (lora,) if isinstance(lora, str | Path) else tuple(lora)
 
 
-def refuse_unused(arguments: Mapping[str, Any], without: str) -> None:
+def refuse_unused(request: Any, without: str, *names: str) -> None:
+    """Raises UsageError for the first of these fields of a request that has another value than its default: it has no effect.
+    without: what is missing."""
+    fields = {field.name: field for field in fields_of(type(request))}
+    given = {fields[name].flag: value for name in names if (value := getattr(request, name)) != fields[name].default}
+    refuse_given({flag: True if flag.startswith("--no-") else value for flag, value in given.items()}, without)
+
+
+def refuse_given(arguments: Mapping[str, Any], without: str) -> None:
     """Raises UsageError for the first argument that was given: it has no effect.
 
     arguments: as the command line spells them -> value; None, False and () count as not given. without: what is missing.
     """
     for name, value in arguments.items():
-        if value is not None and value is not False and value != ():
+        if value is not None and value is not False and value not in ((), []):
             raise UsageError(f"{name} does nothing without {without}")
 
 

@@ -19,7 +19,7 @@ from ...runtime.evaluate.open_logits import open_logits
 from ...runtime.evaluate.perplexity import cut_windows, with_bos
 from ...runtime.evaluate.provenance import file_digest
 from ...runtime.evaluate.top_logits import TopLogitsWriter
-from .arguments import check_new, refuse_inputs, refuse_unused
+from .arguments import check_new, refuse_given, refuse_inputs
 from .models import ModelLike
 
 BaselineLike = ModelLike | bool  # True: the file that --kl-divergence-base names
@@ -57,7 +57,7 @@ def choose_logits(
             raise UsageError(f"{stored.path} holds the predictions already: leave --kl-divergence-base out")
         choice = LogitsChoice(stored) if stored is not None else LogitsChoice(model=kl_divergence, write=path)
     if choice.write is None:
-        refuse_unused({"--top-logits": top_logits, "--force": force}, "a file to write (--kl-divergence-base)")
+        refuse_given({"--top-logits": top_logits, "--force": force}, "a file to write (--kl-divergence-base)")
     else:
         if choice.write.exists() and not force and open_logits(choice.write) is not None:
             raise PlanError(f"{choice.write} exists; --kl-divergence compares with it, --force replaces it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...request_fields import argument, fields_of, option, request
+from ...request_fields import argument, fields_of, option, request, values_of
 from ...runtime.settings import Settings
 from ..common.arguments import TypeName
 from ..common.progress import OnProgress
@@ -39,11 +39,12 @@ class WarmUpRequest(CheckpointOptions):
     )
 
 
-def settings_of(request: RunningModel, *without: str) -> dict[str, Any]:
+def settings_of(request: RunningModel | WarmUpRequest, *without: str) -> dict[str, Any]:
     """The settings of `load_model` and of `open_source` that were given, but for those named: a model that is loaded already
     takes none."""
     given = getattr(request, "given", ())
-    values = {field.name: (getattr(request, field.name), field.default) for field in fields_of(RunningModel)}
+    of_both = [field for field in fields_of(RunningModel) if field.name in values_of(request)]
+    values = {field.name: (getattr(request, field.name), field.default) for field in of_both}
     return {
         name: value
         for name, (value, default) in values.items()
