@@ -20,6 +20,6 @@ class ValidateRequest:
     stock: Sequence[str] = option("Measure these file types of the source too.", default=(), key="validate.stock")
     mtp: bool = option("Measure each draft layer too.", default=False, key="validate.mtp")
     max_ppl_ratio: float | None = option(
-        "Fail if the perplexity is more than this many times the baseline's.", default=None, key="validate.max_ppl_ratio"
+        "Allow at most this many times the baseline's perplexity.", default=None, key="validate.max_ppl_ratio"
     )
-    max_kld: float | None = option("Fail if the KL divergence is larger than this.", default=None, key="validate.max_kld")
+    max_kld: float | None = option("Allow at most this KL divergence.", default=None, key="validate.max_kld")
