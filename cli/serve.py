@@ -16,13 +16,15 @@ from .options.fields import options_of
 
 if TYPE_CHECKING:
     from ..runtime.serve.app import RefusedRequest
+    from ..runtime.serve.served_models import ModelEvent
     from ..runtime.serve.tasks import EndEvent
 
 
 @click.command(cls=Verb)
 @options_of(ServeRequest, json=False)
-def command(model: Path, **options: Any) -> None:
-    """Serve MODEL (a GGUF or a Hugging Face folder) to OpenAI's clients, with a page to chat at the same address.
+def command(model: Path | None, models: Path | None, **options: Any) -> None:
+    """Serve MODEL (a GGUF or a Hugging Face folder), or the models of a folder with --models, to OpenAI's clients, with a page
+    to chat at the same address.
 
     OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
     llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
@@ -37,17 +39,23 @@ def command(model: Path, **options: Any) -> None:
     Functions (tools) are called where the chat template knows them and the form of its model's calls is known; thoughts become
     reasoning_content ("reasoning_format": "none" leaves them in the text).
 
+    With --models DIR each request names a model in the field `model` (for GET: in the parameter), which is the name of a file
+    without .gguf, and it is loaded when it is first asked for; /models, /models/load and /models/unload are llama-server's.
+
     \b
     Examples:
       ggufmill serve model-iq4_k.gguf
       ggufmill serve model.gguf --port 9000 -c 16384 --parallel 2 --alias my-model
+      ggufmill serve --models ~/models --models-memory 48G -c 16384
       GGUFMILL_API_KEY=... ggufmill serve model.gguf --host 0.0.0.0
     """
+    from ..pipeline.common.figures import size_text
     from ..pipeline.serve import serve_model
     from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
-        say(f"{model.name}: listening on {address} (a page to chat; the API is at {address}/v1; Ctrl-C ends it)")
+        name = (model or models or Path()).name
+        say(f"{name}: listening on {address} (a page to chat; the API is at {address}/v1; Ctrl-C ends it)")
 
     limit, quiet = LineLimit(), is_quiet()
 
@@ -63,10 +71,22 @@ def command(model: Path, **options: Any) -> None:
         elif end.timings.prompt_tokens:
             show(f"{end.origin}: {speeds_text(end.timings)}; ended by {end.reason}")
 
+    def show_model(event: ModelEvent) -> None:
+        seconds = f" in {event.seconds:.1f} s, up to {size_text(event.nbytes)} of memory" if event.status == "loaded" else ""
+        show(f"{event.name} {event.status}{seconds}{f': {event.error}' if event.error else ''}")
+
     def show_refused(request: RefusedRequest) -> None:
         show(str(request))
 
     try:
-        serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options)
+        serve_model(
+            model,
+            models=models,
+            on_ready=show_address,
+            on_end=show_end,
+            on_refused=show_refused,
+            on_model=show_model,
+            **options,
+        )
     except KeyboardInterrupt:
         say("ended")

@@ -70,21 +70,33 @@ def place_model(source: TensorSource, settings: Settings) -> tuple[DevicePlaceme
         devices = [devices[settings.main_gpu]]
     if not devices:
         return None, []
-    n_ctx = settings.n_ctx or HParams(source.metadata, source.path).int("context_length", 4096)
-    use = Use(
-        n_ctx,
+    use = _use(source, settings)
+    capacities = {CPU: free_bytes(), **{device.name: device.free for device in devices}}
+    placement = place(_weights(source), source.metadata, use, overrides, capacities)
+    return DevicePlacement(placement, {device.name: device for device in devices}), placement.warnings
+
+
+def needed_bytes(source: TensorSource, settings: Settings) -> int:
+    """Bytes of memory that a model takes on the processor with these settings when all of its context is used by as many
+    sequences as are decoded at once: weights, caches, buffers. Raises PlanError and FormatError as `load_model`."""
+    placed = place(_weights(source), source.metadata, _use(source, settings), [], {CPU: None}).devices[0]
+    return placed.weights + placed.compute + settings.parallel * placed.cache
+
+
+def _use(source: TensorSource, settings: Settings) -> Use:
+    """How a model is run with these settings, as the planning of memory has it."""
+    hparams = HParams(source.metadata, source.path)
+    return Use(
+        settings.n_ctx or hparams.int("context_length", 4096),
         settings.ubatch,
         settings.cache_k,
         settings.cache_v,
-        settings.mla if HParams(source.metadata, source.path).is_latent else None,
+        settings.mla if hparams.is_latent else None,
         settings.flash,
         settings.attention_bytes,
         settings.gpu_layers,
         settings.tensor_split,
     )
-    capacities = {CPU: free_bytes(), **{device.name: device.free for device in devices}}
-    placement = place(_weights(source), source.metadata, use, overrides, capacities)
-    return DevicePlacement(placement, {device.name: device for device in devices}), placement.warnings
 
 
 def _weights(source: TensorSource) -> list[TensorSize]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...request_fields import argument, fields_of, option, request, values_of
 from ...runtime.generation.recommended import recommended_sampling
 from ...runtime.generation.sampling_options import Sampling
+from ..common.arguments import Size
 from ..common.messages import note
 from ..common.progress import OnProgress
 from .running import RunningModel
@@ -17,17 +18,18 @@ from .running import RunningModel
 if TYPE_CHECKING:
     from ...runtime import Model
     from ...runtime.serve.app import RefusedRequest
+    from ...runtime.serve.served_models import ModelEvent
     from ...runtime.serve.tasks import EndEvent
     from ..common.models import ModelLike
+
+
+_MODEL = "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave"
 
 
 @request
 class Generating(Sampling, RunningModel):
     """How text is generated."""
 
-    model: ModelLike = argument(
-        "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave.", kind="model", kw_only=False
-    )
     draft_max: int = option(
         "Let the model's draft layer (MTP) propose up to this many tokens for each pass; the text stays the "
         "same; 0 switches it off.",
@@ -51,6 +53,7 @@ def sampling_of(request: Generating, model: Model) -> dict[str, Any]:
 
 @request
 class GenerateRequest(Generating):
+    model: ModelLike = argument(f"{_MODEL}.", kind="model", kw_only=False)
     prompt: str = option(
         "Continue this text; control tokens spelled out in it are recognised.", flags="-p --prompt", kw_only=False
     )
@@ -94,11 +97,40 @@ class Answering(Generating):
 
 @request
 class ChatRequest(Answering):
+    model: ModelLike = argument(f"{_MODEL}.", kind="model", kw_only=False)
     system: str | None = option("Put this system message before the first turn.", default=None, metavar="TEXT")
 
 
 @request
 class ServeRequest(Answering):
+    model: ModelLike | None = argument(f"{_MODEL}; none with `models`.", default=None, kind="model", kw_only=False)
+    models: str | Path | None = option(
+        "Serve the GGUF models of this folder and of the folders in it, in place of MODEL: requests name one in the field "
+        "`model`, and it is loaded when it is first asked for.",
+        default=None,
+        flags="--models --models-dir",
+        kind="existing_folder",
+        metavar="DIR",
+    )
+    models_max: int = option(
+        "Keep at most this many models loaded; for one more, that which was used least recently is unloaded. 0: no limit.",
+        default=4,
+        least=0,
+        metavar="N",
+    )
+    models_memory: Size | None = option(
+        "Keep models loaded that take together at most this much memory, with full contexts; one that alone takes more is "
+        "refused.",
+        default=None,
+        kind="size",
+        shown="nine tenths of this machine's, where a model that takes more is loaded alone",
+    )
+    models_autoload: bool = option(
+        "Let requests load the model that they name; without, only /models/load does.",
+        default=True,
+        flags="--models-autoload/--no-models-autoload",
+        rare=True,
+    )
     host: str = option(
         "Listen at this address; 0.0.0.0 lets other machines connect (and needs a key or --no-key).", default="127.0.0.1"
     )
@@ -141,5 +173,8 @@ class ServeRequest(Answering):
     )
     on_refused: Callable[[RefusedRequest], None] | None = option(
         "Call this with each `RefusedRequest`.", default=None, in_cli=False
+    )
+    on_model: Callable[[ModelEvent], None] | None = option(
+        "Call this with the `ModelEvent` of each model of `models` that is loaded or unloaded.", default=None, in_cli=False
     )
     stop: threading.Event | None = option("End the server when this is set, by any thread.", default=None, in_cli=False)

@@ -2,6 +2,6 @@
 
 from .app import make_app
 from .engine import Engine
-from .listen import serve
+from .listen import serve, serve_models
 
-__all__ = ["Engine", "make_app", "serve"]
+__all__ = ["Engine", "make_app", "serve", "serve_models"]

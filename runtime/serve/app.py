@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,10 +30,13 @@ from .responses import error_response
 from .routes.anthropic import anthropic_routes
 from .routes.embeddings import embedding_routes
 from .routes.llama_server import llama_server_routes
+from .routes.models import models_routes
 from .routes.openai import openai_routes
 from .routes.slots import slot_routes
 from .security_middleware import SecurityMiddleware
+from .served_models import ServedModels
 from .service import Service
+from .work_threads import WorkThreads
 
 
 class RefusedRequest(NamedTuple):
@@ -83,14 +87,100 @@ def make_app(
     Raises PlanError if `template` does not exist, options are out of range, or draft_max is set for a model without draft
     layers.
     """
+    service = make_service(
+        model,
+        engine,
+        WorkThreads(),
+        template=template,
+        alias=alias,
+        max_body=max_body,
+        body_seconds=body_seconds,
+        options=options,
+        metrics=metrics,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(service.engine.close)
+
+    app = _application(service_routes(service, slot_save_path), lifespan, api_key, host, hosts, on_refused)
+    app.state.engine = service.engine
+    return app
+
+
+def make_models_app(
+    models: ServedModels,
+    *,
+    api_key: str | None = None,
+    host: str = "127.0.0.1",
+    hosts: Collection[str] = (),
+    max_body: int = 8 << 20,
+    body_seconds: float = 60.0,
+    on_refused: Callable[[RefusedRequest], None] | None = None,
+) -> Starlette:
+    """Returns an ASGI application that serves the models of a folder, each when it is asked for; arguments as of `make_app`.
+    All models are unloaded with the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        running = asyncio.create_task(models.run())
+        yield
+        models.stop()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    # Only to know the paths: a handler is that of the model that a request names.
+    of_each = service_routes(cast(Service, None), None)
+    return _application(models_routes(models, of_each, max_body, body_seconds), lifespan, api_key, host, hosts, on_refused)
+
+
+def make_service(
+    model: Model,
+    engine: Engine | None,
+    threads: WorkThreads,
+    *,
+    template: str | None = None,
+    alias: str | None = None,
+    max_body: int = 8 << 20,
+    body_seconds: float = 60.0,
+    options: Mapping[str, Any] | None = None,
+    metrics: bool = False,
+) -> Service:
+    """What serves a model; arguments as of `make_app`, threads: of the server. Raises PlanError as that."""
     defaults = {"n_predict": -1, **(options or {})}
     Sampling(**{key: value for key, value in defaults.items() if key not in ("n_predict", "draft_max")})  # raises PlanError
     if defaults.get("draft_max"):
         check_draft_layers(model)
     has_tool_template = template is None and "tokenizer.chat_template.tool_use" in model.metadata
     templates = _template(model, template), _template(model, "tool_use" if has_tool_template else template)
-    service = Service(model, engine or Engine(model), templates, alias or model_name(model), defaults, max_body, body_seconds)
+    name = alias or model_name(model)
+    service = Service(model, engine or Engine(model), templates, name, defaults, max_body, body_seconds, threads)
     service.has_metrics = metrics
+    return service
+
+
+def service_routes(service: Service, slot_save_path: Path | None) -> list[Route]:
+    """The routes that a model has, always in the same order. slot_save_path: as of `make_app`."""
+    return [
+        *openai_routes(service),
+        *llama_server_routes(service),
+        *anthropic_routes(service),
+        *embedding_routes(service),
+        *slot_routes(service, slot_save_path),
+    ]
+
+
+def _application(
+    routes: Sequence[Route],
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
+    api_key: str | None,
+    host: str,
+    hosts: Collection[str],
+    on_refused: Callable[[RefusedRequest], None] | None,
+) -> Starlette:
+    """The application with the page, these routes, and what all requests pass through."""
 
     def respond(request: Request | Mapping[str, Any], error: RequestError) -> Response:
         scope = request.scope if isinstance(request, Request) else request
@@ -112,11 +202,6 @@ def make_app(
     async def on_exception(request: Request, error: Exception) -> Response:
         return respond(request, RequestError("internal error; see the server's terminal", status=500))
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await run_in_threadpool(service.engine.close)
-
     async def page(request: Request) -> Response:
         text, policy = load_page()
         return Response(text, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"}, media_type="text/html")
@@ -124,16 +209,8 @@ def make_app(
     async def icon(request: Request) -> Response:
         return Response(status_code=204)
 
-    app = Starlette(
-        routes=[
-            Route("/", page, methods=["GET"]),
-            Route("/favicon.ico", icon, methods=["GET"]),
-            *openai_routes(service),
-            *llama_server_routes(service),
-            *anthropic_routes(service),
-            *embedding_routes(service),
-            *slot_routes(service, slot_save_path),
-        ],
+    return Starlette(
+        routes=[Route("/", page, methods=["GET"]), Route("/favicon.ico", icon, methods=["GET"]), *routes],
         middleware=[
             Middleware(MemoryMiddleware),
             Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts),
@@ -141,8 +218,6 @@ def make_app(
         exception_handlers={RequestError: on_request_error, HTTPException: on_http_error, Exception: on_exception},
         lifespan=lifespan,
     )
-    app.state.engine = service.engine
-    return app
 
 
 def _template(model: Model, choice: str | None) -> ChatTemplate | PlanError:

@@ -106,4 +106,5 @@ TOKENIZE: Limits = {
     **_each(_VALUE, "add_special add_special_tokens parse_special with_pieces model"),
 }
 DETOKENIZE: Limits = {"tokens": _PROMPT, "model": _VALUE}
-SLOT: Limits = {"filename": _VALUE}
+SLOT: Limits = _each(_VALUE, "filename model")
+MODEL: Limits = {"model": _VALUE}

@@ -26,12 +26,10 @@ _VALUES[list(b",:[{")], _NODES[list(b":[{")] = 1, 1
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
-def parse_body(data: bytes, limits: Mapping[str, Limit], tokens: int) -> JsonObject:
-    """The object in a body. A field without a limit is None, so that nothing can depend on its value.
+def load_body(data: bytes, tokens: int) -> JsonObject:
+    """The object in a body. tokens: token ids that its fields may hold.
 
-    limits: of each field that the route reads; tokens: values that a field may have beyond its limit where it holds token ids
-
-    Raises RequestError for what is no JSON object, and for one beyond a limit, which names the field.
+    Raises RequestError for what is no JSON object, and for one with too many values, fields or levels.
     """
     counts = count_values(data)
     most = JsonCounts(values=2 * tokens + (1 << 16), nodes=_MAX_NODES, depth=MAX_DEPTH)
@@ -48,6 +46,16 @@ def parse_body(data: bytes, limits: Mapping[str, Limit], tokens: int) -> JsonObj
         raise RequestError("the request has to be a JSON object", code="invalid_json")
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the request has {len(body)} fields; up to {MAX_FIELDS} are read", code="too_large")
+    return body
+
+
+def check_fields(body: JsonObject, limits: Mapping[str, Limit], tokens: int) -> JsonObject:
+    """The object, where a field without a limit has become None, so that nothing can depend on its value.
+
+    limits: of each field that the route reads; tokens: values that a field may have beyond its limit where it holds token ids
+
+    Raises RequestError for a field beyond its limit, which it names.
+    """
     for name, value in body.items():
         limit = limits.get(name)
         if limit is None:

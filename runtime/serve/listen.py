@@ -5,21 +5,29 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from ...formats import MillError
 from ...operating_system.process import reuse_address, signals_handled_as
 from ..line_limit import LineLimit
 from ..model import Model
-from .app import make_app
+from .app import make_app, make_models_app, make_service, service_routes
 from .connections import connection_limit, limit_logs, limited_protocol
 from .engine import Engine
+from .model_folder import ModelFolder
+from .served_models import ModelEvent, ServedModels
+from .service import Service
 from .tasks import EndEvent
+from .work_threads import WorkThreads
 
 _BACKLOG = 128  # connections that wait to be accepted
 _ACCEPTED = 8  # connections that are accepted at a time, before they are counted: few against the reserve of descriptors
@@ -29,9 +37,10 @@ _SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generat
 class _Server(uvicorn.Server):
     """Stops the engine before the connections: answers may take minutes, and clients get an error in place of the rest."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine):
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]):
+        """stop: ends all generations and returns at once."""
         super().__init__(config)
-        self._engine = engine
+        self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -54,12 +63,12 @@ class _Server(uvicorn.Server):
                     signal.signal(each, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._engine.stop()
+        self._stop()
         super().handle_exit(sig, frame)
 
     def stop(self) -> None:
         """Ends all generations and the server; may be called from any thread."""
-        self._engine.stop()
+        self._stop()
         self.should_exit = True
 
 
@@ -94,28 +103,127 @@ def serve(
     listener = _listen(host, port)
     engine = Engine(model, max_queue, on_end)
     try:
-        config = uvicorn.Config(
-            make_app(model, engine=engine, host=host, **app),
-            http=limited_protocol(connection_limit(max_connections), header_seconds),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            backlog=_ACCEPTED,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        server = _Server(config, engine)
+        application = make_app(model, engine=engine, host=host, **app)
         if warm_up:
             engine.warm_up()
-        if on_ready is not None:
-            on_ready(browser_url(host, listener.getsockname()[1]))
-        if stop is not None:
-            threading.Thread(target=_stop_when_set, args=(stop, server), daemon=True).start()
-        limit_logs(LineLimit())
-        server.run(sockets=[listener])
+        _run(application, engine.stop, listener, host, max_connections, header_seconds, on_ready, stop)
     finally:
         engine.close()
         listener.close()
+
+
+def serve_models(
+    folder: str | Path,
+    open_model: Callable[[Path], tuple[Model, Mapping[str, Any]]],
+    needed: Callable[[Path], int],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    memory: int,
+    is_strict: bool = False,
+    most: int = 4,
+    autoload: bool = True,
+    max_queue: int = 16,
+    max_connections: int = 256,
+    header_seconds: float = 20.0,
+    max_body: int = 8 << 20,
+    body_seconds: float = 60.0,
+    template: str | None = None,
+    metrics: bool = False,
+    slot_save_path: Path | None = None,
+    warm_up: bool = True,
+    on_ready: Callable[[str], None] | None = None,
+    on_end: Callable[[EndEvent], None] | None = None,
+    on_model: Callable[[ModelEvent], None] | None = None,
+    stop: threading.Event | None = None,
+    **app: Any,
+) -> None:
+    """Serves the models of a folder as `serve` does one, each when a request asks for it.
+
+    open_model  loads a file: the model, and the options (of `make_app`) for requests that do not set them
+    needed      the bytes of memory that a file's model takes
+    memory, is_strict, most, autoload, on_model (on_event)  as of `ServedModels`
+    app         further arguments of `make_models_app`
+
+    Raises MillError as `serve`, and when the folder cannot be listed.
+    """
+    threads = WorkThreads()
+
+    def load(path: Path, name: str) -> tuple[Service, list[Route]]:
+        def ended(end: EndEvent) -> None:
+            if on_end is not None:
+                on_end(replace(end, origin=f"{end.origin} [{name}]"))
+
+        model, options = open_model(path)
+        engine = Engine(model, max_queue, ended)
+        try:
+            service = make_service(
+                model,
+                engine,
+                threads,
+                template=template,
+                alias=name,
+                max_body=max_body,
+                body_seconds=body_seconds,
+                options=options,
+                metrics=metrics,
+            )
+        except BaseException:
+            engine.close()
+            raise
+        if warm_up:
+            engine.warm_up()
+        return service, service_routes(service, slot_save_path)
+
+    models = ServedModels(
+        ModelFolder(folder),
+        threads,
+        load=load,
+        needed=needed,
+        memory=memory,
+        is_strict=is_strict,
+        most=most,
+        autoload=autoload,
+        max_waiting=max_queue,
+        on_event=on_model,
+    )
+    listener = _listen(host, port)
+    try:
+        application = make_models_app(models, host=host, max_body=max_body, body_seconds=body_seconds, **app)
+        _run(application, models.stop, listener, host, max_connections, header_seconds, on_ready, stop)
+    finally:
+        models.stop()
+        listener.close()
+
+
+def _run(
+    application: Starlette,
+    end: Callable[[], None],
+    listener: socket.socket,
+    host: str,
+    max_connections: int,
+    header_seconds: float,
+    on_ready: Callable[[str], None] | None,
+    stop: threading.Event | None,
+) -> None:
+    """Runs an application, with the arguments of `serve`. end: ends all generations and returns at once."""
+    config = uvicorn.Config(
+        application,
+        http=limited_protocol(connection_limit(max_connections), header_seconds),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=_ACCEPTED,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    server = _Server(config, end)
+    if on_ready is not None:
+        on_ready(browser_url(host, listener.getsockname()[1]))
+    if stop is not None:
+        threading.Thread(target=_stop_when_set, args=(stop, server), daemon=True).start()
+    limit_logs(LineLimit())
+    server.run(sockets=[listener])
 
 
 def _stop_when_set(stop: threading.Event, server: _Server) -> None:

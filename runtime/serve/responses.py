@@ -85,7 +85,7 @@ class TaskResponse:
             raise as_request_error(error) from None
         # Watched from now on, not from the first iteration of `events`: if the client disconnects at once, starlette never
         # iterates over the stream.
-        self._disconnected = asyncio.create_task(_wait_for_disconnect(request))
+        self._disconnected = asyncio.create_task(wait_for_disconnect(request))
         self._disconnected.add_done_callback(lambda task: self._cancel())
 
     def _cancel(self) -> None:
@@ -186,14 +186,14 @@ def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[tuple[int, Even
     loop.call_soon_threadsafe(events.put_nowait, item)
 
 
-async def _wait_for_disconnect(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def result_while_connected(request: Request, computing: Future[Any]) -> Any:
     """What the engine computes, which ends when the client disconnects: then RequestError is raised."""
-    result, gone = asyncio.wrap_future(computing), asyncio.create_task(_wait_for_disconnect(request))
+    result, gone = asyncio.wrap_future(computing), asyncio.create_task(wait_for_disconnect(request))
     try:
         await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from anyio import CapacityLimiter, to_thread
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from ...formats import FormatError, PlanError
+from ...formats import PlanError
 from ..generation.repetition import find_breakers
 from ..generation.sampling import token_biases
 from ..generation.sampling_options import DEFAULT_BREAKERS
@@ -21,23 +19,20 @@ from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
 from .checks import CONTEXT_EXCEEDED, JsonObject, RequestError
-from .engine import Busy, Engine
+from .engine import Engine
 from .field_limits import Limits
-from .json_body import parse_body
+from .json_body import check_fields, load_body
 from .model_info import describe
 from .prompt_renderer import PromptRenderer
 from .replies.blocks import BlockResponse, BlockWriter
 from .replies.openai_replies import Prompt, ReplyBuilder
+from .request_body import READ, ReadBody, read_bytes
 from .requests import CompletionRequest
-from .responses import Replies, TaskResponse, as_request_error
+from .responses import Replies, TaskResponse
 from .stream_parser import StreamParser
 from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
+from .work_threads import SHORT, WorkThreads
 
-_SHORT = 1 << 16  # characters, bytes or tokens of what is short work
-# Threads of each kind of work, so that long texts and what goes through a whole vocabulary do not hold up short texts.
-# Templates are rendered by one process.
-_THREADS = {"short": 2, "long": 1, "json": 1, "vocabulary": 1, "template": 1}
-_MAX_WAITING = 64  # requests that wait for one of these threads
 MAX_PROMPT_TOKENS = 1 << 18  # of all prompts of a request, where the context is not longer
 _MAX_LOGPROBS = 1 << 20  # of all choices of a request, where a full context does not have more
 T = TypeVar("T")
@@ -56,13 +51,14 @@ class Service:
         defaults: Mapping[str, Any],
         max_body: int,
         body_seconds: float,
+        threads: WorkThreads,
     ):
-        """templates: for conversations without tools, and with tools; other arguments as of `make_app`."""
+        """templates: for conversations without tools, and with tools; threads: of the server; other arguments as of
+        `make_app`."""
         self.model, self.engine, self.name = model, engine, name
         self.renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
         self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
-        self._threads = {kind: CapacityLimiter(count) for kind, count in _THREADS.items()}
-        self._n_inside = dict.fromkeys(_THREADS, 0)  # requests that have one of these threads, or wait for it
+        self.in_thread = threads.run
         self.most_tokens = max(MAX_PROMPT_TOKENS, model.n_ctx)  # of all prompts of a request
         self.tokenizer, self.has_metrics = model.tokenizer, False
         self.description, self.created = describe(model), int(time.time())
@@ -71,41 +67,14 @@ class Service:
         """What a function makes of the JSON object in the body of a request. limits: of the fields that it reads; it gets no
         others. Raises RequestError when the body or a field is too large, or it is not a JSON object, and what `parse` raises.
         """
-        data = bytearray()
-        try:
-            async with asyncio.timeout(self.body_seconds):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > self.max_body:
-                        raise RequestError(f"the request is larger than {self.max_body} bytes", code="too_large", status=413)
-        except TimeoutError:
-            message = f"the body of the request did not arrive within {self.body_seconds:g} seconds"
-            raise RequestError(message, code="request_timeout", status=408) from None
-        except ClientDisconnect:
-            raise RequestError("the client is gone", status=400) from None
+        read: ReadBody | None = request.scope.pop(READ, None)
+        data, loaded = read or ReadBody(await read_bytes(request, self.max_body, self.body_seconds))
 
         def parsed() -> T:
-            return parse(parse_body(bytes(data), limits, self.most_tokens))
+            body = load_body(data, self.most_tokens) if loaded is None else loaded
+            return parse(check_fields(body, limits, self.most_tokens))
 
-        return parsed() if len(data) <= _SHORT else await self.in_thread(parsed, kind="json")
-
-    async def in_thread(self, function: Callable[..., T], *arguments: Any, size: int = 0, kind: str = "") -> T:
-        """The result of a function that may take long for a long text. Few run at once: other requests are served meanwhile,
-        and short work does not wait for long work.
-
-        size: characters, bytes or tokens; kind: a name of _THREADS, or '' for what follows from the size. Raises RequestError
-        for a text that the vocabulary cannot write, and when too many wait already.
-        """
-        kind = kind or ("long" if size > _SHORT else "short")
-        if self._n_inside[kind] >= _THREADS[kind] + _MAX_WAITING:
-            raise as_request_error(Busy(f"{_MAX_WAITING} requests wait already; try again later"))
-        self._n_inside[kind] += 1
-        try:
-            return await to_thread.run_sync(function, *arguments, limiter=self._threads[kind])
-        except FormatError as error:
-            raise RequestError(str(error), code="invalid_value") from None
-        finally:
-            self._n_inside[kind] -= 1
+        return parsed() if len(data) <= SHORT else await self.in_thread(parsed, kind="json")
 
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
         """The prompt of a chat request, and the parser for its answer. Raises RequestError."""

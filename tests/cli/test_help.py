@@ -100,7 +100,7 @@ def test_help_is_short_and_help_all_has_every_option(words):
 @pytest.mark.parametrize(
     ("verb", "first", "headings"),
     [
-        ("serve", "--host", ["Options", "Sampling", "Model and threads", "Devices", "General"]),
+        ("serve", "--models", ["Options", "Sampling", "Model and threads", "Devices", "General"]),
         ("evaluate", "-f, --file", ["Options", "Model and threads", "Devices", "General"]),
         (
             "quantize",

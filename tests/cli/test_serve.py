@@ -5,11 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
 import pytest
 
+from ggufmill import quantize_model, serve_model
 from ggufmill.cli import main
 from ggufmill.recipes import FOLDER
 
@@ -130,6 +132,55 @@ def test_a_key_is_needed_where_others_can_connect(options, key, message, capsys,
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either a MODEL or, with --models DIR, a folder"),
+        ([DEMO, "--models", FOLDER], "either a MODEL or, with --models DIR, a folder"),
+        ([DEMO, "--models-memory", "4G"], "--models-memory does nothing without --models"),
+        ([DEMO, "--no-models-autoload"], "--no-models-autoload does nothing without --models"),
+        (["--models", FOLDER, "--alias", "x"], "--alias does nothing without MODEL"),
+        (["--models", FOLDER, "--architecture", "x"], "--architecture does nothing without a checkpoint's folder"),
+        (["--models", FOLDER / "nowhere"], "nowhere"),
+    ],
+)
+def test_a_model_or_a_folder_of_models(arguments, message, capsys):
+    pytest.importorskip("uvicorn")
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--port", "0", *map(str, arguments)])
+    assert end.value.code not in (0, None)
+    assert message in capsys.readouterr().err
+
+
+def test_models_of_a_folder(tmp_path):
+    """The library's function and all between it and a loaded model: settings, options, memory, what is reported."""
+    pytest.importorskip("uvicorn")
+    quantize_model(DEMO, tmp_path / "m.gguf", type="q8_0")
+    stop, ready, url, events, ends = threading.Event(), threading.Event(), [], [], []
+    thread = threading.Thread(
+        target=serve_model,
+        kwargs={
+            "models": tmp_path, "port": 0, "n_ctx": 128, "temp": 0, "n_predict": 3, "stop": stop, "draft_max": 2,
+            "on_ready": lambda address: (url.append(address), ready.set()), "on_model": events.append, "on_end": ends.append,
+        },
+    )  # fmt: skip
+    thread.start()
+    try:
+        assert ready.wait(60)
+        reply = post(f"{url[0]}/v1/completions", {"model": "m", "prompt": "The list"})
+        assert (reply["model"], reply["usage"]["completion_tokens"]) == ("m", 3)
+        with urllib.request.urlopen(f"{url[0]}/props?model=m") as shown:
+            settings = json.load(shown)["default_generation_settings"]
+        assert (settings["n_ctx"], settings["params"]["temperature"]) == (128, 0)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert [(event.name, event.status) for event in events] == [("m", "loaded")]
+    file = (tmp_path / "m.gguf").stat().st_size
+    assert file < events[0].nbytes < file + (64 << 20)
+    assert ends[0].origin == "127.0.0.1 POST /v1/completions [m]"
 
 
 def test_a_taken_port(capsys):

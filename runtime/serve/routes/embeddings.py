@@ -25,16 +25,15 @@ _MAX_WEIGHTS = 1 << 24  # numbers of the vectors of a request, where those of a 
 
 def embedding_routes(service: Service) -> list[Route]:
     """The routes, for a served model."""
-    model = service.model
 
     def pooling_of(body: JsonObject) -> str:
-        pooling = body.get("pooling") or model_pooling(model)
+        pooling = body.get("pooling") or model_pooling(service.model)
         if pooling not in POOLINGS:
             raise invalid("pooling", f"one of {', '.join(POOLINGS)}", pooling)
         return pooling
 
     def check_lengths(param: str, sequences: Sequence[list[int]]) -> None:
-        most = min(model.n_ctx, model.graph.n_positions or model.n_ctx)
+        most = min(service.model.n_ctx, service.model.graph.n_positions or service.model.n_ctx)
         for i, tokens in enumerate(sequences):
             if not 0 < len(tokens) <= most:
                 message = f"{param}[{i}] has {len(tokens)} tokens; there have to be 1 to {most}"
@@ -45,7 +44,7 @@ def embedding_routes(service: Service) -> list[Route]:
             raise RequestError(message, param=param, code=CONTEXT_EXCEEDED)
 
     def check_vectors(n_vectors: int) -> None:
-        most = max(_MAX_WEIGHTS // model.graph.n_embd, model.n_ctx)
+        most = max(_MAX_WEIGHTS // service.model.graph.n_embd, service.model.n_ctx)
         if n_vectors > most:
             message = f"{n_vectors} tokens have a vector each, and a request may have {most}: fewer texts, or another pooling"
             raise RequestError(message, param="pooling", code="invalid_value")
@@ -54,7 +53,7 @@ def embedding_routes(service: Service) -> list[Route]:
         request: Request, sequences: Sequence[list[int]], pooling: str, normalize: bool = True
     ) -> list[np.ndarray]:
         try:
-            computing = service.engine.compute(embed_tokens(model, sequences, pooling, normalize=normalize))
+            computing = service.engine.compute(embed_tokens(service.model, sequences, pooling, normalize=normalize))
             return await result_while_connected(request, computing)
         except MillError as error:
             raise as_request_error(error) from None
@@ -74,7 +73,7 @@ def embedding_routes(service: Service) -> list[Route]:
 
         def encode() -> list[list[int]]:
             return [
-                model.tokenizer.encode(each) if isinstance(each, str) else service.check_token_ids(param, each)
+                service.model.tokenizer.encode(each) if isinstance(each, str) else service.check_token_ids(param, each)
                 for each in values
             ]
 
@@ -113,7 +112,7 @@ def embedding_routes(service: Service) -> list[Route]:
 
     async def rerank(request: Request) -> Response:
         body = await service.read(request, RERANK, dict)
-        if model_pooling(model) != "rank":
+        if model_pooling(service.model) != "rank":
             raise RequestError(
                 "the model does not rank: it has no classifier", param="model", code="unsupported_parameter", status=501
             )
@@ -130,8 +129,8 @@ def embedding_routes(service: Service) -> list[Route]:
             service.check_length(each, "documents")
 
         def encode() -> list[list[int]]:
-            first = model.tokenizer.encode(query)  # once for all documents
-            return [pair_tokens(model, first, each) for each in texts]
+            first = service.model.tokenizer.encode(query)  # once for all documents
+            return [pair_tokens(service.model, first, each) for each in texts]
 
         try:
             sequences = await service.in_thread(encode, size=len(query) + sum(map(len, texts)))

@@ -17,24 +17,26 @@ from ..responses import json_response
 from ..service import Service
 
 
+def model_object(service: Service) -> dict[str, Any]:
+    """A served model as /v1/models shows it."""
+    meta = {"n_vocab": service.description["vocabulary"], "n_ctx_train": service.description["n_ctx_train"]}
+    meta |= {"n_ctx": service.model.n_ctx, "n_embd": service.model.graph.n_embd}
+    meta |= {"n_params": service.description["parameters"], "size": service.description["bytes"]}
+    meta["ftype"] = service.description["types"][0]["type"].upper()
+    model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill"}
+    return {**model, "aliases": [service.name], "tags": [], "meta": meta}
+
+
 def openai_routes(service: Service) -> list[Route]:
     """The routes, for a served model."""
 
-    def model_object() -> dict[str, Any]:
-        meta = {"n_vocab": service.description["vocabulary"], "n_ctx_train": service.description["n_ctx_train"]}
-        meta |= {"n_ctx": service.model.n_ctx, "n_embd": service.model.graph.n_embd}
-        meta |= {"n_params": service.description["parameters"], "size": service.description["bytes"]}
-        meta["ftype"] = service.description["types"][0]["type"].upper()
-        model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill"}
-        return {**model, "aliases": [service.name], "tags": [], "meta": meta}
-
     async def models(request: Request) -> Response:
-        return json_response({"object": "list", "data": [model_object()]})
+        return json_response({"object": "list", "data": [model_object(service)]})
 
     async def one_model(request: Request) -> Response:
         if request.path_params["name"] != service.name:
             raise RequestError(f"there is no model of that name, only {service.name}", "model", "model_not_found", 404)
-        return json_response(model_object())
+        return json_response(model_object(service))
 
     def parse_messages(body: JsonObject) -> CompletionRequest:
         return parse_chat(body, service.defaults)

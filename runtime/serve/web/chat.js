@@ -262,7 +262,7 @@ async function answerNext() {
   };
   try {
     await state.described;  // sets state.chat
-    const request = { stream: true, ...requestFields() };
+    const request = { stream: true, ...(state.model ? { model: state.model } : {}), ...requestFields() };
     if (state.chat) {
       const system = $("system").value.trim(), sent = conversation.messages.map(({ role, content, tool_calls, tool_call_id }) => ({ role, content, tool_calls, tool_call_id }));
       request.messages = [...(system ? [{ role: "system", content: system }] : []), ...sent];

@@ -60,10 +60,25 @@ function hint(text) {
   if (empty) empty.textContent = text;
 }
 
+// Lists the models of a server that has several; the one that is chosen is the first that is loaded, or the first.
+async function chooseModel() {
+  const response = await fetch("/models", { headers: headers() });
+  const models = response.ok ? (await response.json()).data : [];
+  $("models").replaceChildren(...models.map((model) => {
+    const option = make("option", "", model.id);
+    option.disabled = Boolean(model.status.failed);
+    return option;
+  }));
+  const usable = models.filter((model) => !model.status.failed);
+  state.model = (usable.find((model) => model.status.value === "loaded") || usable[0] || { id: "" }).id;
+  $("models").value = state.model;
+  $("models-field").hidden = false;
+}
+
 async function describe() {
   let response;
   try {
-    response = await fetch("/props", { headers: headers() });
+    response = await fetch("/props" + (state.model ? "?model=" + encodeURIComponent(state.model) : ""), { headers: headers() });
   } catch {
     hint("The server does not answer.");
     return;
@@ -79,6 +94,10 @@ async function describe() {
     return;
   }
   const props = await response.json(), m = props.model;
+  if (props.role === "router") {  // of several models, of which one has to be chosen
+    await chooseModel();
+    return state.model ? describe() : hint("This server has no models.");
+  }
   document.title = props.model_alias + " (ggufmill)";
   $("name").textContent = props.model_alias;
   $("summary").textContent = [m.architecture, bytes(m.bytes), m.bits_per_weight.toFixed(2) + " bits per weight"].join(", ");
@@ -126,6 +145,11 @@ for (const id of KEPT) {
   $(id).addEventListener("change", () => stored(localStorage, "ggufmill-" + id, $(id).value));
 }
 $("tools").addEventListener("change", readTools);
+$("models").addEventListener("change", () => {
+  state.model = $("models").value;
+  hint("Loading the model.");
+  state.described = describe();
+});
 $("logprobs").checked = stored(localStorage, "ggufmill-logprobs") !== "off";
 $("logprobs").addEventListener("change", () => stored(localStorage, "ggufmill-logprobs", $("logprobs").checked ? "on" : "off"));
 $("defaults").addEventListener("click", () => {

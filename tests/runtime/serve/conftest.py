@@ -61,19 +61,15 @@ def reciting(tiny):
 
 
 @pytest.fixture(scope="session")
-def served():
-    """served(model, **arguments of serve) -> URL of a server that runs in a thread until the tests end."""
-    pytest.importorskip("starlette")
-    pytest.importorskip("uvicorn")
-    from ggufmill.runtime.serve import serve
-
+def running():
+    """running(serve or serve_models, *its arguments) -> URL of a server that runs in a thread until the tests end."""
     stops = []
 
-    def start(model, **arguments):
+    def start(serve, *positional, **arguments):
         ready, stop, url = threading.Event(), threading.Event(), []
-        arguments = {"port": 0, "options": {"temp": 0}, "stop": stop} | arguments
+        arguments = {"port": 0, "stop": stop} | arguments
         arguments["on_ready"] = lambda address: (url.append(address), ready.set())
-        thread = threading.Thread(target=serve, args=(model,), kwargs=arguments)
+        thread = threading.Thread(target=serve, args=positional, kwargs=arguments)
         thread.start()
         stops.append((arguments["stop"], thread))
         assert ready.wait(20)
@@ -85,3 +81,34 @@ def served():
     for _, thread in stops:
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def served(running):
+    """served(model, **arguments of serve) -> URL of a server that runs in a thread until the tests end."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from ggufmill.runtime.serve import serve
+
+    return lambda model, **arguments: running(serve, model, **({"options": {"temp": 0}} | arguments))
+
+
+@pytest.fixture(scope="session")
+def write_model():
+    """write_model(path, keys={}, tensors=1): a GGUF file with an architecture and tensors, which no runtime can run."""
+    gguf = pytest.importorskip("gguf")
+
+    def write(path, keys=None, tensors=1, architecture="llama"):
+        path.parent.mkdir(exist_ok=True)
+        writer = gguf.GGUFWriter(path, architecture)
+        for key, value in (keys or {}).items():
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+        for i in range(tensors):
+            writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(32, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

@@ -14,11 +14,16 @@ import httpx
 from starlette.testclient import TestClient
 
 import ggufmill.runtime.serve as serve_package
+from ggufmill.runtime.serve import app as serve_app
 from ggufmill.runtime.serve import field_limits, make_app, requests
-from ggufmill.runtime.serve.json_body import MAX_DEPTH, MAX_FIELDS, count_values, parse_body
+from ggufmill.runtime.serve.json_body import MAX_DEPTH, MAX_FIELDS, check_fields, count_values, load_body
+from ggufmill.runtime.serve.model_folder import ModelFolder
 from ggufmill.runtime.serve.replies import anthropic_messages, openai_responses
 from ggufmill.runtime.serve.routes import llama_server
-from ggufmill.runtime.serve.service import MAX_PROMPT_TOKENS, Service
+from ggufmill.runtime.serve.routes import models as models_module
+from ggufmill.runtime.serve.served_models import ServedModels
+from ggufmill.runtime.serve.service import MAX_PROMPT_TOKENS
+from ggufmill.runtime.serve.work_threads import WorkThreads
 
 QUOTED, OBJECT = '"x"', '{"text":"x"}'
 HERE = "http://127.0.0.1:8080"
@@ -33,24 +38,42 @@ def model(reciting):
     return reciting("Hi you!")
 
 
+@pytest.fixture(scope="module", params=["one model", "several models"])
+def make(request, model, tmp_path_factory, write_model):
+    """make(): the application, for one model or for a folder with one."""
+    slots, folder = tmp_path_factory.mktemp("slots"), tmp_path_factory.mktemp("models")
+    write_model(folder / "m.gguf")
+
+    def load(path, name):
+        service = serve_app.make_service(model, None, WorkThreads(), alias=name)
+        return service, serve_app.service_routes(service, slots)
+
+    if request.param == "one model":
+        return lambda: make_app(model, slot_save_path=slots)
+    return lambda: serve_app.make_models_app(
+        ServedModels(ModelFolder(folder), WorkThreads(), load=load, needed=lambda path: 1, memory=10)
+    )
+
+
 @pytest.fixture(scope="module")
-def limits_of_routes(model, tmp_path_factory):
+def limits_of_routes(make):
     """path -> the limits that the route reads its requests by; {} for one that reads none."""
-    read: dict = {}
-    original = Service.read
+    read: list = []
 
-    async def recording(self, request, limits, parse):
-        read[request.scope["path"]] = limits
-        return await original(self, request, limits, parse)
+    def recording(body, limits, tokens):
+        read.append(limits)
+        return check_fields(body, limits, tokens)
 
-    app = make_app(model, slot_save_path=tmp_path_factory.mktemp("slots"))
-    paths = [route.path for route in app.routes if "POST" in (route.methods or ())]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Service, "read", recording)
-        with TestClient(app, base_url=HERE) as client:
-            return {
-                path: (client.post(url_of(path), json={}), read.get(url_of(path).partition("?")[0], {}))[1] for path in paths
-            }
+    app, found = make(), {}
+    with pytest.MonkeyPatch.context() as patch, TestClient(app, base_url=HERE) as client:
+        patch.setattr(serve_package.service, "check_fields", recording)
+        patch.setattr(models_module, "check_fields", recording)
+        for route in app.routes:
+            if "POST" in (route.methods or ()):
+                read.clear()
+                client.post(url_of(route.path), json={"model": "m"})
+                found[route.path] = read[-1] if read else {}  # what chooses a model comes before the model's route
+    return found
 
 
 def url_of(path):
@@ -63,6 +86,8 @@ def test_every_route_that_reads_a_body_has_limits(limits_of_routes):
     known = [value for name, value in vars(field_limits).items() if name.isupper() and isinstance(value, dict)]
     assert all(any(limits is each for each in known) for limits in limits_of_routes.values())
     unused = [each for each in known if not any(each is limits for limits in limits_of_routes.values())]
+    if "/models/load" not in limits_of_routes:
+        unused.remove(field_limits.MODEL)
     assert unused == [each for name, each in vars(field_limits).items() if name.startswith("_") and each in unused]
 
 
@@ -88,7 +113,7 @@ def fields_that_are_read():
 
 
 def test_no_field_is_read_that_has_no_limit(limits_of_routes):
-    """A field without a limit would be None at every request (`parse_body`), so that what reads it could not work."""
+    """A field without a limit would be None at every request (`check_fields`), so that what reads it could not work."""
     read = fields_that_are_read()
     assert len(read) > 120
     every = {name for limits in limits_of_routes.values() for name in limits}
@@ -100,7 +125,7 @@ def test_no_field_is_read_that_has_no_limit(limits_of_routes):
 
 
 def test_a_field_without_a_limit_is_not_read():
-    body = parse_body(b'{"n": 2, "new": {"a": [1]}}', {"n": field_limits.CHAT["n"]}, 100)
+    body = check_fields(load_body(b'{"n": 2, "new": {"a": [1]}}', 100), {"n": field_limits.CHAT["n"]}, 100)
     assert body == {"n": 2, "new": None}
 
 
@@ -130,10 +155,10 @@ def kinds_of_routes(limits_of_routes):
     return {id(limits): (path, limits) for path, limits in limits_of_routes.items()}.values()
 
 
-def test_ten_times_as_much_of_any_field_is_refused(model, limits_of_routes, tmp_path):
+def test_ten_times_as_much_of_any_field_is_refused(make, limits_of_routes):
     """What is larger than 1 MB is tried once for each limit: it takes long to send."""
     tried, made, large = 0, {}, set()
-    with TestClient(make_app(model, slot_save_path=tmp_path), base_url=HERE) as client:
+    with TestClient(make(), base_url=HERE) as client:
         for path, limits in kinds_of_routes(limits_of_routes):
             for name, limit in limits.items():
                 for what, value in made.get(limit) or made.setdefault(limit, list(excesses(limit))):
@@ -158,7 +183,7 @@ def test_ten_times_as_much_of_any_field_is_refused(model, limits_of_routes, tmp_
     assert tried > 4 * sum(len(limits) for _, limits in kinds_of_routes(limits_of_routes))
 
 
-def test_the_whole_of_a_request_has_limits(model):
+def test_the_whole_of_a_request_has_limits(make):
     bodies = {
         "values of a field that is not read": '{"new":[' + ",".join(["1"] * 5_000_000) + "]}",
         "levels of a field that is not read": '{"new":' + "[" * 10 * MAX_DEPTH + "]" * 10 * MAX_DEPTH + "}",
@@ -167,7 +192,7 @@ def test_the_whole_of_a_request_has_limits(model):
         "brackets that do not end": "[" * BODY,
         "large numbers": '{"prompt":[' + ",".join(["9" * 4000] * 2000) + "]}",
     }
-    with TestClient(make_app(model), base_url=HERE) as client:
+    with TestClient(make(), base_url=HERE) as client:
         for what, data in bodies.items():
             before = time.process_time()
             response = client.post("/v1/completions", content=data)

@@ -280,7 +280,7 @@ def test_short_texts_do_not_wait_for_long_ones(reciting, monkeypatch):
 
 def test_few_wait_for_a_template_and_the_others_are_told_to_come_again(served, model, monkeypatch):
     """Without a queue of their own, forty conversations took all threads that write answers."""
-    monkeypatch.setattr("ggufmill.runtime.serve.service._MAX_WAITING", 10)
+    monkeypatch.setattr("ggufmill.runtime.serve.work_threads._MAX_WAITING", 10)
     go_on, render = threading.Event(), PromptRenderer.render
 
     def slow(self, messages, variables):
