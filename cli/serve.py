@@ -46,7 +46,7 @@ def command(model: Path | None, models: Path | None, **options: Any) -> None:
     Examples:
       ggufmill serve model-iq4_k.gguf
       ggufmill serve model.gguf --port 9000 -c 16384 --parallel 2 --alias my-model
-      ggufmill serve --models ~/models --models-memory 48G -c 16384
+      ggufmill serve --models models/ --models-memory 48G -c 16384
       GGUFMILL_API_KEY=... ggufmill serve model.gguf --host 0.0.0.0
     """
     from ..pipeline.common.figures import size_text
