@@ -209,8 +209,9 @@ def _validation(data: dict[str, Any]) -> list[str]:
         plots.append(("KL divergence so far", lines(shown, "windows read", "nats per token", from_zero=True)))
     if v.get("kld_percentiles"):
         percent = [float(p) for p in v["kld_percentiles"]]
-        spread = Series("share of the predictions that diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
-        plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
+        spread = Series("KL divergence that this share stays below", percent, list(v["kld_percentiles"].values()), colour=4)
+        drawn = lines([spread], "share of the predictions, in per cent", "KL divergence in nats", log=True)
+        plots.append(("KL divergence of single predictions", drawn))
     tables = f"<p>{escape(measured(v))}</p>{table(COMPARISON, [*comparison(data), *stock_rows(data)])}"
     return [_section("Quality", plots, tables + _texts(v.get("texts", []), v["baseline"]))]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from .colour_scale import scale_of
 from .labels import Box, Point, label_boxes
 
 WIDTH = 340
@@ -98,9 +99,10 @@ def lines(
 
 
 def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -> str:
-    """A row for each name and a column for each number, darker where a value is larger, on a logarithmic scale.
+    """A row for each name and a column for each number, darker where a value is larger, on the scale of `scale_of`.
 
-    cells: (row, column) -> (value above 0, text that shows on touch). What is missing stays blank.
+    cells: (row, column) -> (value above 0, text that shows on touch). What is missing stays blank. The legend says so where the
+    scale is not a logarithmic one.
     """
     if not cells:
         return ""
@@ -108,11 +110,10 @@ def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -
     left = max(len(row) for row in rows) * _LETTER + 6
     width, height = (WIDTH - left) / (last + 1), 14
     values = sorted({value for value, _ in cells.values()})
-    span = math.log(values[-1] / values[0])
+    scale = scale_of(values)
 
     def shade(value: float) -> str:
-        depth = min(max(math.log(value / values[0]) / span, 0.0), 1.0) if span else 1.0
-        return f'class="f0" fill-opacity="{0.1 + 0.9 * depth:.2f}"'
+        return f'class="f0" fill-opacity="{0.1 + 0.9 * scale.place(value):.2f}"'
 
     out = [_text(left - 5, i * height + 10.5, row, "end") for i, row in enumerate(rows)]
     for (row, column), (value, text) in cells.items():
@@ -123,12 +124,14 @@ def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -
     ticks = [(left + (value + 0.5) * width, number(value)) for value in _integer_ticks(0, last)]
     out += [_text(x, bottom + 12, label, "middle") for x, label in ticks]
     out.append(_text((WIDTH + left) / 2, bottom + 26, x_label, "middle"))
-    shown = values if len(values) <= 6 else [float(f"{values[0] * math.exp(span * i / 5):.2g}") for i in range(6)]
-    for i, value in enumerate(shown):
+    digits = 4 if len(values) <= 6 else 2  # of values of the map, or of places between them
+    for i, value in enumerate(scale.steps(6)):
         x = i * WIDTH / 6
         out.append(f'<rect x="{x:.1f}" y="{bottom + 36}" width="10" height="10" {shade(value)}/>')
-        out.append(_text(x + 14, bottom + 45, number(value)))
-    return _picture(out, bottom + 52)
+        out.append(_text(x + 14, bottom + 45, number(float(f"{value:.{digits}g}"))))
+    if scale.is_narrowed:
+        out.append(_text(0, bottom + 61, "Shades: logarithmic, the widest gap between values narrowed"))
+    return _picture(out, bottom + (68 if scale.is_narrowed else 52))
 
 
 def _line(s: Series, index: int, at: Callable[[float, float], Point]) -> list[str]:

@@ -135,6 +135,23 @@ def test_weights_are_a_heat_map_of_layers_and_tensors(report):
     assert heat_map({}, "layer") == ""
 
 
+NARROWED = "Shades: logarithmic, the widest gap between values narrowed"
+
+
+@pytest.mark.parametrize(("usual", "far"), [((3.4, 4.3, 5.4, 6.6), 32.0), ((0.02, 0.021, 0.03, 0.05), 9.0), ((4.0, 5.0), 1e-4)])
+def test_one_row_of_far_values_leaves_the_others_their_shades(usual, far):
+    """Routers stay in 32 bits: on a logarithmic scale alone all other types would look alike."""
+    cells = {("a", i): (value, "x") for i, value in enumerate(usual)} | {("router", 0): (far, "far")}
+    drawing = heat_map(cells, "layer")
+    depths = [float(depth) for depth in re.findall(r'fill-opacity="([\d.]+)"><title>x<', drawing)]
+    assert depths == sorted(depths)
+    assert depths[-1] - depths[0] >= 0.4  # of 0.9, of which the far value leaves them more than half, or half to a pair
+    assert float(re.search(r'fill-opacity="([\d.]+)"><title>far', drawing)[1]) == (1.0 if far > 1 else 0.1)
+    assert NARROWED in drawing
+    assert NARROWED not in heat_map({("a", i): (2.0**i, "x") for i in range(6)}, "layer")
+
+
+
 def test_texts_are_shown_side_by_side_with_marks_where_they_differ(report):
     assert marked_texts("a <b> c d", "a <b> x d, e") == (
         "a &lt;b&gt; <mark>c</mark> d",
