@@ -34,8 +34,8 @@ class ColourScale:
 
 
 def scale_of(values: Sequence[float]) -> ColourScale:
-    """The scale of values above 0: logarithmic, but no gap between two neighbours takes more than a share of it, so that one row
-    of 32 bits among many of 3 to 6 does not make these alike."""
+    """The scale of values above 0: logarithmic, but no gap between two neighbours takes more than a share of it, so that one
+    row of 32 bits among many of 3 to 6 does not make these alike."""
     distinct = np.unique(np.asarray(values, np.float64))
     gaps = np.diff(np.log(distinct))
     if not gaps.size:

@@ -18,11 +18,16 @@ function action(label, act, description = label) {
 // The node of a message, with its actions.
 function turnOf(message) {
   const turn = make("article", "turn " + message.role), who = message.role === "assistant" ? $("name").textContent : message.role === "tool" ? "Function" : "You";
-  turn.setAttribute("aria-label", who);
-  turn.append(make("h2", "who", who), make("div", "text"), make("div", "acts"));
+  turn.append(make("h2", "who"), make("div", "text"), make("div", "acts"));
+  nameTurn(turn, who);
   turn.message = message;
   drawTurn(turn);
   return turn;
+}
+
+function nameTurn(turn, who) {
+  turn.setAttribute("aria-label", who);
+  turn.firstChild.textContent = who;
 }
 
 function drawTurn(turn) {
@@ -176,9 +181,14 @@ const toEnd = () => { $("log").scrollTop = $("log").scrollHeight; };
 function drawConversation() {
   const turns = (state.current?.messages ?? []).map(turnOf);
   if (!turns.length) {
-    const empty = make("p", "empty", state.hint);
+    const empty = make("p", "empty", state.hint), [latest] = byTime();
     empty.id = "empty";
     turns.push(empty);
+    if (latest) {
+      const row = make("p", "latest");
+      row.append(action("Continue: " + latest.title, () => openConversation(latest)));
+      turns.push(row);
+    }
   }
   $("log").replaceChildren(...turns);
   toEnd();
@@ -188,6 +198,7 @@ function drawConversation() {
 function openConversation(one) {
   state.running?.abort();
   state.current = one;
+  keepOpen(one);
   drawConversation();
   drawList();
   if (narrow.matches) panel("list", false);
@@ -200,6 +211,7 @@ async function ask(text) {
   if (messages.at(-1)?.role === "user") messages.pop();  // it was never answered
   messages.push({ role: "user", content: text });
   saveConversation(state.current);
+  keepOpen(state.current);
   drawConversation();
   await answerNext();
 }
@@ -243,7 +255,7 @@ function addChunk(message, { choices, timings }) {
 // Has the model answer the current conversation.
 async function answerNext() {
   const conversation = state.current, running = state.running = new AbortController();
-  const message = { role: "assistant", content: "", tokens: [] };
+  const message = state.writing = { role: "assistant", content: "", tokens: [] };
   let turn = turnOf(message);
   const text = turn.querySelector(".text");
   turn.classList.add("busy");
@@ -279,7 +291,7 @@ async function answerNext() {
       if (!drawing) { drawing = true; requestAnimationFrame(draw); }
     }
   } catch (error) {
-    if (running.signal.aborted) message.note = "Stopped.";
+    if (running.signal.aborted) message.note ??= "Stopped.";
     else problem = error.message;
   }
   const isCurrent = state.current === conversation, kept = !problem || message.content;
@@ -381,7 +393,18 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// What there is of an answer when the page goes is kept at once: what runs after this may not be carried out any more.
+addEventListener("pagehide", () => {
+  const { current, running, writing } = state;
+  if (!running) return;
+  writing.note = "Stopped: the page was left.";
+  if (current && (writing.content || writing.reasoning)) saveConversation({ ...current, messages: [...current.messages, writing] });
+  running.abort();
+});
+
 loadConversations();
+state.current = conversations.get(stored(sessionStorage, OPEN)) ?? null;  // a reload goes on with it
 drawList();
+drawConversation();
 arrange();
 state.described = describe();

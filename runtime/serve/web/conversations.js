@@ -12,7 +12,7 @@ const stored = (storage, key, value) => {
   }
 };
 
-const PREFIX = "ggufmill-chat-";
+const PREFIX = "ggufmill-chat-", OPEN = "ggufmill-open";
 const conversations = new Map();
 
 function loadConversations() {
@@ -55,8 +55,14 @@ function saveConversation(one) {
   drawList();
 }
 
+// Keeps which conversation this tab shows, over a reload.
+const keepOpen = (one) => stored(sessionStorage, OPEN, one && one.id);
+
+const byTime = () => [...conversations.values()].sort((a, b) => b.updated - a.updated);
+
 function drawList() {
-  const rows = [...conversations.values()].sort((a, b) => b.updated - a.updated).map((one) => {
+  $("clear").hidden = !conversations.size;
+  const rows = byTime().map((one) => {
     const row = make("li", one === state.current ? "current" : ""), choose = make("button", "choose", one.title);
     choose.type = "button";
     choose.title = one.title;
@@ -108,6 +114,14 @@ function deleteConversation(one) {
   else drawList();
 }
 
+$("clear").addEventListener("click", () => {
+  const n = conversations.size;
+  if (!confirm(n === 1 ? "Delete the conversation that this browser keeps?" : `Delete all ${n} conversations that this browser keeps?`)) return;
+  for (const id of conversations.keys()) stored(localStorage, PREFIX + id, null);
+  conversations.clear();
+  openConversation(null);
+  say("All conversations are deleted");
+});
 $("export").addEventListener("click", () => {
   const text = JSON.stringify({ conversations: [...conversations.values()] }, (key, value) => (key === "tokens" ? undefined : value), 1);
   const a = make("a");

@@ -135,6 +135,8 @@ async function describe() {
   $("recipe-part").hidden = !m.about.recipe;
   $("recipe").textContent = m.about.recipe || "";
   $("model").hidden = false;
+  if (!state.chat && state.current && !state.running) drawConversation();  // it was drawn as a chat
+  for (const turn of document.querySelectorAll(".turn.assistant")) nameTurn(turn, props.model_alias);
 }
 
 $("key").value = stored(sessionStorage, "ggufmill-key") || "";

@@ -151,7 +151,6 @@ def test_one_row_of_far_values_leaves_the_others_their_shades(usual, far):
     assert NARROWED not in heat_map({("a", i): (2.0**i, "x") for i in range(6)}, "layer")
 
 
-
 def test_texts_are_shown_side_by_side_with_marks_where_they_differ(report):
     assert marked_texts("a <b> c d", "a <b> x d, e") == (
         "a &lt;b&gt; <mark>c</mark> d",

@@ -298,7 +298,6 @@ def test_versions_of_an_answer(visit, url):
 
     exported = browser.execute_script("return JSON.stringify({ conversations: [...conversations.values()] })")
     browser.get(url)
-    find(browser, "#conversations .choose").click()
     assert (answers(browser), versions(browser)) == ([ANSWER] * 2, [["◀", "1/3", "▶"]])
     browser.execute_script("importConversations(arguments[0])", exported)
     browser.find_elements(By.CSS_SELECTOR, "#conversations li:not(.current) .choose")[0].click()
@@ -347,7 +346,6 @@ def test_versions_of_a_question(visit, url):
     wait_for(browser, lambda: (questions(browser), answers(browser)) == (["First of all"], [ANSWER]))
     wait_for(browser, lambda: versions(browser) == [["◀", "2/2", "▶"]])
     browser.get(url)
-    find(browser, "#conversations .choose").click()
     assert (questions(browser), versions(browser)) == (["First of all"], [["◀", "2/2", "▶"]])
     button_named(turns(browser, "user")[0], "Previous version").click()
     assert (questions(browser), answers(browser)) == (["First", "Second again"], [ANSWER] * 2)
@@ -454,6 +452,45 @@ openConversation(one);
 window.sent = null;
 answerNext = () => { sent = state.current.messages.slice(2); };
 """
+
+
+def test_a_reload_goes_on_with_the_conversation(visit, url):
+    """Of this tab; a new one begins an empty conversation and offers the latest. All that the browser keeps can be deleted."""
+    browser = visit(url)
+    assert not find(browser, "#clear").is_displayed()
+    say(browser, "One")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    browser.refresh()
+    assert (questions(browser), answers(browser)) == (["One"], [ANSWER])
+    wait_for(browser, lambda: "llama" in find(browser, "#summary").text)
+    assert find(browser, ".turn.assistant .who").text == find(browser, "#name").text
+    say(browser, "Two")
+    wait_for(browser, lambda: answers(browser) == [ANSWER] * 2)
+    find(browser, "#reset").click()
+    browser.refresh()
+    assert questions(browser) == []  # an empty one was begun
+    browser.execute_script("sessionStorage.clear()")
+    browser.refresh()
+    assert questions(browser) == []
+    button(find(browser, "#log"), "Continue: One").click()
+    assert (questions(browser), answers(browser)) == (["One", "Two"], [ANSWER] * 2)
+    browser.execute_script("window.confirm = (text) => { window.asked = text; return true }")
+    find(browser, "#clear").click()
+    assert browser.execute_script("return asked") == "Delete the conversation that this browser keeps?"
+    assert (questions(browser), titles(browser)) == ([], [])
+    assert browser.execute_script("return Object.keys(localStorage).filter((key) => key.startsWith('ggufmill-chat-'))") == []
+    browser.refresh()
+    assert (questions(browser), titles(browser)) == ([], [])
+
+
+def test_an_answer_that_a_reload_cut_off_is_kept(visit, served, reciting):
+    browser = visit(served(reciting("abcdefg", end=False, n_ctx=200_000)))
+    say(browser, "One")
+    wait_for(browser, lambda: "abcdefgabcdefg" in find(browser, ".turn.assistant .text").text)
+    browser.refresh()
+    assert (questions(browser), len(answers(browser))) == (["One"], 1)
+    assert answers(browser)[0].startswith("abcdefgabcdefg")
+    assert find(browser, ".turn.assistant .note").text == "Stopped: the page was left."
 
 
 def test_calls_of_functions_and_their_results(visit, url):
