@@ -15,7 +15,7 @@ from ..pipeline.requests.measure import BenchRequest
 from .command import Verb
 from .display.console import emit, progress_bars
 from .options.fields import options_of
-from .options.sections import GENERAL, SectionedOption
+from .options.results import Results, chosen, results_options
 from .options.types import MODEL
 
 if TYPE_CHECKING:
@@ -40,24 +40,8 @@ _ALWAYS = ("model", "size", "params", "backend", "threads")
 
 @click.command(cls=Verb)
 @options_of(BenchRequest, json=False, models={"nargs": -1, "type": MODEL})
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["md", "json", "csv", "jsonl"]),
-    default="md",
-    show_default=True,
-    help="Print this format.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    cls=SectionedOption,
-    section=GENERAL,
-    is_flag=True,
-    help="Print one JSON object on stdout, as -o json does.",
-)
-def command(form: str, as_json: bool, **options: Any) -> None:
+@results_options("md", "json", "csv", "jsonl")
+def command(results: Results, as_json: bool, **options: Any) -> None:
     """Measure tokens per second of MODELS (GGUFs or Hugging Face folders), in the columns of llama-bench.
 
     Every combination of the values given is measured; most options take several with commas between them.
@@ -65,19 +49,21 @@ def command(form: str, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       ggufmill bench model.gguf -p 512 -n 64 -t 1,2
-      ggufmill bench model.gguf -pg 512,128 -ctk f16,q8_0 -o csv
+      ggufmill bench model.gguf -pg 512,128 -ctk f16,q8_0 -o speeds.csv
       ggufmill bench model.gguf --device cuda -ot exps=CPU
     """
     from ..pipeline.bench import benchmark
 
     options = {name: value for name, value in options.items() if value != ()}  # the library's defaults
-    writer = _Writer(form, [*_ALWAYS, *(column for name, column in _COLUMNS.items() if name in options), "test", "t/s"])
-    if as_json or form == "json":
-        with progress_bars() as progress:
-            result = benchmark(progress=progress, **options)
-        emit(result.as_json, True, str)
-    else:
-        benchmark(progress=writer, **options)
+    results = chosen(results, as_json)
+    columns = [column for name, column in _COLUMNS.items() if name in options]
+    with results.printed():
+        if results.form == "json":
+            with progress_bars() as progress:
+                result = benchmark(progress=progress, **options)
+            emit(result.as_json, True, str)
+        else:
+            benchmark(progress=_Writer(results.form, [*_ALWAYS, *columns, "test", "t/s"]), **options)
 
 
 class _Writer:

@@ -53,11 +53,12 @@ def command() -> None:
     out={"type": OUT_FILE, "required": True},
 )
 def compute(model: Any, text: Any, out: Any, as_json: bool, **options: Any) -> None:
-    """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see. Without -f the text
-    that comes with ggufmill is read; a text of the kind that the model is used for serves it better.
+    """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write an importance matrix: how strongly the
+    text uses each column of its weights. Without -f the text that comes with ggufmill is read; a text of the kind that the
+    model is used for gives a better matrix.
 
-    Killed? The same command with --resume continues, and ends in the same bytes. Parts that were computed with --from-chunk
-    and --chunks, on several machines, become one with `imatrix merge`.
+    An interrupted command continues with --resume, and ends in the same bytes. Parts that were computed with --from-chunk and
+    --chunks, on several machines, become one with `imatrix merge`.
 
     \b
     Examples:
@@ -111,11 +112,12 @@ def _refuse_for_covariances(other: Any, options: dict[str, Any]) -> None:
 @command.command(short_help="Show statistics of a matrix, or how two differ")
 @options_of(ShowRequest)
 def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
-    """Show statistics of an imatrix FILE; with OTHER, how the two differ; or those of a file of covariances.
+    """Show statistics of FILE, an importance matrix or a file of covariances; with OTHER, show how two matrices differ.
 
-    sum is that of the columns' mean squares, active the share of columns above 1e-5, even the entropy of the distribution over
-    the columns as a share of its maximum. Of covariances H: rank is (trace H)^2 / trace H^2, diagonal the share of the diagonal
-    in the sum of the squares of all entries; with side output they are of gradients, and columns are the rows of a block.
+    The column `sum` has the sum of the columns' mean squares, `active` the share of columns above 1e-5, `even` the entropy of
+    the distribution over the columns, as a share of its maximum. For a covariance H, `rank` is (trace H)^2 / trace H^2 and
+    `diagonal` is the share of the diagonal in the sum of the squares of all entries; rows whose `side` is `output` are of
+    gradients, and their columns are the rows of a block.
 
     \b
     Examples:
@@ -141,7 +143,12 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
 @command.command(short_help="Add up several matrices")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option(
-    "-o", "--output", "out", type=OUT_FILE, required=True, help="Write this file; a name in .dat selects the legacy format."
+    "-o",
+    "--output",
+    "out",
+    type=OUT_FILE,
+    required=True,
+    help="Write this file; a name that ends in .dat selects the legacy format.",
 )
 @flags.force
 @flags.as_json

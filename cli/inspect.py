@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @options_of(InspectRequest, file={"type": Source(), "required": False})
-@click.option("--cpu", is_flag=True, help="Show what the processor can do and what kernels make use of; this needs no FILE.")
+@click.option(
+    "--cpu", is_flag=True, help="Show the processor's instruction sets and which of them kernels use; this needs no FILE."
+)
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
-    """Show metadata, tensors, types and sizes of a GGUF file (give any shard of a split one); unknown types by number.
+    """Show metadata, tensors, types and sizes of a GGUF file (give any shard of a split one).
 
-    Each tensor is shown with the rule that gave it its type, of the recipe in the file or of a stock mix, where
-    that can be told. Of a checkpoint, a folder or hf:OWNER/NAME, config.json and the tensors as they are stored, and whether
-    `convert` takes it; no weights are downloaded.
+    Each tensor is shown with the rule that gave it its type, from the recipe in the file or of a stock mix, where that can be
+    told. A type that is not known is shown by its number. For a checkpoint (a folder or hf:OWNER/NAME), config.json and the
+    tensors as they are stored are shown, and whether `convert` takes it; no weights are downloaded.
 
     \b
     Examples:

@@ -56,7 +56,7 @@ _TASK_OPTIONS = [
     option
     for kind, default in _TASKS.items()
     for option in (
-        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f).", **_UNDER),
+        click.option(f"--{kind}", is_flag=True, help=f"Score {kind} tasks: -f has them, as llama-perplexity reads.", **_UNDER),
         click.option(
             f"--{kind}-tasks",
             metavar="N",
@@ -233,7 +233,7 @@ def _figures(r: PerplexityResult) -> str:
     if r.kld_mean is None:
         return "\n".join(lines)
     noise = r.noise_floor
-    confident = f"  where the baseline is sure ({per_cent_text(r.confident_share or 0, 1)} of tokens)"
+    confident = f"  where the baseline's top token has 50 % or more ({per_cent_text(r.confident_share or 0, 1)} of tokens)"
     perplexities = [
         ("perplexity", error_text(r.perplexity, r.error, 6)),
         ("perplexity of the baseline", error_text(r.baseline_perplexity, r.baseline_error, 6)),

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @options_of(RunRequest)
 def command(**options: Any) -> None:
-    """Run every stage that the TOML file RECIPE names: imatrix, search, quantise, repack, validate; ends in a report.
+    """Run every stage that the TOML file RECIPE names (imatrix, search, quantise, repack, validate) and write a report.
 
-    The folder then holds, with the model: report.html (one page with plots, nothing outside of it is loaded), report.md,
+    The folder then holds, with the model: report.html (one page with plots, which loads nothing from elsewhere), report.md,
     report.json, and README.md, the draft of a model card.
 
-    Checked first: files, types, exact sizes, disk space. An interrupted run resumes where it was when the same
-    command is given again; a stage whose inputs have not changed is not repeated. With [repack] the file it begins with stays
-    too, so that room for both is needed. One run at a time works in a folder.
+    Files, types, exact sizes and disk space are checked first. An interrupted run resumes where it was when the same command
+    is given again; a stage whose inputs have not changed is not repeated. With [repack] the file before repacking is kept too,
+    so that there has to be room for both. One run at a time works in a folder.
 
     With target_size = "180G", target_bpw or max_kld under [quantize], types for the tensors that no rule takes are searched for
     as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,

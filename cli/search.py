@@ -36,8 +36,8 @@ def command(**options: Any) -> None:
     alone is quantised, measured on the text of -f. Errors are weighted by importance; with --covariance they are errors of
     matrix products, of rows that are encoded as `quantize --covariance --effort` does it. With --curvature they are predicted
     KL divergences, which need no text. What is measured is kept in OUT.state.json, or in the file of --state, which several
-    OUTs may share: an interrupted search resumes, and for another target of the same model with the same options only what it
-    finds is measured (--max-kld and --refine: what is tried on the way).
+    OUTs may share: an interrupted search resumes, and a search for another target of the same model with the same options
+    measures only the recipe that it finds (with --max-kld or --refine also those that it tries on the way).
 
     \b
     Examples:

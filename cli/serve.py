@@ -26,18 +26,18 @@ def command(model: Path | None, models: Path | None, **options: Any) -> None:
     """Serve MODEL (a GGUF or a Hugging Face folder), or the models of a folder with --models, to OpenAI's clients, with a page
     to chat at the same address.
 
-    OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
-    llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
-    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change;
-    where neither says anything, the file's recommendation counts. What a prompt shares with an earlier prompt is not computed
-    again; an answer is read once when the conversation goes on. Ctrl-C ends it.
+    The server has OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's
+    /v1/messages, llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
+    /apply-template, and /tokenizer_info; answers can be streamed. Sampling options are defaults that a request can change;
+    where neither says anything, the file's recommendation counts. The beginning that a prompt shares with an earlier prompt is
+    not computed again. Ctrl-C ends the server.
 
     With --parallel N requests share their steps, which takes less time than one after the other. A text and its probabilities
     depend, to the bit, neither on other requests nor on what is cached (without -dev). Between two steps at most -ub tokens of
     one prompt are read, and never more than 512.
 
-    Functions (tools) are called where the chat template knows them and the form of its model's calls is known; thoughts become
-    reasoning_content ("reasoning_format": "none" leaves them in the text).
+    Functions (tools) can be called if the chat template describes them and this program knows how the model writes calls.
+    Reasoning is returned as reasoning_content ("reasoning_format": "none" leaves it in the text).
 
     With --models DIR each request names a model in the field `model` (for GET: in the parameter), which is the name of a file
     without .gguf, and it is loaded when it is first asked for; /models, /models/load and /models/unload are llama-server's.

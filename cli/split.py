@@ -18,8 +18,8 @@ from .options.fields import options_of
 def command(**options: Any) -> None:
     """Cut the GGUF SOURCE (one file, or any shard of a split model) into OUT-00001-of-0000N.gguf.
 
-    Names and metadata are gguf-split's, also where one file takes all; the tensors are the same, byte by byte. --split-max-size
-    counts whole files; without it and --split-max-tensors a file takes 128 tensors.
+    Files have the names and metadata that gguf-split gives them, even if one file takes everything; the tensors are the same,
+    byte by byte. --split-max-size limits whole files; without it and --split-max-tensors a file takes 128 tensors.
 
     \b
     Examples:

@@ -12,7 +12,7 @@ from .command import Verb
 from .display.console import emit, progress_bars
 from .display.origins import settings_text
 from .options.fields import options_of
-from .options.sections import GENERAL, SectionedOption
+from .options.results import Results, chosen, results_options
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
@@ -23,24 +23,8 @@ _HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), 
 
 @click.command(cls=Verb)
 @options_of(SweepRequest, json=False)
-@click.option(
-    "-o",
-    "--output-format",
-    "form",
-    type=click.Choice(["md", "jsonl", "json"]),
-    default="md",
-    show_default=True,
-    help="Print this format; jsonl has a line per depth.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    cls=SectionedOption,
-    section=GENERAL,
-    is_flag=True,
-    help="Print one JSON object on stdout, as -o json does.",
-)
-def command(form: str, as_json: bool, **options: Any) -> None:
+@results_options("md", "jsonl", "json")
+def command(results: Results, as_json: bool, **options: Any) -> None:
     """Measure how fast MODEL (a GGUF or a Hugging Face folder) reads and generates as its context fills up.
 
     At each depth tokens are generated and taken back, then a prompt is read that stays, as llama-sweep-bench does.
@@ -52,12 +36,14 @@ def command(form: str, as_json: bool, **options: Any) -> None:
     """
     from ..pipeline.sweep_bench import sweep_benchmark
 
-    if as_json or form == "json":
-        with progress_bars() as progress:
-            result = sweep_benchmark(progress=progress, **options)
-        emit(result.as_json, True, str)
-    else:
-        sweep_benchmark(progress=_print_json_line if form == "jsonl" else _print_row, **options)
+    results = chosen(results, as_json)
+    with results.printed():
+        if results.form == "json":
+            with progress_bars() as progress:
+                result = sweep_benchmark(progress=progress, **options)
+            emit(result.as_json, True, str)
+        else:
+            sweep_benchmark(progress=_print_json_line if results.form == "jsonl" else _print_row, **options)
 
 
 def _print_json_line(progress: Progress) -> None:

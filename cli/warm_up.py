@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@options_of(WarmUpRequest, types={"type": Listed(TYPES.find, "a tensor type"), "default": ()})
+@options_of(WarmUpRequest, types={"type": Listed(TYPES.find, "a tensor type", "TYPE"), "default": ()})
 def command(**options: Any) -> None:
     """Compile the kernels that MODEL needs for prompts and generation, and the codecs of --types.
 

@@ -186,7 +186,7 @@ class TensorTable(MadeOnDemand[int, Made], Generic[File, Made]):
                 if name in first:
                     return FormatError(f"{file.path}: tensor {name} is also in {first[name].name}")
                 first[name] = file.path
-        raise AssertionError("no name is there twice")
+        raise AssertionError("each name occurs once")
 
 
 def tensor_table(files: Sequence[FileTensors]) -> TensorTable[FileTensors, TensorInfo]:

@@ -162,7 +162,7 @@ def _read_dat(path: Path, data: bytes) -> ImatrixFile:
         name = reader.take(reader.int32()).decode("utf-8", "replace").removesuffix(_RESHAPED)
         ncall, width = reader.int32(), reader.int32()
         if width < 1 or name in entries:
-            raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")
+            raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values, or occurs twice)")
         values = np.frombuffer(reader.take(4 * width), "<f4")
         with np.errstate(over="ignore", invalid="ignore"):  # `Imatrix.problem` reports infinite sums
             sums = values[None] * np.float32(LEGACY_CHUNK)

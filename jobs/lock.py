@@ -52,7 +52,7 @@ def output_lock(out: Path) -> Iterator[None]:
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror or error}") from None
     if fd is None:
-        raise PlanError(f"another job is writing {out} just now (it holds {path})")
+        raise PlanError(f"another job is writing {out} at the moment (it holds {path})")
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ def preflight(
     if present and not force and not can_resume:
         raise PlanError(f"{present[0]} exists; use --force to replace it")
     if journal.exists() and is_locked(journal):
-        raise PlanError(f"another job is writing {plan.files[0].path} just now (it holds {journal})")
+        raise PlanError(f"another job is writing {plan.files[0].path} at the moment (it holds {journal})")
     if journal.exists() and not (resume or force):
         raise PlanError(f"{journal} is left from an unfinished job; --resume continues it, --force starts over")
     parent = _existing_folder(plan.files[0].path.resolve().parent)
@@ -88,7 +88,7 @@ def complete_files(plan: Plan) -> set[int]:
     for index, file in enumerate(plan.files):
         same = is_as_planned(file)
         if same is False:
-            raise PlanError(f"{file.path} is there, but is not what this job would write; remove it, or choose another output")
+            raise PlanError(f"{file.path} exists, but is not what this job would write; remove it, or choose another output")
         if same:
             complete.add(index)
     return complete

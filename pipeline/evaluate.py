@@ -105,7 +105,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     folder.mkdir(exist_ok=True)
     check_folder(folder / RESULTS)
     if request.plot is not None and request.no_plot:
-        raise UsageError("--plot and --no-plot exclude each other")
+        raise UsageError("--plot and --no-plot cannot be given together")
     picture = Path(request.plot) if request.plot is not None else folder / PLOT
     missing = None if request.no_plot or request.plot is not None else missing_matplotlib()
     if missing is not None:

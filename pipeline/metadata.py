@@ -131,7 +131,7 @@ def _check(path: Path, target: Path | None, nbytes: int, force: bool) -> None:
         raise PlanError(f"{path} has another name too (a hard link), whose metadata would change with it; give -o OUT")
     busy = next((p for p in (path.with_name(path.name + end) for end in (".journal", ".part")) if p.exists()), None)
     if busy is not None:
-        raise PlanError(f"{busy} is there: a job for {path} is not finished")
+        raise PlanError(f"{busy} exists: a job for {path} is not finished")
     check_folder(target or path)
     check_space(target or path, nbytes)
 

@@ -151,7 +151,7 @@ def _capacities(request: PlanRequest) -> dict[str, int | None]:
     """Bytes of each device; None: not limited. Raises UsageError for both sizes and devices."""
     sizes = (request.vram,) if isinstance(request.vram, int | str) else request.vram
     if sizes and request.device is not None:
-        raise UsageError("--vram and --device: give one of both, sizes or devices that are there")
+        raise UsageError("--vram has sizes of GPUs, --device those that this machine has: give one of the two")
     capacities = {CPU: as_bytes(request.ram), **{f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}}
     if not sizes:
         capacities |= {each.name: each.free for each in _present(request.device)}

@@ -60,7 +60,7 @@ class Quantization:
         is_written: bool = True,
     ):
         if asked.include_weights and asked.exclude_weights:
-            raise PlanError("--include-weights and --exclude-weights exclude each other")
+            raise PlanError("--include-weights and --exclude-weights cannot be given together")
         self.asked, self.given = asked, given or given_recipe(asked.recipe, asked.custom_q)
         self.overrides, self.is_written = overrides_of(asked), is_written
         self.threads, self.is_searched = asked.threads, False

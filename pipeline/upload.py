@@ -99,7 +99,7 @@ def upload_folder(request: UploadRequest) -> UploadResult:
         result = UploadResult(repo, _url(repo), None if offline else remote.exists, is_private, offline=offline)
         result.files = [_status(remote, name, content, digest) for name, (content, digest) in contents.items()]
         if remote.exists and public and remote.is_private:
-            note(f"{repo} is there and stays private: its visibility is changed on the Hub")
+            note(f"{repo} exists and stays private; its visibility can be changed on the Hub")
         if not request.yes:
             return result
         if not remote.exists:
@@ -138,7 +138,7 @@ def _models_and_texts(folder: Path) -> list[Path]:
         paths = [folder / name for name in checksums.read_checksums(listed)]
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
-            raise PlanError(f"{listed} lists {missing.name}, which is not there")
+            raise PlanError(f"{listed} lists {missing.name}, which does not exist")
         others = [path.name for path in sorted(folder.glob("*.gguf")) if path not in paths]
         if others:
             note(f"not in {checksums.NAME} and so not sent: {', '.join(others)}")

@@ -34,7 +34,7 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     count = whole_number(source.metadata, count_key, maximum=MAX_LAYERS, path=source.path)
     missing = sorted(set(layers) - set(range(count)))
     if missing or len(set(layers)) >= count:
-        problem = f"layer {missing[0]} is not there" if missing else "no layer would be left"
+        problem = f"there is no layer {missing[0]}" if missing else "no layer would be left"
         raise PlanError(f"--prune-layers: {problem}; {source.path} has layers 0 to {count - 1}")
     remaining = [layer for layer in range(count) if layer not in layers]
     new_index = {old: new for new, old in enumerate(remaining)}

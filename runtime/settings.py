@@ -132,8 +132,8 @@ class Settings(Placement):
         rare=True,
     )
     ubatch: int = option(
-        "Run this many tokens per pass through the layers: more use big matrices better, fewer take less "
-        "memory. Texts in windows are run in whole ones, in pieces of 2048 tokens where they are longer.",
+        "Run this many tokens per pass through the layers: larger passes are faster, smaller ones take less "
+        "memory. Windows of a text are run whole, or in pieces of 2048 tokens if they are longer.",
         default=2048,
         flags="-ub --ubatch-size",
         least=1,
@@ -175,7 +175,7 @@ class Settings(Placement):
         "Interleave rows of the weights when loading, in memory.", default=False, flags="-rtr --run-time-repack", rare=True
     )
     expert_reduction: tuple[int, float] | None = option(
-        "Use N experts per token and more only if they weigh T times the strongest.",
+        "Use N experts per token, and further ones only if their weight is at least T times the strongest's.",
         doc="(n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least share "
         "times the strongest.",
         default=None,

@@ -88,7 +88,7 @@ def choose_devices(names: Sequence[str]) -> list[TorchDevice]:
         ]
         if not named:
             there = ", ".join(each.torch_name for each in found) or "none"
-            raise PlanError(f"--device {text} is not there; torch finds {there}, and cpu is always there")
+            raise PlanError(f"--device {text} does not exist here; torch finds {there}, and cpu always exists")
         chosen += named
     names_of = [each.name for each in chosen]
     if len(set(names_of)) < len(names_of):

@@ -223,5 +223,5 @@ def _configure(cpu: str, flags: str) -> None:
     """Has numba generate code for a processor."""
     context = _context()
     if context is not None and context.codegen().magic_tuple()[1:] != (cpu, flags):
-        raise MillError(f"{VARIABLE} has to be heeded before numba compiles anything: import ggufmill's modules first")
+        raise MillError(f"{VARIABLE} takes effect only before numba compiles anything: import ggufmill's modules first")
     config.CPU_NAME, config.CPU_FEATURES = cpu, flags  # type: ignore[attr-defined]

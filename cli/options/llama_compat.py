@@ -36,7 +36,7 @@ _TEXT_VERBS = ("generate", "embed")  # which take texts as further arguments: -p
 _OF_FILE = "it belongs to the file: ggufmill metadata FILE --set KEY=VALUE"
 _TABLE = (
     LlamaOption("-m --model", 1, "model models file source"),
-    LlamaOption("-o --output --outfile", 1, "out --output"),
+    LlamaOption("-o --out --output --outfile", 1, "out --output --out"),
     LlamaOption("--chat-template --chat-template-file", 1, "--template"),
     LlamaOption("-a", 1, "--alias"),
     LlamaOption("-q --type --outtype --format --quantization --quant-type", 1, "type", verbs="quantize"),
@@ -55,7 +55,7 @@ _TABLE = (
     LlamaOption("--mmap --no-mmap", reason="files are mapped, and read as they are used"),
     LlamaOption("--mlock", reason="weights are not locked into memory"),
     LlamaOption("-cb --cont-batching", reason="it is always so"),
-    LlamaOption("--slots --webui --embedding --embeddings --rerank --reranking", reason="it is always there"),
+    LlamaOption("--slots --webui --embedding --embeddings --rerank --reranking", reason="it is always on"),
     LlamaOption("--no-context-shift --swa-full -kvu --kv-unified", reason="it is always so"),
     LlamaOption("-no-cnv --no-conversation --simple-io --color --log-disable", reason="there is nothing to switch off"),
     LlamaOption("-v --verbose", reason="ggufmill --debug shows the trace of an error"),

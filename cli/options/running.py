@@ -41,7 +41,7 @@ class TokenBias(click.ParamType):
 def _breakers(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """Sequence breakers, with line ends written as \\n; none at all for "none" alone."""
     if "none" in value and len(value) > 1:
-        raise click.BadParameter("none does not go with others")
+        raise click.BadParameter("none cannot be given beside others")
     return (
         () if value == ("none",) else tuple(_ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text) for text in value)
     )
@@ -116,9 +116,9 @@ def _several(type: click.ParamType) -> dict[str, Any]:
 KINDS: dict[str, Any] = {
     "bits": {"type": click.Choice(["16", "32"]), "callback": lambda ctx, param, bits: bits and int(bits)},
     "breakers": {"multiple": True, "default": DEFAULT_BREAKERS, "callback": _breakers},
-    "cache_types": _several(Listed(_cache_type, "a cache type")),
+    "cache_types": _several(Listed(_cache_type, "a cache type", "TYPE")),
     "cpus": {"type": CpuMask(), "callback": _with_earlier},
-    "device_names": Listed(str, "a device"),
+    "device_names": Listed(str, "a device", "NAME"),
     "expert_reduction": ExpertReduction(),
     "mebibytes": {"type": click.IntRange(1), "callback": lambda ctx, param, n: n and n << 20, "metavar": "MiB"},
     "numbers": _several(Listed(int, "a number")),
@@ -138,7 +138,7 @@ KINDS: dict[str, Any] = {
     "named_texts": {"type": NAMED_TEXT, "multiple": True, "callback": lambda ctx, param, texts: texts or None},
     "weighted_texts": {"type": WEIGHTED_TEXT, "multiple": True},
     "zero_one": {"type": click.Choice(["0", "1"]), "default": "1", "callback": lambda ctx, param, value: value == "1"},
-    "zeros_ones": _several(Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")),
+    "zeros_ones": _several(Listed(lambda text: {"0": False, "1": True}[text], "0 or 1", "0|1")),
 }
 
 

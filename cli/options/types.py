@@ -131,10 +131,14 @@ SIZE = Size()
 
 
 class Listed(click.ParamType):
-    """Values separated by commas. item: makes one of its text; raises ValueError, KeyError or MillError. name: of one value."""
+    """Values separated by commas. item: makes one of its text; raises ValueError, KeyError or MillError. name: of one value;
+    metavar: what stands for it in the help."""
 
-    def __init__(self, item: Callable[[str], Any], name: str):
-        self.item, self.name = item, name
+    def __init__(self, item: Callable[[str], Any], name: str, metavar: str = "N"):
+        self.item, self.name, self.metavar = item, name, metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"{self.metavar},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
@@ -147,7 +151,7 @@ class Listed(click.ParamType):
             self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
 
-SIZES = Listed(parse_size, "a size such as 24GiB")
+SIZES = Listed(parse_size, "a size such as 24GiB", "SIZE")
 
 
 class Regex(click.ParamType):
@@ -175,7 +179,7 @@ class Output(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.name:
-            self.fail(f"{os.fsdecode(value)!r} is no file's name", param, ctx)
+            self.fail(f"{os.fsdecode(value)!r} is not the name of a file", param, ctx)
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder {path.parent}; make it first", param, ctx)
         return path

@@ -217,7 +217,7 @@ class Hub:
             (errors.GatedRepoError, "access has to be asked for on the hub, and a token given in HF_TOKEN"),
             (errors.RepositoryNotFoundError, "there is no such repository, or it is private and needs a token in HF_TOKEN"),
             (errors.RevisionNotFoundError, "there is no such revision"),
-            (errors.EntryNotFoundError, "a file of it is not there"),
+            (errors.EntryNotFoundError, "one of its files does not exist"),
             (errors.HFValidationError, "this is no name of a repository"),
         )
         try:

@@ -59,7 +59,7 @@ def parse_adapter(text: str | Path | AdapterFile) -> AdapterFile:
         except ValueError:
             raise PlanError(f"--lora {text}: {factor!r} is no number; write FILE=0.5") from None
         if not abs(scale) < 1e6:
-            raise PlanError(f"--lora {text}: a factor of {factor} makes no sense; write FILE=0.5")
+            raise PlanError(f"--lora {text}: a factor of {factor} cannot be used; write a number, as in FILE=0.5")
     if not path.exists():
         raise PlanError(
             f"--lora {text}: {path} does not exist; write FILE or FILE=SCALE, with a GGUF or a folder that peft wrote"

@@ -349,5 +349,5 @@ def _stored(path: Path, tensors: Mapping[str, TensorInfo], names: tuple[str, ...
         raise FormatError(f"{path}: the tensors of {name} are not of the types and shapes that a covariance has")
     counts, sums = (t.read(0, matrices).view(np.int64).reshape(-1) for t in (tokens, checksums))
     if (counts < 0).any():
-        raise FormatError(f"{path}: {name} says that it was collected from less than no tokens")
+        raise FormatError(f"{path}: {name} has a negative number of tokens")
     return StoredInput(names, columns, counts, sums, triangle, mean_squares)

@@ -141,7 +141,7 @@ class CovarianceJob:
         found = self._load_progress(windows)
         if found is None:
             raise PlanError(
-                f"{self.state_path}: the covariance of the {windows} windows that the interrupted run had is not there; "
+                f"{self.state_path}: the covariance of the {windows} windows that the interrupted run had does not exist; "
                 "--force starts over"
             )
         path, progress = found

@@ -56,7 +56,7 @@ def cluster_call(plan: Callable[[Any], Plan], request: Any) -> ClusterCall | Non
     if request.threads is not None:
         raise UsageError("--threads does nothing with --cluster: how many a worker has is said where it is started")
     if request.delete_source_shards:
-        raise UsageError("--delete-source-shards does not go with --cluster: workers may still read the shards")
+        raise UsageError("--delete-source-shards cannot be given with --cluster: workers may still read the shards")
     return ClusterCall(str(address), output or OUTPUTS[0], plan, worker_request(request))
 
 

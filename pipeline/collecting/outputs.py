@@ -46,7 +46,7 @@ def already_collected(
         raise PlanError(f"{out} exists, is of other texts or windows, and nothing can be resumed; use --force to replace it")
     piped = next((name for name in windows.datasets if name in PIPED_TEXTS), None)
     if piped is not None:
-        raise PlanError(f"{out} exists, and whether it is of what {piped} holds now cannot be told; use --force to replace it")
+        raise PlanError(f"{out} exists, and whether it is of what {piped} holds now is not known; use --force to replace it")
     if covariance is not None and not covariance.exists():
-        raise PlanError(f"{out} is finished, but {covariance} is not there; use --force to collect both")
+        raise PlanError(f"{out} is complete, but {covariance} does not exist; use --force to collect both")
     return there

@@ -70,7 +70,7 @@ def _opened(path: Path | None) -> StoredPredictions:
     try:
         stored = open_logits(path)
     except FileNotFoundError:
-        raise PlanError(f"{path} is not there; without --kl-divergence it is written") from None
+        raise PlanError(f"{path} does not exist; without --kl-divergence it is written") from None
     if stored is None:
         raise PlanError(f"{path} is no file of predictions, as `ggufmill perplexity --kl-divergence-base` writes it")
     return stored

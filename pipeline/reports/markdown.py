@@ -64,9 +64,13 @@ def measured(v: dict[str, Any]) -> str:
         f" (at temperature 0), {share_text(draft['acceptance'], 2)} (at 1)."
         for number, draft in enumerate(v.get("mtp") or [], 1)
     )
-    confident = f", mean where the baseline is sure {v['kld_confident']:.5f}" if v.get("kld_confident") is not None else ""
+    confident = (
+        f", mean where the baseline's top token has 50 % or more {v['kld_confident']:.5f}"
+        if v.get("kld_confident") is not None
+        else ""
+    )
     noise = f" Noise floor: {v['noise_floor']['kld_mean']:.5f}." if v.get("noise_floor") else ""
-    figures = f"median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}{confident}"
+    figures = f"median {v['kld_median']:.5f}, 99th percentile {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}{confident}"
     return f"{measured_on(v)} Perplexity ratio {ratio(v)}; KL divergence: {figures}.{noise}{drafts}"
 
 

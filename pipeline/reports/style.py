@@ -46,7 +46,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in ("", ".png", ".svg", ".pdf"):
         raise PlanError(f"--plot: {path} cannot be drawn; its name may end in .png, .svg or .pdf")
     if not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
-        raise PlanError(f"--plot: the folder {path.absolute().parent} is not there, or cannot be written to")
+        raise PlanError(f"--plot: the folder {path.absolute().parent} does not exist, or cannot be written to")
 
 
 def new_figure(width: float, height: float) -> Any:

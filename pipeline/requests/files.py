@@ -27,8 +27,8 @@ class InspectRequest:
     check: bool = option("Decode every tensor and count NaN and infinite values.", default=False)
     checksums: bool = option("Compute the xxh3-64 of every tensor's bytes.", default=False)
     tensors: Pattern | None = option(
-        "Show only tensors with this in their name, and no metadata.",
-        doc="Only the tensors with this in their name.",
+        "Show only tensors with a match in their name, and no metadata.",
+        doc="Only the tensors with a match in their name.",
         default=None,
         kind="regex",
         shown="all",
@@ -58,7 +58,7 @@ class MetadataRequest(_Writing):
     )
     set: Mapping[str, Any] | None = option(
         "Set KEY; without TYPE it keeps its type.",
-        doc="Key -> value: a key that is there keeps its type, a new one takes that of the value; KEY:TYPE chooses one "
+        doc="Key -> value: a key that exists keeps its type, a new one takes that of the value; KEY:TYPE chooses one "
         "(uint8 to float64, bool, string, int32[] ...). A text stands for a number too, a JSON text for an array.",
         default=None,
         metavar="KEY[:TYPE]=VALUE",

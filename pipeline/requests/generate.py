@@ -142,7 +142,7 @@ class ServeRequest(Answering):
     )
     no_key: bool = option("Let other machines in without a key.", default=False, rare=True)
     allow_host: Sequence[str] = option(
-        "Accept this name too as one by which clients call this machine; repeatable.", default=(), metavar="NAME", rare=True
+        "Accept requests to this host name too; may be given several times.", default=(), metavar="NAME", rare=True
     )
     alias: str | None = option("Give the model this name in the API.", default=None, shown="general.name")
     max_queue: int = option("Let at most this many requests wait; further ones get 503.", default=16, least=0, rare=True)

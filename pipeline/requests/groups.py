@@ -151,7 +151,7 @@ class Measuring:
     )
     chunks: int | None = option("Read this many windows of the text.", default=None, least=1, shown="8", key="search.chunks")
     repacked: bool = option(
-        "Choose interleaved types (_R4, _R8) where there are such, except for --gpu tensors.",
+        "Choose interleaved types (_R4, _R8) where they exist, except for --gpu tensors.",
         default=False,
         key="search.repacked",
     )
@@ -166,7 +166,7 @@ class Measuring:
         rare=True,
     )
     rows: int = option("Measure errors on this many rows of each tensor.", default=64, least=8, key="search.rows", rare=True)
-    seed: int = option("Pick the rows by this seed.", default=0, least=0, key="search.seed", rare=True)
+    seed: int = option("Pick the rows with this seed.", default=0, least=0, key="search.seed", rare=True)
     measurements: int | None = option(
         "Measure the sensitivity of at most this many groups of tensors one by one: of each tensor, or of "
         "roles by bands of layers.",
@@ -210,7 +210,8 @@ class Weighting:
         travel="file",
     )
     effort: int | None = option(
-        "Spend this much effort on --covariance or --curvature: 0, 1 choose codes, 2, 3 scales too, 4 in the model's order.",
+        "Spend this much effort on --covariance or --curvature: 0 and 1 optimise codes, 2 and 3 scales too, "
+        "4 also encodes in the order of the model.",
         doc="How much is done with `covariance` or `curvature`: 0 and 1 choose codes, 2 and 3 scales too. 4 quantises in the "
         "order of the model, each matrix for what those before it make of a text: that of `sequential`, of the recipe's "
         "importance matrix, or the bundled one. It needs torch. A search does what 3 does.",
@@ -287,7 +288,7 @@ class CheckpointOutput:
         rare=True,
     )
     partial_requant: bool = option(
-        "Keep the files of a split that are there already, and write those that are not.", default=False, travel="no", rare=True
+        "Keep the files of a split that exist already, and write the others.", default=False, travel="no", rare=True
     )
     cluster: str | None = option(
         "Divide the work among dask workers: tcp://HOST:PORT, a scheduler file, or local:N.",

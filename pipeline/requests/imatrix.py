@@ -35,7 +35,7 @@ class ImatrixRequest(RunningModel):
         kw_only=False,
     )
     out: str | Path | None = option(
-        "Write this file; a name in .dat selects the legacy format.",
+        "Write this file; a name that ends in .dat selects the legacy format.",
         doc="The file to write, .dat for the legacy format; None: only the result is returned.",
         default=None,
         flags="-o --output",
@@ -43,7 +43,7 @@ class ImatrixRequest(RunningModel):
         kw_only=False,
     )
     text_seed: int | None = option(
-        "Draw the text that the model writes (-f self) by this seed.", default=None, least=0, shown="0", rare=True
+        "Draw the text that the model writes (-f self) with this seed.", default=None, least=0, shown="0", rare=True
     )
     column: str | None = option(
         "Read this column of .jsonl and .parquet files.",
@@ -96,8 +96,8 @@ class ImatrixRequest(RunningModel):
         "Collect the covariances of the down matrices of experts too, one for each expert.", default=False
     )
     curvature: str | Path | None = option(
-        "Write both sides of all matrices to this file instead: covariances of inputs (experts' too) and second moments of "
-        "gradients at outputs. Needs torch.",
+        "Write the curvature to this file instead: for each matrix (of experts too) the covariance of its inputs and the second "
+        "moments of the gradients at its outputs. This needs torch.",
         default=None,
         kind="out_file",
         metavar="FILE",
@@ -118,7 +118,7 @@ class ImatrixRequest(RunningModel):
         rare=True,
     )
     covariance_bits: int | None = option(
-        "Store each number of that file in 16 or 32 bits.", default=None, kind="bits", shown="16", rare=True
+        "Store each number of the file of covariances in 16 or 32 bits.", default=None, kind="bits", shown="16", rare=True
     )
     memory: Size | None = option(
         "Use this much memory for sums of covariances (with a cluster, of each worker); if it is short, the "
@@ -148,7 +148,7 @@ class ImatrixRequest(RunningModel):
 class ShowRequest:
     file: str | Path = argument("An importance matrix, GGUF or legacy .dat.", kind="file", kw_only=False)
     other: str | Path | None = argument("Another one, to compare with.", default=None, kind="file", kw_only=False)
-    top: int = option("Name this many columns of each tensor.", default=5, least=1)
+    top: int = option("Name this many of each tensor's columns, those with the largest sums.", default=5, least=1)
     layer_similarity: bool = option(
         "Show the cosine of each tensor with the same one of the layer before.", default=False, flags="--layer-similarity -lsim"
     )

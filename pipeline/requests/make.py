@@ -56,8 +56,9 @@ class MakeRequest(Room, AllowedTypes, SourceOptions):
         kw_only=False,
     )
     effort: int = option(
-        "Spend this much effort: 0 needs no run of the model, 1 an importance matrix, 2 covariances, 3 and 4 curvature "
-        "(where torch is installed), 4 in the order of the model; each reads more text and searches more widely for types.",
+        "Spend this much effort: 0 does not run the model, 1 computes an importance matrix, 2 covariances, 3 and 4 curvature "
+        "(where torch is installed); 4 also encodes in the order of the model. Each reads more text and tries more types than "
+        "the one before.",
         default=2,
         least=0,
         most=EFFORTS,

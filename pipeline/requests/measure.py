@@ -32,7 +32,7 @@ def _chunks(shown: str) -> int | None:
 @request
 class FullHash:
     full_hash: bool = option(
-        "Make the digest of every byte of the model files, instead of samples of large ones.", default=False, rare=True
+        "Compute the digests of model files from every byte; otherwise large files are sampled.", default=False, rare=True
     )
 
 
@@ -71,7 +71,8 @@ class PerplexityRequest(FullHash, RunningModel):
         metavar="FILE",
     )
     top_logits: int | None = option(
-        "Write only the K most probable tokens of each prediction to this file, in a format of ggufmill's own.",
+        "Write only the K most probable tokens of each prediction to the file of --kl-divergence-base, in a format of "
+        "ggufmill's own.",
         default=None,
         least=1,
         most=1 << 16,
@@ -189,11 +190,13 @@ class CompareRequest(FullHash, RunningModel):
     n_ctx: int | None = window("512")
     chunks: int | None = _chunks("1")
     tensors: Pattern | None = option(
-        "Compare only weights of tensors with this in their name.", default=None, kind="regex", shown="all weights"
+        "Compare only weights of tensors with a match in their name.", default=None, kind="regex", shown="all weights"
     )
-    no_weights: bool = option("Compare layers only: comparing weights decodes every tensor of both models.", default=False)
+    no_weights: bool = option(
+        "Compare only the layers, which is faster: comparing weights decodes every tensor of both models.", default=False
+    )
     products: bool = option(
-        "Compare each tensor's products with what model A puts into it too (this needs a text).", default=False
+        "Compare each tensor's products too, with the inputs that it has in model A (this needs a text).", default=False
     )
     plot: str | Path | None = option(
         "Draw the errors to this file (.png, .svg, .pdf), which needs matplotlib.", default=None, kind="plot"

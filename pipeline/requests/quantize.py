@@ -93,29 +93,29 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         section="Search for types",
     )
     prune_layers: str | None = option(
-        "Leave these layers out, for example 20,22-25; the others move up.",
+        "Leave these layers out, for example 20,22-25; the later ones are renumbered.",
         default=None,
         metavar="LAYERS",
         rare=True,
         section="Source",
     )
     include_weights: Sequence[str] = option(
-        "Use imatrix entries with TEXT in their name only.",
+        "Use only imatrix entries with TEXT in their name.",
         default=(),
         metavar="TEXT",
         rare=True,
         section="Importance of weights",
     )
     exclude_weights: Sequence[str] = option(
-        "Leave imatrix entries with TEXT in their name aside.",
+        "Ignore imatrix entries with TEXT in their name.",
         default=(),
         metavar="TEXT",
         rare=True,
         section="Importance of weights",
     )
     sequential: str | Path | None = option(
-        "Encode matrices in the order of the model, each for what those before it, quantised, make of this text; with "
-        "--covariance or --curvature. Needs torch.",
+        "Encode matrices in the order of the model, each for the inputs that the matrices before it, already quantised, "
+        "produce from this text. This needs torch, and --covariance or --curvature.",
         default=None,
         kind="calibration_text",
         key="quantize.sequential",
@@ -132,12 +132,14 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         rare=True,
         section="Importance of weights",
     )
-    allow_requantize: bool = option("Allow quantising what is quantised already.", default=False, section="Types of tensors")
+    allow_requantize: bool = option(
+        "Allow tensors that are quantised already to be quantised again.", default=False, section="Types of tensors"
+    )
     ignore_imatrix_rules: bool = option(
         "Allow types that should not be made without an imatrix.", default=False, rare=True, section="Importance of weights"
     )
     hide_imatrix: bool = option(
-        "Do not name the imatrix in the file.", default=False, rare=True, section="Importance of weights"
+        "Leave the name of the imatrix out of the file.", default=False, rare=True, section="Importance of weights"
     )
     strict: bool = option("Make every warning an error before any work.", default=False, section="Output")
     keep_split: bool = option(
@@ -148,7 +150,7 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         section="Output",
     )
     only_shards: str | None = option(
-        "Write only these files of the split, counted from 1: machines that share nothing divide a job.",
+        "Write only these files of the split, counted from 1, so that machines without a common disk can divide a job.",
         doc="Numbers of the split's files to write, '1,4,6-9': machines that share nothing divide a job, and each file is as "
         "the whole job writes it; `merge_model` and `hash_model` refuse files of another job.",
         default=None,
@@ -164,5 +166,9 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         section="Devices",
     )
     no_timing: bool = option(
-        "Leave out the timing of this machine's encoders in --dry-run.", default=False, travel="no", rare=True, section="Output"
+        "Measure no speed of this machine's encoders in --dry-run, and forecast no time.",
+        default=False,
+        travel="no",
+        rare=True,
+        section="Output",
     )

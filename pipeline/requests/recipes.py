@@ -28,7 +28,7 @@ class LintRequest(_Checked):
         kind="source",
         kw_only=False,
     )
-    strict: bool = option("Exit with 1 if there is anything to warn of.", default=False)
+    strict: bool = option("Exit with 1 if there is any warning.", default=False)
 
 
 @request
@@ -37,5 +37,5 @@ class ExplainRequest(_Checked):
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
     recipe: str | Path | None = option(
-        "Explain this recipe; left out, --type alone counts.", default=None, kind="name", metavar="FILE"
+        "Explain this recipe; without one, --type alone is explained.", default=None, kind="name", metavar="FILE"
     )

@@ -30,7 +30,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with locked_folder(self.path) as is_ours:
             if not is_ours:
-                raise PlanError(f"another run is at work in {self.path}; wait for its end, or give another folder (-o)")
+                raise PlanError(f"another run works in {self.path}; wait for its end, or give another folder (-o)")
             try:
                 yield
             finally:

@@ -155,7 +155,7 @@ def write_model(
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:
-        note(f"{len(existing)} of {len(plan.files)} files are there already and stay as they are")
+        note(f"{len(existing)} of {len(plan.files)} files exist already and stay as they are")
     deleter = None
     if delete_source_shards:
         from ...convert.hub.delete_shards import ShardDeleter

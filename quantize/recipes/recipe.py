@@ -295,8 +295,8 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
     if len(moments) > 1:
         (stage, key), (other_stage, other) = moments[:2]
         if stage != other_stage:
-            raise RecipeError(f"{path}: [{stage}] {key} collects what [{other_stage}] {other} reads; give one of both")
-        raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of both")
+            raise RecipeError(f"{path}: [{stage}] {key} collects what [{other_stage}] {other} reads; give one of the two")
+        raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of the two")
     quantize = stages.get("quantize", {})
     in_order = quantize.get("sequential") or quantize.get("effort") == 4
     needed = {"effort": moments, "sequential": moments, "sequential_chunks": in_order}
@@ -339,4 +339,4 @@ def _check_search(stages: dict[str, Any], path: Path) -> None:
     if "max_kld" in quantize and "text" not in search:
         raise RecipeError(f"{path}: [quantize] max_kld needs [search] text, a file to measure on")
     if search.get("repacked") and "repack" in stages:
-        raise RecipeError(f"{path}: [search] repacked and [repack] are two ways to the same; give one of them")
+        raise RecipeError(f"{path}: [search] repacked and [repack] have the same purpose; give one of the two")

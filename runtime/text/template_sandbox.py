@@ -181,7 +181,7 @@ def _count_size(size: int, limit: int = MAX_SIZE) -> None:
     """Counts a value that is about to be created. Raises SecurityError if it, or the sum of all, is too large."""
     _counter.total = getattr(_counter, "total", 0) + max(size, 0)
     if size > limit or _counter.total > _MAX_TOTAL_SIZE:
-        raise SecurityError("it makes too much: too many characters, items or bits")
+        raise SecurityError("its output is too large: too many characters, items or bits")
 
 
 def _size(value: Any) -> int:

@@ -21,7 +21,7 @@ IMPERATIVES = frozenset(
         """
     Accept Add Allow Apply Assume Cache Call Check Choose Chat Collect Compare Compile Compute Continue Convert
     Copy Count Cut DELETE Decode Divide Do Draw Embed Encode End Exclude Exit Explain Find Fit Follow Generate
-    Give Go Hash Interleave Join Judge Keep Lay Leave Let List Listen Make Measure Merge Multiply Name Only
+    Give Go Hash Ignore Interleave Join Judge Keep Lay Leave Let List Listen Make Measure Merge Multiply Name Only
     Penalise Pick Place Plan Pool Print Put Quantise Raise Read Reduce Refuse Remove Repack Repeat Replace Report Resume
     Reverse Rewrite Round Run Sample Save Say Score Search Send Serve Set Share Show Simulate Skip Spend Split Start Store
     Subtract Take Talk Time Turn Use Weigh Write

@@ -116,7 +116,7 @@ def test_several_models_and_files_of_predictions(mill, files, tmp_path):
         (("--chunks", 4, "--kl-divergence", base), 1, "has 3 windows, fewer than --chunks 4"),
         (("--kl-divergence", tmp_path / "cut.kld"), 1, "cut.kld: the file is cut short: 2 of 3 windows are whole"),
         (("--kl-divergence", "--kl-divergence-base", other), 1, "is no file of predictions"),
-        (("--kl-divergence", "--kl-divergence-base", tmp_path / "none.kld"), 1, "none.kld is not there"),
+        (("--kl-divergence", "--kl-divergence-base", tmp_path / "none.kld"), 1, "none.kld does not exist"),
         (("--kl-divergence",), 2, "--kl-divergence without a value compares with --kl-divergence-base FILE"),
         (("--kl-divergence", base, "--top-logits", 4), 2, "--top-logits does nothing without a file to write"),
         ((), 2, "a text is missing (-f)"),
@@ -212,6 +212,24 @@ def test_bench_in_all_formats(mill, files):
     assert [json.loads(line)["test"] for line in mill(*arguments, "-o", "jsonl")[1].splitlines()] == names
     assert mill("bench", files[1], "-p", 0, "-n", 0)[0] == 2
     assert mill("bench", files[1], "-ctk", "q9")[0] == 2
+
+
+def test_results_of_benchmarks_go_into_a_file_or_are_printed(mill, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("-p", 4, "-n", 0, "-r", 1, "-t", 1)
+    code, out, err = mill("bench", files[1], *arguments, "-o", "speeds.csv")
+    assert (code, out) == (0, ""), err
+    head, row = (tmp_path / "speeds.csv").read_text().splitlines()
+    assert (head.split(",")[0], "pp4" in row) == ("model", True)
+    code, out, _ = mill("bench", files[1], *arguments, "-o", "csv")
+    assert (code, out.splitlines()[0]) == (0, head)
+    code, _, err = mill("bench", files[1], *arguments, "-o", "speeds.csv")
+    assert (code, "speeds.csv exists" in err) == (2, True)
+    code, _, err = mill("bench", files[1], *arguments, "-o", "speeds.txt")
+    assert (code, "neither a format (md, json, csv, jsonl) nor a file" in err) == (2, True)
+    code, _, err = mill("bench", files[1], *arguments, "-o", "s.json", "--json")
+    assert (code, "give one of the two" in err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["speeds.csv"]
 
 
 def test_bench_checks_every_combination_before_measuring(mill, files):

@@ -7,6 +7,8 @@ import pytest
 
 from ggufmill.recipes import FOLDER
 
+from .test_help import COMMANDS
+
 DEMO = FOLDER / "demo"
 
 
@@ -88,30 +90,52 @@ def test_arguments_of_quantize_may_be_options(mill, tmp_path, monkeypatch, words
     assert set(json.loads(out)["types"]) == {"q8_0", "f32"}
 
 
-WRITING = {  # verbs that write a file, and a command line without its name
+WRITING = {  # verbs that write a file or a folder, and a command line without its name
+    "make": ("x.gguf",),
     "convert": (DEMO,),
+    "export": ("x.gguf",),
+    "imatrix": ("x.gguf", "-f", DEMO / "heldout.txt"),
+    "imatrix compute": ("x.gguf", "-f", DEMO / "heldout.txt"),
+    "imatrix convert": ("x.gguf",),
+    "imatrix merge": ("x.gguf",),
     "quantize": (DEMO, "q8_0"),
+    "search": (DEMO, "--target-bpw", "5"),
     "repack": ("x.gguf",),
+    "evaluate": ("x.gguf", "--against", DEMO, "-f", DEMO / "heldout.txt"),
+    "bench": ("x.gguf",),
+    "sweep-bench": ("x.gguf",),
+    "metadata": ("x.gguf", "--set", "general.author=me"),
+    "convert-endian": ("x.gguf",),
     "split": ("x.gguf",),
     "merge": ("x.gguf",),
-    "convert-endian": ("x.gguf",),
-    "search": (DEMO, "--target-bpw", "5"),
-    "metadata": ("x.gguf", "--set", "general.author=me"),
     "hash": ("x.gguf",),
-    "imatrix": ("x.gguf", "-f", DEMO / "heldout.txt"),
+    "run": ("x.toml",),
 }
 
 
 @pytest.mark.parametrize("verb", WRITING)
-@pytest.mark.parametrize("option", ["-o", "--output", "--outfile"])
-def test_verbs_that_write_a_file_take_its_name_by_option(mill, tmp_path, monkeypatch, verb, option):
+@pytest.mark.parametrize("option", ["-o", "--out", "--output", "--outfile"])
+def test_verbs_that_write_take_the_name_by_option(mill, tmp_path, monkeypatch, verb, option):
     """An empty file is the source: the command line is understood, and the file is what is wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.gguf").touch()
-    code, _, err = mill(verb, *map(str, WRITING[verb]), option, "none/o")
+    code, _, err = mill(*verb.split(), *map(str, WRITING[verb]), option, "none/o.json")
     assert code in (1, 2)
     assert "No such option" not in err
-    assert "none" in err or "x.gguf" in err
+    assert "unexpected extra argument" not in err
+    assert "none" in err or "x.gguf" in err or "x.toml" in err
+
+
+def test_o_names_what_a_verb_writes_wherever_there_is_one():
+    """Every command with an output is in the table above, and -o of a command is nothing else."""
+    outputs = {"out", "output", "results"}
+    found = set()
+    for words, command in COMMANDS.items():
+        names = {parameter.name for parameter in command.params}
+        found |= {words} if names & outputs else set()
+        short = [parameter for parameter in command.params if "-o" in parameter.opts]
+        assert [parameter.name for parameter in short if parameter.name not in outputs] == [], words
+    assert found == set(WRITING) - {"imatrix"}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
-"""What goes to stderr beside results: nothing but warnings with --quiet, in any verb; colour in a terminal."""
+"""What goes to stderr beside results: nothing but warnings with --quiet, in any verb; colour in a terminal; plain words."""
 
+import ast
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ggufmill
 from ggufmill import VERBS
 from ggufmill.recipes import FOLDER
 
@@ -94,3 +98,48 @@ def test_warnings_and_errors_are_coloured_in_a_terminal(tmp_path):
     warned = ("quantize", DEMO, tmp_path / "o.gguf", "--recipe", recipe, "--dry-run", "--no-timing")
     assert "\x1b[33m\x1b[1mwarning:\x1b[0m" in stderr_of(warned)
     assert "\x1b[33m" not in stderr_of(warned, NO_COLOR="1")
+
+
+# What a stranger stumbles over, and how it is said instead.
+ODD = {
+    r"\b(is|are) (not |always )?there\b(?! (no|any|a|is|are)\b)": "exists, does not exist",
+    r"\b(exclude each other|do(es)? not go with|make[s]? no sense)\b": "cannot be given together",
+    r"\bone of both\b|\btwo ways to the same\b": "one of the two",
+    r"\bafresh\b|\bjust now\b|\bat work in\b|\bstands in the way\b|\bcome[s]? along\b|\bgo(es)? on\b": "again, at the moment, continues",
+    r"\bleave[s]? .{0,20}\baway\b|\b(be|is) told\b|\bheeded\b|\bcannot say\b|\bbear[s]?\b": "leave out, say, take effect",
+    r"\bno (file's name|number of a)\b|\ba folder of peft\b|\bthe same again\b": "is not the name of a file",
+}
+_SAYING = re.compile(r"(Error|Failed|Parameter|Usage)$|^_?(note|warn|warning|info|fail|refused|refuse|invalid|remark)s?$")
+
+
+def _messages():
+    """(place, text) of each literal in a call that raises or says something, and in helps of options."""
+    root = Path(ggufmill.__file__).parent
+    rooms = (
+        "cli",
+        "convert",
+        "formats",
+        "imatrix",
+        "jobs",
+        "operating_system",
+        "pipeline",
+        "quantize",
+        "repack",
+        "runtime",
+        "simd",
+    )
+    for path in (path for room in rooms for path in sorted((root / room).rglob("*.py"))):
+        for call in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            said = call.args if _SAYING.search(name) or name in ("option", "argument", "LlamaOption") else []
+            said = [*said, *(word.value for word in call.keywords if word.arg in ("help", "reason"))]
+            for node in (node for part in said for node in ast.walk(part)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield f"{path.relative_to(root)}:{node.lineno}", node.value
+
+
+def test_messages_and_helps_use_plain_words():
+    texts = list(_messages())
+    assert len(texts) > 2000
+    odd = [(place, text, ODD[pattern]) for place, text in texts for pattern in ODD if re.search(pattern, text)]
+    assert odd == []

@@ -143,8 +143,8 @@ def test_without_a_connection_it_says_what_would_be_sent(mill, folder, monkeypat
     [
         (lambda f: (f / "x.gguf.part").write_bytes(b""), "x.gguf.part is left from an unfinished job"),
         (lambda f: (f / "x.gguf.journal").write_bytes(b""), "x.gguf.journal is left from an unfinished job"),
-        (lambda f: (f / "m-F32.gguf").unlink(), "lists m-F32.gguf, which is not there"),
-        (lambda f: next(f.glob("*-00002-of*")).unlink(), "which is not there"),
+        (lambda f: (f / "m-F32.gguf").unlink(), "lists m-F32.gguf, which does not exist"),
+        (lambda f: next(f.glob("*-00002-of*")).unlink(), "which does not exist"),
         (lambda f: (f / "m-F32.gguf").write_bytes((f / "m-F32.gguf").read_bytes()[:-1] + b"x"), "its sha256 is another"),
         (lambda f: (f / "m-F32.gguf").write_bytes((f / "m-F32.gguf").read_bytes()[:-64]), "m-F32.gguf"),
         (lambda f: (f / "SHA256SUMS").write_text("nonsense"), "SHA256SUMS, line 1: not a sha256"),

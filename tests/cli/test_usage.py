@@ -177,7 +177,7 @@ def test_progress_goes_to_stderr_with_rate_and_time(mill, tmp_path):
     [
         ("model.gguf", "model.gguf cannot be drawn; its name may end in .png, .svg or .pdf"),
         ("a.jpg", "a.jpg cannot be drawn; its name may end in .png, .svg or .pdf"),
-        ("none/a.png", "none is not there, or cannot be"),
+        ("none/a.png", "none does not exist, or cannot be"),
     ],
 )
 @pytest.mark.parametrize("verb", [("compare", DEMO, DEMO), ("sweep-bench", DEMO), ("imatrix", DEMO, "-f", DEMO, "-o", "x")])

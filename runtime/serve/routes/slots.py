@@ -36,7 +36,7 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         """`_save` in place of nothing, or of a saved session. Raises MillError."""
         if os.path.lexists(path):
             if not is_saved_session(path):
-                raise MillError(f"{path.name} is there and is no saved prompt; another filename leaves it as it is")
+                raise MillError(f"{path.name} exists and is not a saved prompt; give another filename")
         elif sum(map(is_saved_session, path.parent.iterdir())) >= MAX_SAVED:
             raise MillError(f"{MAX_SAVED} prompts are saved, and no more are kept; name one of these, which is then replaced")
         return _save(session, path)

@@ -61,7 +61,7 @@ def test_layers_are_shared_out(mixture):
     ("rules", "words"),
     [
         ({"device": "tpu"}, "--device 'tpu' is none of"),
-        ({"device": "xpu:7"}, "--device xpu:7 is not there"),
+        ({"device": "xpu:7"}, "--device xpu:7 does not exist here"),
         ({"device": "cpu", "override_tensor": "exps=CUDA7"}, "there is no CUDA7"),
         ({"device": "cpu", "override_tensor": "exps=GPU"}, "is not `regex=CPU`"),
         ({"device": "cpu", "tensor_split": (1, 2)}, "one share for each of TORCH0"),
