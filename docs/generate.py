@@ -30,9 +30,9 @@ PAGES = Path(__file__).parent
 SECTION = re.compile(r"^(?=[A-Z][a-z A-Z]+:\n  -)", re.MULTILINE)
 _SHARED_BY, _SHARED_LINES = 3, 5  # what as many verbs have stands once, if it is as long
 _OUTPUT = (
-    "`-o` names the file or the folder that a verb writes, in every verb that writes one, and so do `--out`, `--output` and `--outfile`. Where the help has OUT as an "
-    "argument, it may be given either way. `bench` and `sweep-bench` print their results unless `-o` names a file; as in llama-bench, the bare name of a "
-    "format (`-o csv`) prints in that format."
+    "`-o` names the file or the folder that a verb writes, in every verb that writes one, and so do `--out`, `--output` and "
+    "`--outfile`. Where the help has OUT as an argument, it may be given either way. `bench` and `sweep-bench` print their "
+    "results unless `-o` names a file; as in llama-bench, the bare name of a format (`-o csv`) prints in that format."
 )
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -55,7 +55,7 @@ class CollectOptions:
         if self.output and self.embeddings and model.graph.output == model.graph.embedding:
             raise PlanError(
                 f"{model.source.path}: its embeddings serve as output matrix too, and token_embd.weight can only have data for "
-                "one of both uses: leave out --process-embedding (or --process-output)"
+                "one of the two uses: leave out --process-embedding (or --process-output)"
             )
 
 

@@ -96,8 +96,8 @@ class ImatrixRequest(RunningModel):
         "Collect the covariances of the down matrices of experts too, one for each expert.", default=False
     )
     curvature: str | Path | None = option(
-        "Write the curvature to this file instead: for each matrix (of experts too) the covariance of its inputs and the second "
-        "moments of the gradients at its outputs. This needs torch.",
+        "Write the curvature to this file instead: for each matrix (of experts too) the covariance of its inputs and the "
+        "second moments of the gradients at its outputs. This needs torch.",
         default=None,
         kind="out_file",
         metavar="FILE",

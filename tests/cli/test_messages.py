@@ -105,7 +105,8 @@ ODD = {
     r"\b(is|are) (not |always )?there\b(?! (no|any|a|is|are)\b)": "exists, does not exist",
     r"\b(exclude each other|do(es)? not go with|make[s]? no sense)\b": "cannot be given together",
     r"\bone of both\b|\btwo ways to the same\b": "one of the two",
-    r"\bafresh\b|\bjust now\b|\bat work in\b|\bstands in the way\b|\bcome[s]? along\b|\bgo(es)? on\b": "again, at the moment, continues",
+    r"\bafresh\b|\bjust now\b|\bat work in\b|\bgo(es)? on\b": "again, at the moment, continues",
+    r"\bstands in the way\b|\bcome[s]? along\b": "prevents, comes with the program",
     r"\bleave[s]? .{0,20}\baway\b|\b(be|is) told\b|\bheeded\b|\bcannot say\b|\bbear[s]?\b": "leave out, say, take effect",
     r"\bno (file's name|number of a)\b|\ba folder of peft\b|\bthe same again\b": "is not the name of a file",
 }
