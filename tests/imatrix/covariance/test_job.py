@@ -88,7 +88,7 @@ def test_a_state_of_another_job_is_refused(expected, tmp_path, monkeypatch):
     with pytest.raises(FormatError, match=r"a\.cov\.state: not the state of a collection, or damaged"):
         collect(tmp_path, memory=MEMORY, resume=True)
     state.unlink()
-    with pytest.raises(PlanError, match="the covariance of the 6 windows that the interrupted run had is not there"):
+    with pytest.raises(PlanError, match="the covariance of the 6 windows that the interrupted run had does not exist"):
         collect(tmp_path, memory=MEMORY, resume=True)
     collect(tmp_path, memory="1G", force=True)
     assert contents(tmp_path) == expected
