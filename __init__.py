@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.serve import serve_model
     from .pipeline.split import split_model
     from .pipeline.sweep_bench import sweep_benchmark
+    from .pipeline.tune import tune_model
     from .pipeline.upload import upload_folder
     from .pipeline.warm_up import warm_up
 
@@ -72,6 +73,7 @@ VERBS = {
     "quantize": Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
     "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
     "plan": Verb("Plan what goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
+    "tune": Verb("Tune norms and scales of a quantised GGUF", ("tune_model",)),
     "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",)),
     "perplexity": Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks")),
     "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",)),

@@ -141,7 +141,7 @@ class SequentialEncoding:
         """Of both streams and of the sums, roughly, on a machine that does nothing else; attention is not counted."""
         import torch
 
-        from ...runtime.backends.torch.gradients import products_per_second
+        from ...runtime.backends.torch.product_speed import products_per_second
 
         tokens = self.windows.size
         streams = 2 * tokens * sum(count for count, _ in multiplications(self._model))

@@ -24,7 +24,7 @@ IMPERATIVES = frozenset(
     Give Go Hash Ignore Interleave Join Judge Keep Lay Leave Let List Listen Make Measure Merge Multiply Name Only
     Penalise Pick Place Plan Pool Print Put Quantise Raise Read Reduce Refuse Remove Repack Repeat Replace Report Resume
     Reverse Rewrite Round Run Sample Save Say Score Search Send Serve Set Share Show Simulate Skip Spend Split Start Store
-    Subtract Take Talk Time Turn Use Weigh Write
+    Subtract Take Talk Time Tune Turn Use Weigh Write
     """,
     )
 )

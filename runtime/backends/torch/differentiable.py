@@ -165,7 +165,8 @@ def argument(op: Op, name: str, values: Mapping[int, Result], weights: Weights, 
         return values[given.index]
     if isinstance(given, Weight):
         if name in PACKED[type(op)]:
-            return DifferentiableMatrix(weights.matrix(given, device))
+            matrix = weights.matrix(given, device)
+            return matrix if isinstance(matrix, DifferentiableMatrix) else DifferentiableMatrix(matrix)
         return weights.vector(given, device)
     return given
 

@@ -12,7 +12,6 @@ that the mean of g g^T is the Fisher matrix (arXiv:1503.05671, section 2).
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,20 +33,20 @@ from .differentiable import CacheKey, GradientCache, argument, latent_attention
 from .drawn_labels import loss_gradient, uniform_draws
 from .functions import FUNCTIONS, SUPPORT
 from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
+from .product_speed import products_per_second
 from .weights import Weights
 
 _HOST = torch.device("cpu")  # where what is kept between parts lies, whatever device computes
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
-_MEASURED = 1024  # rows and columns of matrices whose product is measured
 _BACK = 3  # times what a part takes without gradients it takes to compute it with them
 SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
 _LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
 _TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
-_HEAD_ROWS = 128  # tokens whose logits are in memory at a time
+HEAD_ROWS = 128  # tokens whose logits are in memory at a time
 
 
 @dataclass
-class _Group:
+class Group:
     """Windows that are computed in one pass, and what is kept of them between parts, in the machine's memory: values, rows in
     caches, and the gradients of both so far."""
 
@@ -56,6 +55,19 @@ class _Group:
     rows: list[dict[CacheKey, Tensor]] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
     row_gradients: list[dict[CacheKey, Tensor]] = field(default_factory=list)
+
+
+@dataclass
+class _Again:
+    """A part that was computed with gradients: what it read, values and rows of caches; all values; what was captured of ops
+    (op, weight, result, factor of its gradient), and the experts of routings."""
+
+    leaves: dict[int, Result]
+    rows: list[dict[CacheKey, Tensor]]
+    caches: list[GradientCache]
+    values: dict[int, Result]
+    made: list[tuple[Op, Weight, Tensor, float]] = field(default_factory=list)
+    routings: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class Gradients:
@@ -107,7 +119,7 @@ class Gradients:
         """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head."""
         n = n_ctx * self.windows_of_group(n_ctx)
         values = max(part_bytes(part, n, n_ctx, SCRATCH) for part in self._parts)
-        head = _HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
+        head = HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
         return (max(values, head) + _TILE_BYTES) * (self.threads if self.device.type == "cpu" else 1)
 
     def products_per_second(self) -> float:
@@ -137,7 +149,7 @@ class Gradients:
         the order of the windows; weights without a gradient are left out. It is called by the thread that calls `run`. seed: of
         the labels, which depend on it and the tokens of a window alone.
         """
-        groups = [_Group(windows[part]) for part in self.groups(windows)]
+        groups = [Group(windows[part]) for part in self.groups(windows)]
         chosen = {id(op) for op in self._reached if any(weight.name in wanted for weight in observed_weights(op))}
         first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), len(self._parts))
         steps = len(self._parts) + _BACK * (len(self._parts) - first)  # in units of a part without gradients
@@ -168,7 +180,7 @@ class Gradients:
         finally:
             torch.set_num_threads(before)
 
-    def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[_Group], run: Callable[[_Group], Any]) -> Iterator[Any]:
+    def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[Group], run: Callable[[Group], Any]) -> Iterator[Any]:
         """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
         self.weights.release(self._copied_bytes)
         with self.weights.visit():
@@ -194,7 +206,7 @@ class Gradients:
     def _caches(self, rows: Sequence[dict[CacheKey, Tensor]]) -> list[GradientCache]:
         return [GradientCache(self.graph.cache, self.device, given) for given in rows]
 
-    def _forward(self, part: Part, group: _Group) -> None:
+    def _forward(self, part: Part, group: Group) -> None:
         """Computes a part without gradients, and keeps what others read."""
         if not group.rows:
             group.rows = [{} for _ in group.windows]
@@ -211,14 +223,14 @@ class Gradients:
         for own, cache in zip(group.rows, caches, strict=True):
             own.update({key: cache.rows[key].to(_HOST) for key in part.gives})
 
-    def _head(self, seed: int, wanted: Collection[str], group: _Group) -> list[OutputGradient]:
+    def _head(self, seed: int, wanted: Collection[str], group: Group) -> list[OutputGradient]:
         """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
-        hidden = _tensor(group.values[self.graph.hidden.index])
+        hidden = as_tensor(group.values[self.graph.hidden.index])
         draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
         back, logits = torch.empty_like(hidden), self.graph.logits
         assert logits is not None
         captured: dict[str, list[np.ndarray]] = {}
-        for rows in (slice(i, i + _HEAD_ROWS) for i in range(0, len(hidden), _HEAD_ROWS)):
+        for rows in (slice(i, i + HEAD_ROWS) for i in range(0, len(hidden), HEAD_ROWS)):
             leaf = hidden[rows].to(self.device).detach().requires_grad_()
             step = self._step(group.windows.reshape(1, -1)[:, rows], [])
             values: dict[int, Result] = {self.graph.hidden.index: leaf}
@@ -227,7 +239,7 @@ class Gradients:
                 for op in self.graph.head:
                     is_wanted = any(weight.name in wanted for weight in observed_weights(op))
                     self._compute(op, step, values, made if is_wanted else None)
-            out = _tensor(values[logits.index])
+            out = as_tensor(values[logits.index])
             inputs = [leaf, *(x for _, _, x, _ in made)]
             grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws[rows]), allow_unused=True)
             back[rows] = 0 if grads[0] is None else grads[0].to(_HOST)
@@ -242,39 +254,55 @@ class Gradients:
         ]
 
     def _backward(
-        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: _Group
+        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: Group
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
+        again = self._again(part, group, self.weights, chosen)
+        made = [each for each in again.made if each[1].name in wanted]
+        captured = self._carry_back(part, group, again, [x for _, _, x, _ in made], is_end)
+        return [
+            _captured(op, weight, grad if factor == 1 else grad * factor, again.routings)
+            for (op, weight, _, factor), grad in zip(made, captured, strict=True)
+            if grad is not None
+        ]
+
+    def _again(self, part: Part, group: Group, weights: Weights, chosen: Collection[int] = ()) -> _Again:
+        """Computes a part again, with gradients of everything that it reads. chosen: ops whose results are to be captured."""
         leaves = {index: _leaf(_moved(group.values[index], self.device)) for index in part.reads}
         rows = [{key: own[key].to(self.device).detach().requires_grad_() for key in part.takes} for own in group.rows]
-        caches = self._caches(rows)
-        step, values = self._step(group.windows, caches), dict(leaves)
-        made: list[tuple[Op, Weight, Tensor, float]] = []
-        routings: dict[int, np.ndarray] = {}
+        again = _Again(leaves, rows, self._caches(rows), dict(leaves))
+        step = self._step(group.windows, again.caches)
         with torch.enable_grad():
             for op in part.ops:
-                self._compute(op, step, values, made if id(op) in chosen else None)
+                self._compute(op, step, again.values, again.made if id(op) in chosen else None, weights)
                 if isinstance(op, ops.ExpertLinear):
-                    routings.setdefault(op.routing.index, to_numpy(values[op.routing.index][0]))
+                    again.routings.setdefault(op.routing.index, to_numpy(again.values[op.routing.index][0]))
+        return again
+
+    def _carry_back(
+        self, part: Part, group: Group, again: _Again, inputs: Sequence[Tensor], is_end: bool
+    ) -> Sequence[Tensor | None]:
+        """Takes the gradients of what a part made through it, adds them to those of what it read, and forgets what it made.
+        Returns those of `inputs`, tensors within the part."""
         outputs, grads = [], []
         for index in dict.fromkeys((*part.makes, self.graph.hidden.index)):
-            if index in values and index not in leaves and index in group.gradients:
-                outputs.append(_floats(values[index]))
+            if index in again.values and index not in again.leaves and index in group.gradients:
+                outputs.append(_floats(again.values[index]))
                 grads.append(group.gradients.pop(index))
-        for cache, own in zip(caches, group.row_gradients, strict=True):
+        for cache, own in zip(again.caches, group.row_gradients, strict=True):
             for key in part.gives:
                 if key in own:
                     outputs.append(cache.rows[key])
                     grads.append(own.pop(key))
         kept = [(out, grad.to(self.device)) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
-        made = [each for each in made if each[1].name in wanted]
-        carried = [] if is_end else [(index, _floats(leaf)) for index, leaf in leaves.items() if _floats(leaf).requires_grad]
-        taken = [] if is_end else [(i, key, row) for i, own in enumerate(rows) for key, row in own.items()]
-        inputs = [*(x for _, _, x, _ in made), *(leaf for _, leaf in carried), *(row for _, _, row in taken)]
-        if not kept or not inputs:
-            return []
-        found = torch.autograd.grad([out for out, _ in kept], inputs, [grad for _, grad in kept], allow_unused=True)
-        captured, rest = found[: len(made)], found[len(made) :]
+        leaves = [] if is_end else again.leaves.items()
+        carried = [(index, _floats(leaf)) for index, leaf in leaves if _floats(leaf).requires_grad]
+        taken = [] if is_end else [(i, key, row) for i, own in enumerate(again.rows) for key, row in own.items()]
+        needed = [*inputs, *(leaf for _, leaf in carried), *(row for _, _, row in taken)]
+        if not kept or not needed:
+            return [None] * len(inputs)
+        found = torch.autograd.grad([out for out, _ in kept], needed, [grad for _, grad in kept], allow_unused=True)
+        rest = found[len(inputs) :]
         for (index, _), grad in zip(carried, rest, strict=False):
             _add(group.gradients, index, grad)
         for (i, key, _), grad in zip(taken, rest[len(carried) :], strict=True):
@@ -284,11 +312,7 @@ class Gradients:
         for own in group.rows:
             for key in part.gives:
                 own.pop(key, None)
-        return [
-            _captured(op, weight, grad if factor == 1 else grad * factor, routings)
-            for (op, weight, _, factor), grad in zip(made, captured, strict=True)
-            if grad is not None
-        ]
+        return found[: len(inputs)]
 
     def _compute(
         self,
@@ -296,19 +320,20 @@ class Gradients:
         step: DevicePass,
         values: dict[int, Result],
         made: list[tuple[Op, Weight, Tensor, float]] | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """Runs an op, and adds its results to the values; and to `made` what each of its weights makes, with the factor of its
-        gradient."""
-        step.op = None
+        gradient. weights: those of the graph, unless given."""
+        step.op, weights = None, weights or self.weights
         function, names = FUNCTIONS[type(op)]
         if isinstance(op, ops.LatentAttention):
-            arguments = {name: argument(op, name, values, self.weights, self.device) for name in names if name != "out"}
+            arguments = {name: argument(op, name, values, weights, self.device) for name in names if name != "out"}
             result, parts = latent_attention(step, op, arguments)
             forms = float((0 in parts) + (1 in parts))
             if made is not None:
                 made += [(op, op.observed[number], x, forms) for number, x in parts.items()]
         else:
-            arguments = {name: argument(op, name, values, self.weights, self.device) for name in names}
+            arguments = {name: argument(op, name, values, weights, self.device) for name in names}
             with torch.set_grad_enabled(torch.is_grad_enabled() and not is_choice(op)):
                 result = function(step, **arguments)
             if made is not None:
@@ -316,17 +341,6 @@ class Gradients:
                 made.append((op, op.weights[0], result, 1.0))
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
-
-
-def products_per_second(device: torch.device, threads: int) -> float:
-    """Multiplications of products of float32 per second, by so many threads, or by the device: measured now."""
-    x, seconds = torch.ones((_MEASURED, _MEASURED), device=device), []
-    for _ in range(3):
-        begun = time.perf_counter()
-        (x @ x).sum().item()
-        seconds.append(time.perf_counter() - begun)
-    share = threads / torch.get_num_threads() if device.type == "cpu" else 1
-    return share * _MEASURED**3 / min(seconds)
 
 
 def check_derivative(op: Op, path: str) -> None:
@@ -376,6 +390,6 @@ def _leaf(value: Result) -> Result:
     return value.detach().requires_grad_()
 
 
-def _tensor(value: Result) -> Tensor:
+def as_tensor(value: Result) -> Tensor:
     assert isinstance(value, Tensor)
     return value

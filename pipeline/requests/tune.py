@@ -1,0 +1,28 @@
+"""What `tune` can be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...request_fields import argument, option, request
+from .groups import Output
+
+
+@request
+class TuneRequest(Output):
+    original: str | Path = argument(
+        "The model that was quantised: a GGUF file, a checkpoint's folder or hf:OWNER/NAME.", kind="source", kw_only=False
+    )
+    source: str | Path = argument("The quantised GGUF, or any shard of a split one.", kind="file", kw_only=False)
+    out: str | Path = argument("The file to write.", kind="out", kw_only=False)
+    text: str | Path | None = option(
+        "Read this text: plain, .jsonl or .parquet.",
+        default=None,
+        flags="-f --file",
+        kind="calibration_text",
+        shown="the text that comes with the program",
+    )
+    chunks: int = option("Read this many windows of 512 tokens; every eighth judges the others.", default=128, least=8)
+    epochs: int = option("Go through the text this many times.", default=2, least=1)
+    norms_only: bool = option("Leave the scales of matrices as they are.", default=False)
+    keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
