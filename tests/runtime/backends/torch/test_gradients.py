@@ -59,8 +59,8 @@ class Perturbed(Gradients):
 
     size, directions = 0.0, {}
 
-    def _compute(self, op, step, values, made=None):
-        super()._compute(op, step, values, made)
+    def _compute(self, op, step, values, *more):
+        super()._compute(op, step, values, *more)
         if self.size and op.out.index in self.directions:
             values[op.out.index] = values[op.out.index] + self.size * self.directions[op.out.index]
 
