@@ -15,13 +15,15 @@ from ..jobs.atomic_write import write_text
 from ..quantize.recipes.mixes import file_type_name
 from ..runtime.evaluate.open_logits import open_logits
 from ..runtime.evaluate.provenance import describe_text
-from .common.arguments import as_paths, check_folder
+from ..runtime.evaluate.tasks.questions import compile_answer
+from .common.arguments import as_paths, check_folder, read_template, refuse_unused
 from .common.baseline import stored_tokens
 from .common.importance import load_importance
 from .common.messages import note, warn
-from .common.models import model_name, note_micro_batch, open_model, settings_of_each, window_settings
-from .common.progress import reporting
+from .common.models import CHECKPOINT_OPTIONS, model_name, note_micro_batch, open_model, settings_of_each, window_settings
+from .common.progress import OnProgress, reporting
 from .common.shown import shown
+from .judging.answered import Answered, Questioner, against_baseline, open_questions
 from .judging.candidates import find_models, stock_mix
 from .judging.domains import JudgedText, parse_domains, read_domains
 from .judging.judge import Judge
@@ -49,6 +51,7 @@ class Evaluation:
     noise_floor  figures of the baseline with rounded activations; None: not measured
     paired    each model, by rising KL divergence, against the next: by windows
     verdict   all of it in one sentence
+    answered  what each model, the baseline first, has right of questions
     """
 
     rows: list[EvaluationRow]
@@ -59,10 +62,11 @@ class Evaluation:
     noise_floor: NoiseFloor | None = None
     paired: list[Comparison] = field(default_factory=list)
     verdict: str = ""
+    answered: list[Answered] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: rows (with `domains` of several texts), results, failed, baseline, files, noise_floor, paired,
-        verdict."""
+        verdict, answered."""
         return asdict(self)
 
 
@@ -98,8 +102,13 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     if stored is not None and mixes:
         raise UsageError("--stock is made of the baseline's weights: give the model with --against, not its predictions")
     domains = parse_domains(request.text)
-    if not domains and stored is None:
-        raise UsageError("a text is missing (-f)")
+    tasks = parse_domains(request.tasks, "--tasks")
+    if not domains and stored is None and not tasks:
+        raise UsageError("a text is missing (-f), or questions to be answered (--tasks)")
+    if not tasks:
+        refuse_unused(request, "--tasks", "task_questions", "task_answer", "n_predict", "template")
+    pattern, template = compile_answer(request.task_answer), read_template(request.template)
+    questions = open_questions(tasks, request.task_questions, request.n_predict, template)
     if len(domains) > 1 and stored is not None:
         raise UsageError("a file of predictions is of one text: leave out -f, or give the baseline as a model")
     folder.mkdir(exist_ok=True)
@@ -113,6 +122,15 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     draws = not request.no_plot and missing is None
     if draws:
         check_picture(picture)
+
+    def answered(report: OnProgress) -> list[Answered]:
+        asked = Questioner(folder, questions, request.n_predict, template, pattern, report)
+        return _answered(asked, request.against if stored is None else None, paths, mixes, request.imatrix, settings)
+
+    if not domains and stored is None:
+        with reporting(request.progress) as report:
+            rows = answered(report)
+        return Evaluation([], [], {}, {"path": model_name(request.against)}, _answer_files(rows), answered=rows)
     kept = ResultsFile(folder / RESULTS)
     window = stored.n_ctx if stored is not None else request.n_ctx or N_CTX
     note_micro_batch(window, settings)
@@ -147,6 +165,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
             assert base is not None
             chosen.append(judge.measure(stock_mix(base.stored, name, importance), of_base, report))
         noise = judge.noise_floor(of_base, report) if request.noise_floor and chosen else None
+        task_rows = answered(report) if questions else []
     reference = chosen[0] if chosen else None
     others: list[Result] = []
     for path, results in joined:
@@ -158,9 +177,40 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
             if not any(is_same_model(result, other) for other in [*chosen, *others]):
                 others.append(result)
     evaluation = _summary(folder, chosen, others, failed, model_name(request.against), picture if draws else None, text, noise)
+    evaluation = replace(evaluation, answered=task_rows, files=evaluation.files | _answer_files(task_rows))
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
     return evaluation
+
+
+def _answered(
+    asked: Questioner,
+    baseline: Any,
+    paths: Sequence[Path],
+    mixes: Sequence[str],
+    imatrix: str | Path | None,
+    settings: dict[str, Any],
+) -> list[Answered]:
+    """What the baseline (None: a file of predictions, which answers nothing), the models and the stock mixes have right."""
+    *own, of_base = settings_of_each([*paths, baseline], settings)
+    rows: list[Answered] = []
+    name = ""
+    if baseline is not None:
+        base, name = open_model(baseline, of_base), Path(model_name(baseline)).name.removesuffix(".gguf")
+        rows += asked.ask(name, base)
+        importance = load_importance(Path(imatrix), base.stored) if imatrix is not None else None
+        given = {key: value for key, value in of_base.items() if key not in CHECKPOINT_OPTIONS}
+        for mix in mixes:
+            rows += asked.ask(mix, open_model(stock_mix(base.stored, mix, importance).source, given), of_mix=mix)
+    names = [path.name.removesuffix(".gguf") for path in paths]
+    for path, of_model, short in zip(paths, own, names, strict=True):
+        is_taken = short == name or names.count(short) > 1
+        rows += asked.ask(f"{path.resolve().parent.name}/{short}" if is_taken else short, open_model(path, of_model))
+    return against_baseline(rows, name)
+
+
+def _answer_files(rows: Sequence[Answered]) -> dict[str, str]:
+    return {f"answers of {row.model} ({row.task})": row.answers for row in rows}
 
 
 def _file_types(stock: str | Sequence[str]) -> list[str]:

@@ -39,9 +39,9 @@ class DomainFigures:
     baseline_perplexity: float
 
 
-def parse_domains(texts: str | Path | Sequence[str | Path] | None) -> list[Domain]:
-    """'PATH' or 'NAME=PATH', one or several; a text without a name is called as its file. Raises UsageError for two of one
-    name."""
+def parse_domains(texts: str | Path | Sequence[str | Path] | None, flag: str = "-f") -> list[Domain]:
+    """'PATH' or 'NAME=PATH', one or several; a text without a name is called as its file. flag: of the option. Raises
+    UsageError for two of one name."""
     given = [] if texts is None else [texts] if isinstance(texts, str | Path) else list(texts)
     domains: list[Domain] = []
     for text in map(str, given):
@@ -52,7 +52,7 @@ def parse_domains(texts: str | Path | Sequence[str | Path] | None) -> list[Domai
     names = [domain.name for domain in domains]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"-f: two texts are called {twice}; give them names (-f NAME=FILE)")
+        raise UsageError(f"{flag}: two files are called {twice}; give them names ({flag} NAME=FILE)")
     return domains
 
 

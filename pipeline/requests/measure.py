@@ -140,6 +140,44 @@ class EvaluateRequest(RunningModel):
     )
     n_ctx: int | None = window("512, or that of the baseline's predictions")
     chunks: int | None = _chunks("all")
+    tasks: str | Path | Sequence[str | Path] | None = option(
+        "Let the models answer these questions, and count right answers: JSON lines with question and answer (as GSM8K has "
+        "them), or lines of a question, a tab and its answer. A text (-f) is not needed then.",
+        default=None,
+        flags="--tasks",
+        kind="named_texts",
+        metavar="[NAME=]FILE",
+        section="Questions",
+    )
+    task_questions: int | None = option(
+        "Read only this many questions of each file, its first.",
+        default=None,
+        least=1,
+        metavar="N",
+        shown="all",
+        section="Questions",
+    )
+    task_answer: str | None = option(
+        "Compare what this regular expression finds last in an answer (its first group, if it has one).",
+        default=None,
+        metavar="REGEX",
+        shown="the last number where the right answer is one, else the whole answer",
+        section="Questions",
+    )
+    n_predict: int = option(
+        "Generate at most this many tokens per answer; -1: as many as fit into the context.",
+        default=512,
+        flags="-n --n-predict",
+        least=-1,
+        section="Questions",
+    )
+    template: str | Path | None = option(
+        "Use this chat template for questions: a Jinja file, or a name such as chatml, llama3, gemma.",
+        default=None,
+        metavar="FILE|NAME",
+        shown="the model's own",
+        section="Questions",
+    )
     out: str | Path = option(
         "Write results.json, table.md, plot.png and the baseline's outputs to this folder, which is created if it "
         "does not exist.",

@@ -86,3 +86,11 @@ def wilcoxon_p(differences: np.ndarray) -> float:
     variance = n * (n + 1) * (2 * n + 1) / 24 - float((counts**3 - counts).sum()) / 48
     z = max(0.0, n * (n + 1) / 4 - smaller - 0.5) / math.sqrt(variance)
     return math.erfc(z / math.sqrt(2))
+
+
+def mcnemar_p(only_a: int, only_b: int) -> float:
+    """Two-sided p that of the questions which only one of two models answers rightly so unequal numbers fall to each by chance
+    (McNemar 1947), exact by the binomial distribution."""
+    n, smaller = only_a + only_b, min(only_a, only_b)
+    tail = sum(math.comb(n, i) for i in range(smaller + 1))
+    return min(1.0, 2 * tail / 2**n)

@@ -3,11 +3,15 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from ggufmill import quantize_model
 from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.generation.generate import generate
+from ggufmill.runtime.text.chat import find_template, prompt_tokens
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "heldout.txt"
 CUT = ("-f", TEXT, "-c", 64, "--chunks", 3, "--no-plot")
@@ -220,3 +224,63 @@ def test_the_picture_goes_where_it_is_asked_for(mill, tmp_path):
     assert (tmp_path / "mine.svg").stat().st_size > 1000
     assert not (tmp_path / "out/plot.png").exists()
     assert mill(*asked, "--plot", tmp_path / "mine.svg", "--no-plot")[0] == 2
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Questions whose right answers are what the demo model answers to every second."""
+    model = load_model(DEMO)
+    template = find_template(model.metadata)
+    texts = [f"The {word}" for word in ("list", "model", "file", "type", "next", "first", "last", "other")]
+    lines = []
+    for i, text in enumerate(texts):
+        ids = prompt_tokens(model.tokenizer, template.render([{"role": "user", "content": text}]))
+        answer = generate(model, ids, 6, temp=0).text()
+        lines.append(json.dumps({"question": text, "answer": answer.strip() if i % 2 and answer.strip() else "no such answer"}))
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_questions_are_answered_and_answers_kept(mill, quants, questions, tmp_path):
+    out = tmp_path / "judged"
+    asked = ("evaluate", quants, "--against", DEMO, "--tasks", f"own={questions}", "-n", 6, "-o", out)
+    code, text, _ = mill(*asked)
+    assert code == 0
+    lines = text.splitlines()
+    rows = [line.split() for line in lines if line.startswith("own") and " ± " in line]
+    assert [row[1] for row in rows] == ["demo", "a-q4", "b-own"]
+    assert rows[0][2:6] == ["50.00", "±", "18.90", "%"]  # sqrt(.5 * .5 / 7)
+    assert any("is certain" in line or "is better than" in line for line in lines)
+    result = json.loads(mill(*asked, "--json")[1])
+    assert (result["rows"], result["results"]) == ([], [])
+    base, *others = result["answered"]
+    assert (base["correct"], base["questions"], base["p"], base["right"]) == (4, 8, None, [False, True] * 4)
+    for row in others:
+        assert row["lost"] - row["won"] == 4 - row["correct"]
+        assert 0 < row["p"] <= 1
+    # An interruption costs no answer: of the second model three are there, and half a line.
+    kept = Path(others[0]["answers"])
+    whole = kept.read_text("utf-8").splitlines()
+    kept.write_text("\n".join(whole[:4]) + "\n" + whole[4][:10], "utf-8")
+    _, _, err = mill(*asked, "-v")
+    assert "3 of 8 questions were answered before" in err
+    assert sorted(kept.read_text("utf-8").splitlines()) == sorted(whole)
+    # Another pattern looks at the same answers; beside a text there are both.
+    code, text, _ = mill(*asked, "--task-answer", "(?s).*", "--task-questions", 2, *CUT)
+    assert code == 0
+    assert "KL divergence" in text
+    assert "own" in text
+
+
+def test_what_is_wrong_with_questions(mill, quants, questions, tmp_path):
+    (tmp_path / "bad").write_text("What?")
+    for arguments, ends, words in (
+        (("-n", 5, *CUT), 2, "--n-predict does nothing without --tasks"),
+        (("--tasks", tmp_path / "bad"), 1, "bad, line 1: neither JSON"),
+        (("--tasks", questions, "--task-answer", "("), 1, "no regular expression"),
+        (("--tasks", questions, "--tasks", questions), 2, "two files are called questions"),
+    ):
+        code, out, err = mill("evaluate", quants, "--against", DEMO, "-o", tmp_path / "out", *arguments)
+        assert (code, out) == (ends, ""), words
+        assert words in err.splitlines()[-1]

@@ -101,7 +101,7 @@ def test_help_is_short_and_help_all_has_every_option(words):
     ("verb", "first", "headings"),
     [
         ("serve", "--models", ["Options", "Sampling", "Model and threads", "Devices", "General"]),
-        ("evaluate", "-f, --file", ["Options", "Model and threads", "Devices", "General"]),
+        ("evaluate", "-f, --file", ["Options", "Model and threads", "Devices", "Questions", "General"]),
         (
             "quantize",
             "--recipe",
