@@ -68,7 +68,7 @@ class CovarianceJob:
         self.inputs: list[Input] = covariance_inputs(model.graph, options.experts)
         if not self.inputs:
             raise PlanError(f"{model.source.path}: it has no matrix whose inputs could be collected (--covariance)")
-        self._memory, self.finished, self._curvature = options.memory, list[str](), options.curvature
+        self._memory, self.finished, self.curvature = options.memory, list[str](), options.curvature
         if options.curvature is not None:
             self.gradients = GradientRun(model, calibration, options.memory, options.curvature.seed)
             self.inputs += covariance_outputs(model.graph, options.curvature.rows)

@@ -1,4 +1,5 @@
-"""Covariances of a model's inputs, collected by workers: each sums some of the inputs over the whole text, in its order."""
+"""Covariances of inputs, and second moments of gradients at outputs, collected by workers: each sums some of them over the whole
+text, in its order."""
 
 from __future__ import annotations
 
@@ -12,10 +13,14 @@ import numpy as np
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import BatchResult, CollectOptions, run_batch
 from ...imatrix.covariance.collector import CovarianceCollector
+from ...imatrix.covariance.gradient_collector import GradientCollector
+from ...imatrix.covariance.gradient_run import GradientRun
 from ...imatrix.covariance.inputs import Input, reads_head
 from ...imatrix.covariance.job import CovarianceJob, split_among
+from ...imatrix.covariance.outputs import outputs_of
 from ...imatrix.windows import run
 from ...runtime import Model
+from ...runtime.output_gradients import gradients_of
 from ..common.figures import size_text
 from ..common.messages import note
 from .chains import Chain, run_chains
@@ -27,13 +32,15 @@ USUAL_MEMORY = 8 << 30  # of a worker for sums, where no limit of its memory is 
 
 @dataclass(frozen=True)
 class _Group:
-    """Inputs that one worker sums. job: fingerprint; number: of the group; dtype: of numbers in the file."""
+    """Inputs, or outputs, that one worker sums. job: fingerprint; number: of the group; dtype: of numbers in the file; seed: of
+    the labels of gradients."""
 
     job: str
     number: int
     model: ModelAddress = field(repr=False)
     inputs: tuple[Input, ...] = field(repr=False)
     dtype: np.dtype = field(repr=False)
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,10 @@ class _Windows:
         with models_here(self.group.model) as [model]:
             sums = _sums_here(self.group, self.first, model)
             sums.collector.weight, result = self.weight, None
-            if self.options is not None:
+            if isinstance(sums.collector, GradientCollector):
+                windows, seed = self.windows, self.group.seed
+                gradients_of(model).run(windows, seed, sums.collector.wanted, sums.collector.on_gradient)
+            elif self.options is not None:
                 result = run_batch(model, self.windows, self.weight, self.first, self.options, sums.collector)
             else:
                 with model.observing(sums.collector):
@@ -109,7 +119,9 @@ def _sums_here(group: _Group, windows: int, model: Model) -> _Sums:
     """Those that have so many windows; begun where that is none. Raises RuntimeError if this process has others."""
     if windows == 0:
         _sums.clear()  # first: both may not fit into memory
-        _sums.append(_Sums(group.job, group.number, CovarianceCollector(group.inputs, model.workers)))
+        outputs = outputs_of(group.inputs)
+        collector = GradientCollector(outputs, model.workers) if outputs else CovarianceCollector(group.inputs, model.workers)
+        _sums.append(_Sums(group.job, group.number, collector))
     if not _sums or (_sums[0].job, _sums[0].number, _sums[0].windows) != (group.job, group.number, windows):
         raise RuntimeError("the sums so far are gone: another job was begun on this worker, or it was started again")
     return _sums[0]
@@ -125,7 +137,8 @@ class SharedCovariance:
     """A covariance that the workers of a cluster collect; an instance is what `collect` takes as `elsewhere`.
 
     The inputs are divided into groups, of which a worker sums one at a time: it runs the whole text, so that every sum is made
-    in the order of the text, by one process. The first group's worker records what the importance matrix needs, too.
+    in the order of the text, by one process. The first group's worker records what the importance matrix needs, too. Groups of
+    outputs are by themselves, and their workers run the text forth and back.
 
     memory  bytes for the sums of a worker; None: half of what the worker with the least memory may take
     """
@@ -144,9 +157,15 @@ class SharedCovariance:
         workers, limit = max(1, len(cluster.look())), cluster.memory_limit()
         memory = memory or (limit // 2 if limit is not None else USUAL_MEMORY)
         left = [one for one in job.inputs if one.name not in job.finished]
-        groups = split_among(left, workers, memory, calibration.n_ctx)
+        outputs = outputs_of(left)
+        groups = split_among([one for one in left if one not in outputs], workers, memory, calibration.n_ctx)
         groups.sort(key=reads_head, reverse=True)  # first the one that is scored in any case
-        self._groups = [_Group(job.fingerprint, i, model, tuple(g), job.writer.dtype) for i, g in enumerate(groups)]
+        seed = job.curvature.seed if job.curvature is not None else 0
+        if outputs:
+            back = GradientRun(opened, calibration, memory, seed)
+            groups += split_among(outputs, workers, back.sums_memory, calibration.n_ctx)
+            self._back = [slice(batch.start, batch.stop) for batch in back.batches(0)]
+        self._groups = [_Group(job.fingerprint, i, model, tuple(g), job.writer.dtype, seed) for i, g in enumerate(groups)]
         self._batches = list(calibration.batches(opened))
         self._recorded = 0  # windows that the importance matrix has
         self._done = [0] * len(groups)
@@ -218,10 +237,10 @@ class SharedCovariance:
                 self._job.record_finished(names)
 
     def _steps(self, group: _Group) -> Iterator[_Windows | _Part]:
-        text = self._calibration
-        for batch in self._batches:
+        text, is_back = self._calibration, bool(outputs_of(group.inputs))
+        for batch in self._back if is_back else self._batches:
             is_wanted = group.number == 0 and batch.start >= self._recorded
-            options = self._options if is_wanted or reads_head(group.inputs) else None
+            options = self._options if is_wanted or (reads_head(group.inputs) and not is_back) else None
             yield _Windows(group, text.windows[batch], batch.start, int(text.weights[batch.start]), options, is_wanted)
         for one in group.inputs:
             for matrix in range(one.matrices):

@@ -66,13 +66,9 @@ def plan_covariance(
     """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's. curvature:
     what is collected of gradients too.
 
-    Raises PlanError for too little memory, a number of bits that there is not, and for gradients without torch, of a model that
-    has none, or on a cluster.
+    Raises PlanError for too little memory, a number of bits that there is not, and for gradients without torch, or of a model
+    that has none.
     """
-    if curvature is not None and on_cluster:
-        raise PlanError(
-            "--curvature is collected on one machine: leave out --cluster, or collect parts of the text and merge them"
-        )
     if bits is not None and bits not in BITS:
         raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
     if on_cluster:

@@ -257,7 +257,6 @@ def test_what_it_takes_is_said(tmp_path):
         ({"covariance": "a.cov"}, UsageError, "--curvature writes the covariances of inputs too: leave out --covariance"),
         ({"curvature": None, "curvature_rows": 64}, UsageError, "--curvature-rows does nothing without --curvature"),
         ({"curvature": None, "curvature_seed": 1}, UsageError, "--curvature-seed does nothing without --curvature"),
-        ({"cluster": "local:1"}, PlanError, "--curvature is collected on one machine"),
         ({"memory": "100K"}, PlanError, "more than the .* of --memory"),
     ],
     ids=lambda value: str(value)[:30],

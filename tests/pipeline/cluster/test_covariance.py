@@ -65,6 +65,19 @@ def test_experts_of_weighted_texts(tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
+@pytest.mark.oracle
+def test_gradients_of_weighted_texts(tmp_path):
+    """Inputs and outputs are shared out, and the file is that of one machine."""
+    pytest.importorskip("torch")
+    options = {**RUN, "n_ctx": 32, "nextn": False, "curvature_rows": 64}
+    texts = [f"{TEXT}:3", str(FOLDER / "demo" / "heldout.txt")]
+    for name, cluster in (("one", None), ("two", "local:2")):
+        (tmp_path / name).mkdir()
+        out = tmp_path / name / "a.imatrix"
+        compute_imatrix(DEMO, texts, out, curvature=tmp_path / name / "a.curv", cluster=cluster, **options)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
 def stop_after(state):
     """Progress that interrupts once the state is stored: windows of a cluster are added in order, and the first may be late."""
 
