@@ -1,5 +1,5 @@
-"""Covariances of inputs, and second moments of gradients at outputs, collected by workers: each sums some of them over the whole
-text, in its order."""
+"""Covariances of inputs, and second moments of gradients at outputs, collected by workers: each sums some of them over all of
+the text, in its order."""
 
 from __future__ import annotations
 
