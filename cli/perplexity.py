@@ -21,6 +21,7 @@ from ..pipeline.common.figures import (
     per_cent_text,
     share_text,
     size_text,
+    windows_text,
 )
 from ..pipeline.requests.measure import PerplexityRequest, TasksRequest
 from ..simd.compile.compile_time import seconds_without_compilation
@@ -221,9 +222,7 @@ def _text(result: PerplexityResult) -> str:
 
 def _figures(r: PerplexityResult) -> str:
     lines = [f"Final estimate: PPL = {error_text(r.perplexity, r.error, 4)}"]
-    lines.append(
-        f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
-    )
+    lines.append(f"{windows_text(r.chunks, r.n_ctx, r.tokens_scored)}, {r.tokens_per_second:.1f} tokens per second")
     for number, draft in enumerate(r.mtp or [], 1):
         lines.append(
             f"draft layer {number}: perplexity {draft.perplexity:.4f}, same top token as the model "
@@ -275,7 +274,7 @@ def _table(result: PerplexityTable) -> str:
             row += [kld, *([f"{r.kld_missing:.6f}"] if is_bound else [])]
             row += [(r.kld_percentiles or {})["99.9"], error_text(r.top1_agreement, r.top1_error, 2, " %")]
         rows.append([*row, f"{r.tokens_per_second:.1f}"])
-    lines = [f"{first.chunks} windows of {first.n_ctx} tokens, {first.tokens_scored:,} predictions; tokens {first.tokens_xxh3}"]
+    lines = [f"{windows_text(first.chunks, first.n_ctx, first.tokens_scored)}; tokens {first.tokens_xxh3}"]
     if compared:
         lines.append(f"baseline {first.baseline}, perplexity {error_text(first.baseline_perplexity, first.baseline_error, 4)}")
     if is_bound:

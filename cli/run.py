@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.figures import BITS, bits_per_weight_text, bits_text, size_text
+from ..pipeline.common.figures import BITS, bits_per_weight_text, bits_text, size_text, windows_text
 from ..pipeline.requests.run import RunRequest
 from .command import Verb
 from .display.console import call, table
@@ -96,7 +96,7 @@ def report_lines(data: dict[str, Any]) -> str:
     if v is not None:
         parts.append(table(COMPARISON, [*comparison(data), *stock_rows(data)]))
         noise = f"; noise floor of the KL divergence {v['noise_floor']['kld_mean']:.5f}" if v.get("noise_floor") else ""
-        parts.append(f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens, ratio {ratio(v)}{noise}")
+        parts.append(f"perplexity over {windows_text(v['chunks'], v['n_ctx'])}, ratio {ratio(v)}{noise}")
         parts += [f"note: {note}" for note in v.get("notes", [])]
         for one in v["texts"]:
             parts += [f"after {one['prompt']!r}, {v['baseline']}: {one['baseline']!r}", f"result: {one['result']!r}"]

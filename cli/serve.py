@@ -54,7 +54,7 @@ def command(model: Path | None, models: Path | None, **options: Any) -> None:
     from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
-        name = (model or models or Path()).name
+        name = (model or models or Path()).resolve().name
         say(f"{name}: listening on {address} (a page to chat; the API is at {address}/v1; Ctrl-C ends it)")
 
     limit, quiet = LineLimit(), is_quiet()

@@ -48,8 +48,8 @@ def _text(result: UploadResult) -> str:
     if result.sent:
         last = where
     elif result.missing_bytes:
-        last = f"{size_text(result.missing_bytes)} would be sent to {where}; nothing was sent: say --yes"
-        last += f"\nnote: {result.offline}, so that this is all there is to send" if result.offline else ""
+        last = f"{size_text(result.missing_bytes)} would be sent to {where}; nothing was sent: give --yes to send it"
+        last += f"\nnote: {result.offline}; what the repository has already is not known" if result.offline else ""
     else:
         last = f"nothing is to be sent: {where} has all of it"
     return "\n\n".join([table(("file", "bytes", "sha256", "status"), rows), last])

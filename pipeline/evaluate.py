@@ -18,6 +18,7 @@ from ..runtime.evaluate.provenance import describe_text
 from ..runtime.evaluate.tasks.questions import compile_answer
 from .common.arguments import as_paths, check_folder, read_template, refuse_unused
 from .common.baseline import stored_tokens
+from .common.figures import windows_text
 from .common.importance import load_importance
 from .common.messages import note, warn
 from .common.models import CHECKPOINT_OPTIONS, model_name, note_micro_batch, open_model, settings_of_each, window_settings
@@ -248,7 +249,7 @@ def _summary(
         name = f"{text['name']}, " if text else ""
         about = [
             f"Baseline: {Path(baseline).name}, perplexity {some['baseline_perplexity']:.4f}.",
-            f"Text: {name}{some['chunks']} windows of {some['n_ctx']} tokens, {some['tokens_scored']:,} predictions.",
+            f"Text: {name}{windows_text(some['chunks'], some['n_ctx'], some['tokens_scored'])}.",
         ]
         files["table"] = str(folder / TABLE)
         write_text(

@@ -274,7 +274,7 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
         share = kept / max(1, sum(kind.nbytes * n for kind, n in outputs.counts()))
         warnings.append(
             f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised "
-            f"({share:.0%} of the bytes)"
+            f"({100 * share:.0f} % of the bytes)"
         )
     if noticed.without_importance:
         missing = noticed.without_importance

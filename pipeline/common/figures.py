@@ -29,6 +29,12 @@ def file_text(nbytes: int, files: int = 1) -> str:
     return f"{size_text(nbytes)} ({nbytes:,} bytes{f' in {files} files' if files > 1 else ''})"
 
 
+def windows_text(windows: int, n_ctx: int, predictions: int | None = None) -> str:
+    """'104 windows of 512 tokens, 26,520 predictions'."""
+    scored = "" if predictions is None else f", {predictions:,} predictions"
+    return f"{windows} window{'' if windows == 1 else 's'} of {n_ctx} tokens{scored}"
+
+
 def bits_text(bits: float) -> str:
     """Bits per weight: '4.936'."""
     return f"{bits:.3f}"

@@ -21,6 +21,7 @@ from ..common.figures import (
     per_cent_text,
     share_text,
     size_text,
+    windows_text,
 )
 
 COMPARISON = ("model", SIZE, BITS, PERPLEXITY, DIVERGENCE, SAME_TOP)
@@ -76,7 +77,7 @@ def measured(v: dict[str, Any]) -> str:
 
 def measured_on(v: dict[str, Any]) -> str:
     """What a validation was measured on."""
-    return f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']:,} predictions scored."
+    return f"{windows_text(v['chunks'], v['n_ctx'], v['tokens_scored'])} scored."
 
 
 def type_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:

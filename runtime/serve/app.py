@@ -25,7 +25,7 @@ from .checks import RequestError
 from .engine import Engine
 from .memory_middleware import MemoryMiddleware
 from .model_info import model_name
-from .page import load_page
+from .page import PAGES, load_page
 from .responses import error_response
 from .routes.anthropic import anthropic_routes
 from .routes.embeddings import embedding_routes
@@ -203,14 +203,14 @@ def _application(
         return respond(request, RequestError("internal error; see the server's terminal", status=500))
 
     async def page(request: Request) -> Response:
-        text, policy = load_page()
+        text, policy = load_page(request.url.path)
         return Response(text, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"}, media_type="text/html")
 
     async def icon(request: Request) -> Response:
         return Response(status_code=204)
 
     return Starlette(
-        routes=[Route("/", page, methods=["GET"]), Route("/favicon.ico", icon, methods=["GET"]), *routes],
+        routes=[*(Route(path, page, methods=["GET"]) for path in PAGES), Route("/favicon.ico", icon, methods=["GET"]), *routes],
         middleware=[
             Middleware(MemoryMiddleware),
             Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts),

@@ -1,4 +1,4 @@
-"""The built-in page, made of the files in web/, with the header that allows nothing else."""
+"""The built-in pages, made of the files in web/, with the header that allows nothing else."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-_SCRIPTS = ("state", "markdown", "conversations", "tokens", "settings", "versions", "chat")  # in this order
+# path -> the page's name, and its scripts in this order
+PAGES = {
+    "/": ("page", ("state", "markdown", "conversations", "tokens", "settings", "versions", "chat")),
+    "/compare": ("compare", ("state", "markdown", "tokens", "compare")),
+}
 
 
 @cache
-def load_page() -> tuple[str, str]:
-    """The built-in page, which loads nothing from elsewhere: its HTML, and its Content-Security-Policy, which allows only
-    the page's own script and style sheet."""
+def load_page(path: str) -> tuple[str, str]:
+    """The built-in page at a path, which loads nothing from elsewhere: its HTML, and its Content-Security-Policy, which allows
+    only the page's own script and style sheet."""
+    name, scripts = PAGES[path]
     folder = files(str(__package__)).joinpath("web")
 
     def part(name: str) -> str:
         return folder.joinpath(name).read_text("utf-8")
 
-    style, script = part("style.css"), "\n".join(part(f"{name}.js") for name in _SCRIPTS)
+    style, script = part("style.css"), "\n".join(part(f"{script}.js") for script in scripts)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return part("page.html").replace("{style}", style).replace("{script}", script), policy
+    return part(f"{name}.html").replace("{style}", style).replace("{script}", script), policy
 
 
 def _hash(text: str) -> str:

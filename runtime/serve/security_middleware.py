@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
 
 from .checks import RequestError
+from .page import PAGES
 from .tasks import origin
 
 Scope = MutableMapping[str, Any]
@@ -17,7 +18,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_PUBLIC_PATHS = ("/", "/health", "/favicon.ico")  # need no key: the page itself asks for the key and shows nothing without it
+# Need no key: the pages themselves ask for the key and show nothing without it.
+_PUBLIC_PATHS = (*PAGES, "/health", "/favicon.ico")
 
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{1,5}))?")
 _PORTS = {"http": 80, "https": 443}

@@ -63,7 +63,7 @@ def sha256(path):
 def test_nothing_is_sent_without_yes(mill, hub, folder):
     code, text, err = mill("upload", folder, "--repo", REPO)
     assert code == 0, err
-    assert "nothing was sent: say --yes" in text
+    assert "nothing was sent: give --yes to send it" in text
     assert f"{hub.endpoint}/{REPO} (private, new)" in text
     names = [line.split()[0] for line in text.splitlines()[2:-2]]
     assert names == [*sorted(path.name for path in folder.glob("*.gguf")), "README.md", "SHA256SUMS"]

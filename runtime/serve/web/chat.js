@@ -216,22 +216,6 @@ async function ask(text) {
   await answerNext();
 }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    buffer += value;
-    const lines = buffer.split("\n");
-    buffer = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
-      yield JSON.parse(line.slice(6));
-    }
-  }
-}
-
 // Adds what a chunk brings to a message.
 function addChunk(message, { choices, timings }) {
   const choice = choices[0], delta = choice?.delta ?? {};

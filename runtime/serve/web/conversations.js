@@ -1,17 +1,5 @@
 // Conversations in the browser's storage: {id, title, updated, messages}, with `answers` and `shown` of versions.js. Where storage is forbidden, they last as long as the page.
 
-// Reads or, with a value, writes an item of a storage; null removes it. Returns whether that worked.
-const stored = (storage, key, value) => {
-  try {
-    if (value === undefined) return storage.getItem(key);
-    if (value === null) storage.removeItem(key);
-    else storage.setItem(key, value);
-    return true;
-  } catch {
-    return value === undefined ? null : false;
-  }
-};
-
 const PREFIX = "ggufmill-chat-", OPEN = "ggufmill-open";
 const conversations = new Map();
 

@@ -73,6 +73,7 @@ async function chooseModel() {
   state.model = (usable.find((model) => model.status.value === "loaded") || usable[0] || { id: "" }).id;
   $("models").value = state.model;
   $("models-field").hidden = false;
+  $("compare").hidden = usable.length < 2;
 }
 
 async function describe() {

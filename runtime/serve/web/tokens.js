@@ -25,10 +25,16 @@ function tokenView(tokens) {
     span.setAttribute("aria-label", `${visible(token.text)} ${percent(token.logprob)}`);
     view.append(span);
   });
+  connectTokens(view, showTip);
+  return view;
+}
+
+// Lets the pointer and the arrow keys go over a view of tokens. show: shows the tip of one.
+function connectTokens(view, show) {
   const near = (event) => event.target.closest?.(".tokens span");
-  view.addEventListener("pointerover", (event) => { if (near(event)) showTip(near(event)); });
+  view.addEventListener("pointerover", (event) => { if (near(event)) show(near(event)); });
   view.addEventListener("pointerout", hideTip);
-  view.addEventListener("focusin", (event) => { if (near(event)) showTip(near(event)); });
+  view.addEventListener("focusin", (event) => { if (near(event)) show(near(event)); });
   view.addEventListener("focusout", hideTip);
   view.addEventListener("click", (event) => near(event)?.focus());
   view.addEventListener("keydown", (event) => {
@@ -39,17 +45,21 @@ function tokenView(tokens) {
     next.tabIndex = 0;
     next.focus();
   });
-  return view;
 }
 
 function showTip(span) {
   const { text, logprob, top } = span.token, rows = [...top].sort((a, b) => b[1] - a[1]);
   if (!rows.some(([other]) => other === text)) rows.push([text, logprob]);
-  $("tip").replaceChildren(...rows.map(([other, value]) => {
+  placeTip(span, rows.map(([other, value]) => {
     const row = make("div", other === text ? "taken" : "");
     row.append(make("span", "", visible(other)), make("span", "", percent(value)));
     return row;
   }));
+}
+
+// Shows rows in the tip beside a token.
+function placeTip(span, rows) {
+  $("tip").replaceChildren(...rows);
   $("tip").hidden = false;
   span.setAttribute("aria-describedby", "tip");
   const at = span.getBoundingClientRect(), tip = $("tip").getBoundingClientRect();

@@ -25,6 +25,8 @@ OWN = {
 def test_figures():
     assert figures.size_text(6_102_656) == "5.820 MiB"
     assert figures.file_text(386 << 30, 9) == "386.000 GiB (414,464,344,064 bytes in 9 files)"
+    assert figures.windows_text(1, 512) == "1 window of 512 tokens"
+    assert figures.windows_text(104, 512, 26520) == "104 windows of 512 tokens, 26,520 predictions"
     assert figures.error_text(22.0917, 0.38021, 4) == "22.0917 ± 0.3802"
     assert figures.error_text(22.0917, None, 4, " %") == "22.0917 %"
     assert figures.error_text(None, None, 4) == ""

@@ -1,6 +1,7 @@
 """A model that recites a given text, and servers for it."""
 
 import dataclasses
+import shutil
 import threading
 from itertools import pairwise
 
@@ -112,3 +113,39 @@ def write_model():
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window; skips where there is none."""
+    pytest.importorskip("selenium")
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    chrome = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if not chrome or not driver:
+        pytest.skip("there is no chromium with its driver")
+    options = ChromeOptions()
+    options.binary_location = chrome
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,800"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = Chrome(options, ChromeService(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(url): opens the page with empty storage; checks at the end that the console has no errors."""
+
+    def go(url):
+        browser.get(url)
+        browser.execute_script("localStorage.clear(); sessionStorage.clear()")
+        browser.get_log("browser")
+        browser.get(url)
+        return browser
+
+    yield go
+    severe = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE" and "401" not in entry["message"]]
+    assert severe == []

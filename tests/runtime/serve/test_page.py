@@ -2,51 +2,17 @@
 
 import json
 import re
-import shutil
 import time
 from contextlib import contextmanager
 
 import pytest
 
 pytest.importorskip("selenium")
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 ANSWER = "Hi <b>you!"  # no byte twice; markup in it must stay text
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chrome = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    driver = shutil.which("chromedriver")
-    if not chrome or not driver:
-        pytest.skip("there is no chromium with its driver")
-    options = ChromeOptions()
-    options.binary_location = chrome
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1200,800"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = Chrome(options, ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture
-def visit(browser):
-    """visit(url): opens the page with empty storage; checks at the end that the console has no errors."""
-
-    def go(url):
-        browser.get(url)
-        browser.execute_script("localStorage.clear(); sessionStorage.clear()")
-        browser.get_log("browser")
-        browser.get(url)
-        return browser
-
-    yield go
-    severe = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE" and "401" not in entry["message"]]
-    assert severe == []
 
 
 def find(browser, selector):
