@@ -39,11 +39,24 @@ class Changed:
         return self.transform(name, weights)
 
 
+def _numbers_of(
+    shape: Callable[[StoredWeight], tuple[int, ...]], read: Callable[[StoredWeight, int, int], np.ndarray]
+) -> Transform:
+    """Numbers made of one weight. shape: the ne shape of the result; read: (weight, start, stop) -> these rows of it."""
+
+    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
+        return SourceTensor(name, shape(weights[0]), weights[0].source_type, partial(read, weights[0]))
+
+    return transform
+
+
+def _own_shape(weight: StoredWeight) -> tuple[int, ...]:
+    return (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
+
+
 def unchanged(name: str, weights: list[StoredWeight]) -> SourceTensor:
     """One weight as it is: a vector stays one, a matrix [rows, columns] has ne shape (columns, rows)."""
-    weight = weights[0]
-    shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
-    return reordered(name, shape, weight, slice)
+    return reordered(name, _own_shape(weights[0]), weights[0], slice)
 
 
 def as_int32(name: str, weights: list[StoredWeight]) -> SourceTensor:
@@ -126,30 +139,22 @@ def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) ->
     heads that it touches.
     """
 
-    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
-        rank = weight.columns
+    def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
+        rank, parts = weight.columns, []
+        for head in range(start // rank, -(-stop // rank)):
+            first_row = head * (key_size + value_size)
+            keys = weight.read(slice(first_row, first_row + key_size))
+            low, high = max(start, head * rank), min(stop, (head + 1) * rank)
+            parts.append(keys.T[low - head * rank : high - head * rank])
+        return np.concatenate(parts)
 
-        def read(start: int, stop: int) -> np.ndarray:
-            parts = []
-            for head in range(start // rank, -(-stop // rank)):
-                first_row = head * (key_size + value_size)
-                keys = weight.read(slice(first_row, first_row + key_size))
-                low, high = max(start, head * rank), min(stop, (head + 1) * rank)
-                parts.append(keys.T[low - head * rank : high - head * rank])
-            return np.concatenate(parts)
+    def shape(weight: StoredWeight) -> tuple[int, ...]:
+        return (key_size, weight.columns, n_heads) if by_head else (key_size, weight.columns * n_heads)
 
-        shape = (key_size, rank, n_heads) if by_head else (key_size, rank * n_heads)
-        return SourceTensor(name, shape, weight.source_type, read)
-
-    return transform
+    return _numbers_of(shape, read)
 
 
-def _plus_one(name: str, weights: list[StoredWeight]) -> SourceTensor:
-    weight = weights[0]
-    return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
-
-
+_plus_one = _numbers_of(lambda weight: (weight.columns,), lambda weight, start, stop: weight.read(slice(0, 1)) + 1)
 # A vector plus 1: Gemma's norms multiply by 1 + weight, GGUF's by the weight.
 add_one = Changed(_plus_one, unchanged, lambda values, first: values - 1)
 
@@ -174,45 +179,33 @@ def reordered_vector(order: np.ndarray) -> Transform:
     return lambda name, weights: _selected_elements(name, weights[0], order)
 
 
-def flatten(name: str, weights: list[StoredWeight]) -> SourceTensor:
-    """A matrix of one row as a vector."""
-    weight = weights[0]
-    return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
+# A matrix of one row as a vector.
+flatten = _numbers_of(lambda weight: (weight.columns,), lambda weight, start, stop: weight.read(slice(0, 1)))
 
 
 def reshaped(*shape: int, negated_exponential: bool = False) -> Transform:
     """All numbers of a small weight, in order, in another ne shape. negated_exponential: x becomes -e^x."""
 
-    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
+    def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
+        return weight.read(slice(0, weight.rows)).reshape(-1, shape[0])[start:stop]
 
-        def read(start: int, stop: int) -> np.ndarray:
-            return weight.read(slice(0, weight.rows)).reshape(-1, shape[0])[start:stop]
-
-        return SourceTensor(name, shape, weight.source_type, read)
-
+    transform = _numbers_of(lambda weight: shape, read)
     return _exponential(transform) if negated_exponential else transform
 
 
 def scaled(factors: float | np.ndarray) -> Transform:
     """A matrix or vector times a number, or times a number for each row of the matrix, float32 [rows]."""
 
-    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
-
-        def read(start: int, stop: int) -> np.ndarray:
-            values = weight.read(slice(start, stop))
-            return values * (factors[start:stop, None] if isinstance(factors, np.ndarray) else np.float32(factors))
-
-        shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
-        return SourceTensor(name, shape, weight.source_type, read)
+    def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
+        values = weight.read(slice(start, stop))
+        return values * (factors[start:stop, None] if isinstance(factors, np.ndarray) else np.float32(factors))
 
     def back(values: np.ndarray, first: int) -> np.ndarray:
         if isinstance(factors, np.ndarray):
             return values / factors[first : first + len(values), None]
         return values / np.float32(factors)
 
-    return Changed(transform, unchanged, back)
+    return Changed(_numbers_of(_own_shape, read), unchanged, back)
 
 
 def unit_columns(epsilon: float) -> Transform:
@@ -345,29 +338,19 @@ def transposed_matrices(select: Callable[[int], slice], split: int = 0) -> Trans
 def select_columns(first: int, step: int) -> Transform:
     """From a matrix [rows, columns] every step-th column -> ne shape (columns / step, rows)."""
 
-    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
+    def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
+        return np.ascontiguousarray(weight.read(slice(start, stop))[:, first::step])
 
-        def read(start: int, stop: int) -> np.ndarray:
-            return np.ascontiguousarray(weight.read(slice(start, stop))[:, first::step])
-
-        return SourceTensor(name, (weight.columns // step, weight.rows), weight.source_type, read)
-
-    return transform
+    return _numbers_of(lambda weight: (weight.columns // step, weight.rows), read)
 
 
 def reorder_columns(order: np.ndarray) -> Transform:
     """A matrix [rows, columns] whose columns are those of the checkpoint's in another order."""
 
-    def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
-        weight = weights[0]
+    def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
+        return np.ascontiguousarray(weight.read(slice(start, stop))[:, order])
 
-        def read(start: int, stop: int) -> np.ndarray:
-            return np.ascontiguousarray(weight.read(slice(start, stop))[:, order])
-
-        return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
-
-    return transform
+    return _numbers_of(lambda weight: (weight.columns, weight.rows), read)
 
 
 def computed(compute: Callable[[], np.ndarray]) -> Transform:
@@ -396,8 +379,4 @@ def reordered(name: str, shape: tuple[int, ...], weight: StoredWeight, order: Ro
 
 def _selected_elements(name: str, weight: StoredWeight, elements: np.ndarray) -> SourceTensor:
     """A vector of some elements of a vector."""
-
-    def read(start: int, stop: int) -> np.ndarray:
-        return weight.read(slice(0, 1))[:, elements]
-
-    return SourceTensor(name, (len(elements),), weight.source_type, read)
+    return SourceTensor(name, (len(elements),), weight.source_type, lambda start, stop: weight.read(slice(0, 1))[:, elements])
