@@ -20,7 +20,6 @@ from .types import NAMED_TEXT, WEIGHTED_TEXT, CpuMask, CpuRange, ExpertReduction
 
 _ESCAPE = re.compile(r"\\([ntr\\\"'])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
-_OPEN = {"is_flag": False, "flag_value": "on"}  # with or without a value
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 
 

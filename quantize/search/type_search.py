@@ -180,11 +180,6 @@ class TypeSearch:
         shape = self.tensors[name].shape
         return [TypeOption(t.nbytes(shape), self.divergence(name, t)) for t in self.options[name]]
 
-    def size_range(self) -> tuple[int, int]:
-        """Bytes with the smallest types, and with the largest."""
-        sizes = [[t.nbytes(self.tensors[name].shape) for t in types] for name, types in self.options.items()]
-        return sum(map(min, sizes)), sum(map(max, sizes))
-
     def probes(
         self, bits: Sequence[float], measured: dict[str, dict[str, str]]
     ) -> list[tuple[TensorGroup, dict[str, TensorType]]]:

@@ -38,8 +38,6 @@ SUPERBLOCK = 256
 
 _SYMMETRIC = {"q3_K": (4, 32), "q6_K": (32, 128)}  # largest magnitudes of a code and of a scale code
 
-TYPES_HERE = (*MINIMUM_SEARCHES, *_SYMMETRIC)
-
 
 def encode(x: Tensor, importance: Tensor | None, type_name: str) -> Tensor:
     """float32 [rows, n], importance [n] or [rows, n] -> uint8 [rows, row_bytes]."""
