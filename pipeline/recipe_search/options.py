@@ -9,6 +9,7 @@ from typing import Any
 
 from ...formats import PlanError, TensorType
 from ...jobs.patterns import NamePattern
+from ...jobs.plan import Plan
 from ...quantize.recipes.loader_types import LoaderTypes
 from ...quantize.recipes.rules import parse_type
 from ...quantize.search.quant_error import DEFAULT_TYPES
@@ -46,6 +47,16 @@ class Target:
         if self.size is not None:
             return f"{self.size:,} bytes"
         return f"{self.bits:g} bits per weight" if self.bits is not None else f"a KL divergence of {self.divergence:g}"
+
+    def limit(self, n_elements: int) -> int:
+        """Bytes that a size, or bits of so many weights, allow; `size_of` is what a plan takes of them."""
+        if self.bits is not None:
+            return int(self.bits * n_elements / 8)
+        assert self.size is not None
+        return self.size
+
+    def size_of(self, plan: Plan) -> int:
+        return plan.total_bytes if self.bits is not None else plan.file_bytes
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class SearchJob:
             _ = self._tokens  # raises for what is no text, or too short
         plan = self.plan(self._recipe_text(self._extreme_types(0), target) + RESERVE, out)
         if target.divergence is None:
-            allowed, taken = self._limit(target), self._size(target, plan)
+            allowed, taken = target.limit(self._elements), target.size_of(plan)
             if taken > allowed:
                 bits = math.ceil(8000 * taken / self._elements) / 1000
                 takes = f"{taken:,} bytes" if target.size is not None else bits_per_weight_text(bits)
@@ -284,7 +284,7 @@ class SearchJob:
             return target.size
         plan = self.plan(self._recipe_text(self._extreme_types(-1), target) + RESERVE)
         header = plan.file_bytes - plan.total_bytes
-        return min(plan.file_bytes, header + self._limit(target)) if target.bits is not None else plan.file_bytes
+        return min(plan.file_bytes, header + target.limit(self._elements)) if target.bits is not None else plan.file_bytes
 
     def _extreme_types(self, index: int) -> TypeAssignment:
         """The smallest (0) or the largest (-1) type allowed for every tensor."""
@@ -295,25 +295,15 @@ class SearchJob:
     def _elements(self) -> int:
         return sum(t.n_elements for t in self.source.tensors.values())
 
-    def _limit(self, target: Target) -> int:
-        """Bytes that a target of size or bits allows; `_size` is what a plan takes of them."""
-        if target.bits is not None:
-            return int(target.bits * self._elements / 8)
-        assert target.size is not None
-        return target.size
-
-    def _size(self, target: Target, plan: Plan) -> int:
-        return plan.total_bytes if target.bits is not None else plan.file_bytes
-
     def _of_size(self, target: Target) -> TypeAssignment:
         search, lowest = self.search, self._extreme_types(0)
         plan = self.plan(self._recipe_text(lowest, target) + RESERVE)
-        limit = self._limit(target)
-        others = self._size(target, plan) - lowest.nbytes  # header, and tensors whose type is not chosen
+        limit = target.limit(self._elements)
+        others = target.size_of(plan) - lowest.nbytes  # header, and tensors whose type is not chosen
         for _ in range(ATTEMPTS):
             assignment = search.fit_budgets(self._budgets(target, plan, limit - others))
             plan = self.plan(self._recipe_text(assignment, target) + RESERVE)
-            excess = self._size(target, plan) - limit
+            excess = target.size_of(plan) - limit
             if excess <= 0:
                 return assignment
             others += excess  # a longer recipe makes a longer header

@@ -1,16 +1,15 @@
-"""A graph; its builder, with which the files in runtime/models write a model down; the check that a backend can run it."""
+"""A graph; its builder, with which the files in runtime/models write a model down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from ...formats import FormatError, PlanError, TensorSource
+from ...formats import FormatError, TensorSource
 from ...formats.source import LORA_A, LORA_B
 from . import activation_ops, ops
 from .ops import Op
@@ -371,34 +370,3 @@ def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:
         for value in op.inputs:
             out.setdefault(value.index, []).append(op)
     return out
-
-
-# Class of ops -> its fields that are used -> the values that are known (None: all).
-Support = Mapping[type[Op], Mapping[str, Collection[Any] | None]]
-
-
-def check_support(graph: Graph, backend: str, support: Support) -> None:
-    """Raises PlanError, naming the op and the field, for what a backend would ignore or compute wrongly."""
-    for op in (*graph.ops, *graph.head):
-        name = type(op).__name__
-        if type(op) not in support:
-            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: it has no op {name}")
-        problem = unsupported(op, support[type(op)])
-        if problem is not None:
-            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: op {name} with {problem}")
-
-
-def unsupported(op: Op, known: Mapping[str, Collection[Any] | None]) -> str | None:
-    """The first field, with its value, that is not supported; None if all are.
-
-    A field that is not in `known` may only have its default value, which stands for the op without that option.
-    """
-    for field in fields(op):
-        value = getattr(op, field.name)
-        if field.name in known:
-            accepted = known[field.name]
-            if accepted is not None and value not in accepted:
-                return f"{field.name} {value!r} (known are {', '.join(map(repr, accepted))})"
-        elif field.name != "out" and (field.default is MISSING or value != field.default):
-            return f"{field.name} {value!r:.80}"
-    return None

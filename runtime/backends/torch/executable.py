@@ -14,7 +14,7 @@ from ....formats import PlanError
 from ....simd.workers import Workers
 from ...cache_layout import graph_layers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
-from ...graph.graph import unsupported
+from ...graph.signatures import unsupported
 from ...settings import Settings
 from .. import Executable, PassInputs
 from ..cpu.kernels.gemv_plan import GEMV_TOKENS

@@ -27,7 +27,7 @@ from torch import Tensor
 from ....formats import PlanError
 from ...graph import Graph, Observer, Op, Weight, ops
 from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
-from ...graph.graph import unsupported
+from ...graph.signatures import unsupported
 from .device_pass import DevicePass, Result, to_numpy
 from .differentiable import CacheKey, GradientCache, argument, latent_attention
 from .drawn_labels import loss_gradient, uniform_draws

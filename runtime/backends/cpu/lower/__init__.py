@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .....formats import PlanError
 from .....simd.team import TaskKernel
 from ....graph import ops as o
-from ....graph.graph import unsupported
+from ....graph.signatures import unsupported
 from ..compiled_graph import CompiledGraph
 from ..kernels.attention.flash import attend
 from ..kernels.experts import choose_experts, combine
