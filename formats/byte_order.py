@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 
 from ..errors import FormatError, PlanError
-from .gguf import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, NUMBERS, STRING, VERSION
 from .gguf_header import align
+from .gguf_parser import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, NUMBERS, STRING, VERSION
 from .types import TYPES, TensorType
 
 ByteOrder = Literal["little", "big"]

@@ -1,8 +1,4 @@
-"""Reading GGUF v3 files: metadata, tensor directory, memory-mapped data; a split model opens as one.
-
-Format: ggml-org/ggml docs/gguf.md. A metadata value's Python type gives its GGUF type: numpy scalars (np.uint32(5)) and arrays
-for numbers, bool, str, and list[str] for arrays of strings, so that metadata can be written again unchanged.
-"""
+"""Opening GGUF v3 files: metadata, tensors, memory-mapped data; a split model opens as one."""
 
 from __future__ import annotations
 
@@ -10,47 +6,21 @@ import hashlib
 import mmap
 import re
 import struct
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import FormatError
-from ..operating_system.memory import release_pages
 from .deleted_shards import DeletableShard, read_record, record_path
 from .file_range import check_regular, read_range
+from .gguf_parser import HeaderParser, whole_number
 from .source import files_stamp
-from .tensor_table import FileTensors, TensorInfo, TensorKind, TensorTable, tensor_table
-from .types import TYPES
+from .tensor_table import FileTensors, TensorInfo, TensorTable, tensor_table
 
-MAGIC = b"GGUF"
-VERSION = 3
-DEFAULT_ALIGNMENT = 32
-MAX_DIMS = 4
-_RELEASED = 1 << 14  # entries of a header, after which the pages with them are not kept in memory
-MAX_NAME = 1024  # bytes; longer than any real key or tensor name, so a larger length means damage
 PLAN_KEY = "split.plan"  # of a shard: a digest of the plan that it was written by
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
-
-# GGUF value type id -> numpy dtype; 7 is bool, 8 string, 9 array
-NUMBERS = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-BOOL, STRING, ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True)
@@ -69,11 +39,6 @@ class GGUFFile:
     paths: list[Path]
     alignment: int
     shards: Mapping[Path, DeletableShard] = field(default_factory=dict, repr=False)
-
-    @property
-    def n_splits(self) -> int:
-        """The number of files."""
-        return len(self.paths)
 
     @property
     def architecture(self) -> str:
@@ -137,14 +102,14 @@ def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
         raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0].name}{reason}")
     opened = [_open_unmapped(shard) if deletable else open_file(shard) for shard in paths]
     metadata = opened[0][0]
-    if _integer(paths[0], metadata, "split.count", count) != count:
+    if whole_number(paths[0], metadata, "split.count", count) != count:
         raise FormatError(f"{paths[0]}: its name says {count} shards, its metadata {metadata['split.count']}")
     for number, (shard, (shard_metadata, _, _)) in enumerate(zip(paths, opened, strict=True)):
-        if number and _integer(shard, shard_metadata, "split.no", number) != number:
+        if number and whole_number(shard, shard_metadata, "split.no", number) != number:
             raise FormatError(f"{shard}: its metadata says that it is shard {shard_metadata['split.no']}, counted from 0")
     _check_plans(paths, [repr(shard_metadata.get(PLAN_KEY)) for shard_metadata, _, _ in opened])
     merged = tensor_table([tensors for _, tensors, _ in opened])
-    declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
+    declared = whole_number(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
     shards = {t.path: GGUFShard(t.path, t.header_bytes) for _, t, _ in opened if t.path.exists()} if deletable else {}
@@ -175,14 +140,6 @@ def _without_split(metadata: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in metadata.items() if not k.startswith("split.")}
 
 
-def _integer(path: Path, metadata: dict[str, Any], key: str, default: int) -> int:
-    """The value of an integer key of any width. Raises FormatError for another type."""
-    value = metadata.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise FormatError(f"{path}: {key} is {value!r:.60}; a whole number is needed")
-    return int(value)
-
-
 def header_record(path: Path) -> Path:
     """Where the new header of a file is while it is replaced in place (jobs/header_update.py)."""
     return path.with_name(path.name + ".header.journal")
@@ -201,7 +158,7 @@ def open_file(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    return _Parser(path, mapped, size).parse()
+    return HeaderParser(path, mapped, size).parse()
 
 
 def _open_unmapped(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
@@ -211,197 +168,7 @@ def _open_unmapped(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
     else:
         record = read_record(path)
         try:
-            metadata, tensors, alignment = _Parser(path, record.header, record.size).parse()
+            metadata, tensors, alignment = HeaderParser(path, record.header, record.size).parse()
         except (struct.error, ValueError) as error:
             raise FormatError(f"{record_path(path)}: damaged ({error})") from None
     return metadata, replace(tensors, mapped=None), alignment
-
-
-class _Parser:
-    """One pass over a header. Every count is checked against the remaining bytes before anything is allocated for it.
-
-    buffer: the mapped file, or its header alone. size: of the file, in bytes
-    """
-
-    def __init__(self, path: Path, buffer: mmap.mmap | bytes, size: int):
-        self.path, self.buffer, self.position, self.size = path, buffer, 0, size
-
-    def error(self, problem: str) -> FormatError:
-        return FormatError(f"{self.path}: {problem} (at byte {self.position})")
-
-    def parse(self) -> tuple[dict[str, Any], FileTensors, int]:
-        if self.buffer[:4] != MAGIC:
-            raise FormatError(f"{self.path}: not a GGUF file (it begins with {bytes(self.buffer[:4])!r})")
-        self.position = 4
-        version = self.unpack("<I", 4)
-        if version != VERSION:
-            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-            note = "it is big-endian" if swapped == VERSION else f"only version {VERSION} can be read"
-            raise self.error(f"GGUF version {version}: {note}")
-        n_tensors, n_keys = self.unpack("<Q", 8), self.unpack("<Q", 8)
-        self.check_count(n_tensors, 24, "tensors")
-        self.check_count(n_keys, 13, "metadata entries")
-        metadata = self.metadata(n_keys)
-        alignment = _integer(self.path, metadata, "general.alignment", DEFAULT_ALIGNMENT)
-        if alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
-            raise self.error(f"general.alignment is {alignment}; it has to be a power of two")
-        return metadata, self.tensors(n_tensors, alignment), alignment
-
-    def check_count(self, count: int, min_bytes: int, what: str) -> None:
-        """Raises FormatError if `count` items of at least min_bytes each cannot be in the rest of the file."""
-        if count * min_bytes > self.size - self.position:
-            raise self.error(
-                f"{count} {what} are announced, but only {self.size - self.position} bytes follow: truncated or damaged"
-            )
-
-    def unpack(self, format: str, nbytes: int) -> Any:
-        if self.position + nbytes > self.size:
-            raise self.error("the file ends inside its header: truncated")
-        (value,) = struct.unpack_from(format, self.buffer, self.position)
-        self.position += nbytes
-        return value
-
-    def string(self, limit: int | None = None) -> str:
-        length = self.unpack("<Q", 8)
-        if length > self.size - self.position or (limit is not None and length > limit):
-            raise self.error(f"a string of {length} bytes: truncated or damaged")
-        text = self.buffer[self.position : self.position + length]
-        self.position += length
-        return text.decode("utf-8", "surrogateescape")
-
-    def metadata(self, count: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for _ in range(count):
-            key = self.string(MAX_NAME)
-            if key in values:
-                raise self.error(f"metadata key {key} appears twice")
-            values[key] = self.value(self.unpack("<I", 4), key, 0)
-        return values
-
-    def value(self, type_id: int, key: str, depth: int) -> Any:
-        if type_id in NUMBERS:
-            dtype = NUMBERS[type_id]
-            self.check_count(1, dtype.itemsize, f"value of {key}")
-            self.position += dtype.itemsize
-            return np.frombuffer(self.buffer, dtype, 1, self.position - dtype.itemsize)[0]
-        if type_id == BOOL:
-            return bool(self.unpack("<B", 1))
-        if type_id == STRING:
-            return self.string()
-        if type_id != ARRAY:
-            raise self.error(f"metadata key {key} has unknown value type {type_id}")
-        if depth > 2:
-            raise self.error(f"{key} is nested too deep")
-        item_type, count = self.unpack("<I", 4), self.unpack("<Q", 8)
-        if item_type in NUMBERS or item_type == BOOL:
-            dtype = NUMBERS.get(item_type, np.dtype("u1"))
-            self.check_count(count, dtype.itemsize, f"values of {key}")
-            array = np.frombuffer(self.buffer, dtype, count, self.position).copy()
-            self.position += count * dtype.itemsize
-            return array.astype(bool) if item_type == BOOL else array
-        if item_type == STRING:
-            self.check_count(count, 8, f"strings of {key}")
-            return self.strings(count)
-        self.check_count(count, 12, f"arrays of {key}")
-        return [self.value(item_type, key, depth + 1) for _ in range(count)]
-
-    def strings(self, count: int) -> list[str]:
-        # A vocabulary has 100,000 of these: one loop over local variables instead of a call per string.
-        buffer, position, size, unpack = self.buffer, self.position, self.size, struct.Struct("<Q").unpack_from
-        out: list[str] = []
-        append: Callable[[str], None] = out.append
-        for _ in range(count):
-            if position + 8 > size:
-                break
-            length = unpack(buffer, position)[0]
-            position += 8
-            if length > size - position:
-                break
-            append(buffer[position : position + length].decode("utf-8", "surrogateescape"))
-            position += length
-        self.position = position
-        if len(out) < count:
-            raise self.error(f"string {len(out)} of {count} reaches beyond the end: truncated or damaged")
-        return out
-
-    def tensors(self, count: int, alignment: int) -> FileTensors:
-        # There may be a million: one loop over local variables, and each kind of tensor is checked once.
-        buffer, position, size = self.buffer, self.position, self.size
-        number_at, dims_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
-        names: dict[str, None] = {}
-        known: dict[bytes, TensorKind] = {}
-        kinds: list[TensorKind] = []
-        offsets = array("Q")
-        for number in range(count):
-            name_end = position + 8 + (number_at(buffer, position)[0] if position + 8 <= size else 0)
-            if name_end + 4 > size or name_end - position - 8 > MAX_NAME:
-                self.position = position
-                raise self.error(f"the name of tensor {number} is too long, or the file ends in it: truncated or damaged")
-            raw = buffer[position + 8 : name_end]
-            try:
-                name = raw.decode()
-            except UnicodeDecodeError:
-                raise self.error(f"the name of tensor {number} is not UTF-8: {raw!r:.80}") from None
-            self.position = position = name_end
-            if name in names:
-                raise self.error(f"tensor {name} appears twice")
-            names[name] = None
-            n_dims = dims_at(buffer, position)[0]
-            if not 1 <= n_dims <= MAX_DIMS:
-                raise self.error(f"tensor {name} has {n_dims} dimensions; 1 to {MAX_DIMS} are possible")
-            end = position + 8 + 8 * n_dims
-            if end + 8 > size:
-                raise self.error("the file ends inside its header: truncated")
-            spelt = buffer[position + 4 : end]
-            kind = known.get(spelt)
-            if kind is None:
-                kind = known[spelt] = self.kind(name, *struct.unpack(f"<{n_dims}QI", spelt))
-            offset = number_at(buffer, end)[0]
-            if offset % alignment:
-                raise self.error(f"tensor {name} lies at offset {offset}, not a multiple of the alignment {alignment}")
-            kinds.append(kind)
-            offsets.append(offset)
-            position = end + 8
-            if number % _RELEASED == 0 and isinstance(buffer, mmap.mmap):
-                release_pages(buffer, position)
-        self.position = position
-        return self.locate(list(names), kinds, offsets, -(-position // alignment) * alignment, alignment)
-
-    def kind(self, name: str, *shape_and_type: int) -> TensorKind:
-        """Shape and type of a tensor, checked."""
-        *dimensions, type_id = shape_and_type
-        shape, tensor_type = tuple(dimensions), TYPES.by_id(type_id)
-        if 0 in shape or prod(shape) >= 1 << 62:
-            raise self.error(f"tensor {name} has the impossible shape {shape}")
-        if tensor_type.is_known and not tensor_type.fits(shape[0]):
-            raise self.error(f"tensor {name} is {tensor_type.name}, which cannot hold rows of {shape[0]} elements")
-        return TensorKind(shape, tensor_type, tensor_type.nbytes(shape) if tensor_type.is_known else -1)
-
-    def locate(
-        self, names: list[str], kinds: list[TensorKind], offsets: array[int], data_start: int, alignment: int
-    ) -> FileTensors:
-        """Checks that the tensors are inside the file and do not overlap; one of unknown type ends where the next begins."""
-        limit = 1 << 61  # beyond any file, and sums of three such numbers are still int64
-        starts = np.minimum(np.frombuffer(offsets, np.uint64) if names else np.empty(0, np.uint64), limit).astype(np.int64)
-        nbytes = np.fromiter((min(kind.nbytes, limit) for kind in kinds), np.int64, len(kinds))
-        order = np.argsort(starts, kind="stable")
-        following = np.append(starts[order][1:], self.size - data_start)
-        lengths = nbytes[order]
-        lengths = np.where(lengths < 0, following - starts[order], lengths)
-        ends = starts[order] + lengths
-        is_beyond = (lengths < 0) | (ends > self.size - data_start)
-        overlaps = ends[:-1] > following[:-1]
-        if is_beyond.any() or overlaps.any():
-            rank = int(np.argmax(is_beyond | np.append(overlaps, False)))
-            name = names[order[rank]]
-            if is_beyond[rank]:
-                excess = data_start + offsets[order[rank]] + max(kinds[order[rank]].nbytes, 0) - self.size
-                raise FormatError(f"{self.path}: tensor {name} reaches {excess} bytes beyond the end of the file: truncated")
-            raise FormatError(f"{self.path}: tensors {name} and {names[order[rank + 1]]} overlap")
-        unknown = np.flatnonzero(nbytes < 0).tolist()
-        nbytes[order] = lengths
-        for at in unknown:
-            kind = kinds[at]
-            kinds[at] = kind._replace(type=TYPES.of_size(kind.type, prod(kind.shape), int(nbytes[at]), alignment))
-        mapped = np.frombuffer(self.buffer, np.uint8)
-        return FileTensors(self.path, mapped, min(data_start, self.size), names, kinds, starts + data_start, nbytes)

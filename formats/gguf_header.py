@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .gguf import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
+from .gguf_parser import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
 from .types import TensorType
 
 _VALUE_TYPE = {dtype: value_type for value_type, dtype in NUMBERS.items()}

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..errors import FormatError, PlanError
 from .file_range import read_range
-from .gguf import MAGIC, NUMBERS, VERSION, open_file
+from .gguf import open_file
 from .gguf_header import align, metadata_bytes, value_type
+from .gguf_parser import MAGIC, NUMBERS, VERSION
 
 _COUNTS = 24  # bytes: magic, version, number of tensors, number of keys
 _SCALARS = {np.dtype(dtype).name: np.dtype(dtype) for dtype in NUMBERS.values()}

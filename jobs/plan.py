@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import PlanError
-from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, SPLIT_NAME, GGUFFile
+from ..formats.gguf import PLAN_KEY, SPLIT_NAME, GGUFFile
 from ..formats.gguf_header import header_bytes
+from ..formats.gguf_parser import DEFAULT_ALIGNMENT
 from .outputs import Locations, Output, OutputKind, Outputs
 from .streamed_json import StreamedJson
 

@@ -13,8 +13,9 @@ import numpy as np
 from ..errors import CheckFailed, UsageError
 from ..formats import TensorInfo, open_gguf
 from ..formats.file_range import range_checksum
-from ..formats.gguf import VERSION, GGUFFile
+from ..formats.gguf import GGUFFile
 from ..formats.gguf_header import value_type
+from ..formats.gguf_parser import VERSION
 from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_differences, loader_problems
 from ..formats.source import LOST_CONFIG

@@ -52,23 +52,8 @@ def _strided_words(context, builder, signature, args):
 
 
 @intrinsic
-def load_strided_words(typingctx, row, index, stride):
-    """Sixteen bytes of a uint8 row: four words of four bytes, `stride` bytes from one to the next."""
-    if not is_row(row, types.uint8):
-        return None
-
-    def generate(context, builder, signature, args):
-        words = undefined(vector(I32, 4))
-        for i, pointer in enumerate(_strided_words(context, builder, signature, args)):
-            words = builder.insert_element(words, builder.load(pointer, align=1), I32(i))
-        return builder.bitcast(words, BYTES.vector)
-
-    return BYTES(row, types.intp, types.intp), generate
-
-
-@intrinsic
 def store_strided_words(typingctx, row, index, stride, value):
-    """Writes sixteen bytes where load_strided_words reads them."""
+    """Writes sixteen bytes of a uint8 row as four words of four bytes, `stride` bytes from one to the next."""
     if not is_row(row, types.uint8) or value != BYTES:
         return None
 
@@ -108,16 +93,6 @@ load_u32 = _scalar_load(types.int64, I32, lambda builder, number: builder.zext(n
 load_u64 = _scalar_load(types.int64, I64, lambda builder, number: number)
 load_f16 = _scalar_load(types.float32, I16, half_to_float)
 load_f32 = _scalar_load(types.float32, FLOAT, lambda builder, number: number)
-
-
-@intrinsic
-def f16_to_f32(typingctx, bits):
-    """The float16 of the low 16 bits of an integer, as float32."""
-
-    def generate(context, builder, signature, args):
-        return half_to_float(builder, builder.trunc(args[0], I16))
-
-    return types.float32(types.int64), generate
 
 
 # --- unpacking and conversion ---------------------------------------------------------------------------------------

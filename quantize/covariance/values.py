@@ -148,11 +148,6 @@ class GroupFields:
         return tuple(map(np.ascontiguousarray, (factor, offset, flag)))  # type: ignore[return-value]
 
 
-def group_parameters(fields: BlockFields, q: np.ndarray, n: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factor, offset (float32) and flag (uint8) of every group of rows, [rows, n / group] each, rounded as decoders do."""
-    return GroupFields(fields, n // group, **GroupFields.read(fields, q)).parameters()
-
-
 @dataclass
 class ScalarRows(GroupFields):
     """Encoded rows of a scalar type, taken apart; codes: uint8 [rows, n]."""

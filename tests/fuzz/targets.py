@@ -351,8 +351,8 @@ def _words(module: str) -> list[str]:
 
 
 TARGETS = {
-    "gguf": Target(gguf, "gguf", ("formats.gguf",), lambda: [seeds.gguf()]),
-    "shard": Target(shard, "gguf", ("formats.gguf",), lambda: [seeds.shard(1)]),
+    "gguf": Target(gguf, "gguf", ("formats.gguf", "formats.gguf_parser"), lambda: [seeds.gguf()]),
+    "shard": Target(shard, "gguf", ("formats.gguf", "formats.gguf_parser"), lambda: [seeds.shard(1)]),
     "model": Target(model, "gguf", ("runtime.models.llama", "runtime.text.vocabulary", "runtime.models.rotary"), seeds.models),
     "safetensors": Target(safetensors, "safetensors", ("formats.safetensors",), lambda: [seeds.safetensors()]),
     "index": Target(index, "json", ("formats.safetensors",), lambda: [seeds.INDEX]),

@@ -495,7 +495,7 @@ def test_a_first_shard_without_tensors(tmp_path):
     assert [location.file for location in plan.locations] == [1, 1, 2, 2]
     execute(plan)
     file = open_gguf(plan.files[0].path)
-    assert (file.n_splits, list(file.tensors)) == (3, ["t0", "t1", "t2", "t3"])
+    assert (len(file.paths), list(file.tensors)) == (3, ["t0", "t1", "t2", "t3"])
     assert file.metadata["general.architecture"] == "test"
     with pytest.raises(PlanError, match="first shard without tensors is for a split output"):
         plan_of(tmp_path, outputs, tensor_first_split=False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import round_product
@@ -20,9 +19,7 @@ from .fit import row_weights
 from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 
-_TYPE = TYPES["iq2_kl"]
 _SUPERBLOCK = 256
-_BLOCKS = _SUPERBLOCK // BLOCK
 _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
 MIN_INT_SCALE, MAX_INT_SCALE = -32, 31  # integer scales

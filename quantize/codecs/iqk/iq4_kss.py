@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store
 from ....simd.scalar import round_product
@@ -23,8 +22,6 @@ from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_qua
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 from .value_tables import V4
 
-_TYPE = TYPES["iq4_kss"]
-_WORDS = BLOCK // 4
 MAX_INT_SCALE = 127
 SIGMA2_FACTOR = np.float32(2)  # of the mean square in the weights
 SIGMA2_SHARE = np.float32(0.25)  # of that, without importance

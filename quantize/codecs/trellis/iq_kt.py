@@ -20,7 +20,6 @@ from ..row_decoder import row_decoder
 from .codebook import TrellisCodebook, TrellisTree, join_trees, trellis_codebook
 from .fit import NO_VARIANT, TrellisFit, TrellisSearch, fit_rows
 
-_BLOCKS = 8  # of 32 weights in a superblock
 _ORDINARY_EXPONENTS = (-12, 8)  # binary exponents of rows that are not scaled; see normalise_rows
 _FIRST_STATE = Trellis.first  # the start state of code 0
 _SECOND_STATE = _FIRST_STATE + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses

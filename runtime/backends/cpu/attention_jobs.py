@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .attention import AttentionParams
-from .flash import Division, divide, padded_width
+from .flash import AttentionShape, Division, divide, padded_width
 from .kernels.attention import flash
 from .kernels.attention.cache_rows import TYPE_IDS
 from .memory import View
@@ -119,9 +119,8 @@ class AttentionJobs:
                         fields[:, _COLUMNS[name + suffix]] = table[layers, names[:, i], j]
             fields[:, _COLUMNS["past"]] = cache.length
             for (n, group, kv_heads, window, k_width, v_width), jobs in self._groups[sequence].items():
-                division = divide(
-                    n, group, kv_heads, cache.length, window, k_width, v_width, self._owner.threads, self._owner.gemv
-                )
+                sizes = n, group, kv_heads, cache.length, window, k_width, v_width
+                division = divide(AttentionShape(*sizes, self._owner.threads, self._owner.gemv))
                 if division is not jobs.division:
                     _set_division(fields, jobs, division, n * group * kv_heads, v_width)
 

@@ -75,9 +75,16 @@ def attend(
         n, heads, k_width = segment.q.shape
         v_width, total = segment.out.shape[2], segment.past + n
         shared, shared_out = segment.shared, segment.shared_out
-        shape = (n, heads // kv_heads, kv_heads, segment.past, params.window, k_width)
-        v_and_shared = v_width + (shared.padded if shared else 0)
-        division = divide(*shape, v_and_shared, workers.count, generated, shared is not None)
+        sizes = (
+            n,
+            heads // kv_heads,
+            kv_heads,
+            segment.past,
+            params.window,
+            k_width,
+            v_width + (shared.padded if shared else 0),
+        )
+        division = divide(AttentionShape(*sizes, workers.count, generated, shared is not None))
         if shared is not None and shared_out is not None and shared_out.dtype == np.float64:
             of_tasks = np.zeros((len(division.tasks), shared.width))
             squares.append((shared_out, of_tasks, division.tasks[:, 0]))
@@ -121,43 +128,37 @@ def _shared_fields(shared: SharedValues, out: np.ndarray) -> tuple[int, ...]:
     return shared.part, shared.values.ctypes.data, shared.width, out.ctypes.data, heads
 
 
-def divide(
-    n: int,
-    group: int,
-    kv_heads: int,
-    past: int,
-    window: int,
-    k_width: int,
-    v_width: int,
-    threads: int,
-    generated: bool = False,
-    fixed: bool = False,
-) -> Division:
-    """Divides the attention of n tokens of a sequence, after `past` others, among threads.
+class AttentionShape(NamedTuple):
+    """The attention of n tokens of a sequence, after `past` others, for so many threads.
 
     How sums are ordered depends on `generated` alone: see kernels.attention.flash. generated: the keys are split, and not the
     tokens (as long as they are few). fixed: each head's tasks are the same however many heads and threads there are, and the
     keys are not split.
     """
-    if generated:  # the same for tokens that come one by one
-        past |= _POSITIONS - 1
-    return _divide(n, group, kv_heads, past, window, k_width, v_width, threads, generated and not fixed, fixed)
+
+    n: int
+    group: int
+    kv_heads: int
+    past: int
+    window: int
+    k_width: int
+    v_width: int
+    threads: int
+    generated: bool = False
+    fixed: bool = False
+
+
+def divide(shape: AttentionShape) -> Division:
+    """Divides it among the threads."""
+    if shape.generated:  # the same for tokens that come one by one: `past` is the highest of a run of _POSITIONS
+        shape = shape._replace(past=shape.past | _POSITIONS - 1)
+    return _divide(shape)
 
 
 @lru_cache(64)  # all layers of a pass ask for the same
-def _divide(
-    n: int,
-    group: int,
-    kv_heads: int,
-    past: int,
-    window: int,
-    k_width: int,
-    v_width: int,
-    threads: int,
-    is_split: bool,
-    fixed: bool,
-) -> Division:
-    """is_split: then `past` is the highest of a run of _POSITIONS."""
+def _divide(shape: AttentionShape) -> Division:
+    n, group, kv_heads, past, window, k_width, v_width, threads, generated, fixed = shape
+    is_split = generated and not fixed
     max_rows = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
     per_thread = max_rows if fixed else kv_heads * n * group // (3 * threads)  # several tasks for each
     rows = max(_MIN_ROWS, min(_MAX_ROWS, max_rows, per_thread))

@@ -170,7 +170,7 @@ np.savez({str(tmp_path / "found.npz")!r}, **found)
 
 
 def test_keys_are_split_among_threads_where_heads_are_few():
-    tasks, splits, split_blocks, *_ = flash.divide(1, 4, 1, 10_000, 0, 128, 128, 4, generated=True)
+    tasks, splits, split_blocks, *_ = flash.divide(flash.AttentionShape(1, 4, 1, 10_000, 0, 128, 128, 4, generated=True))
     assert splits > 1
     assert len(tasks) == splits
     ranges = sorted((int(task[6]), int(task[7])) for task in tasks)
@@ -192,7 +192,7 @@ def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past
     params = AttentionParams(0.2, window, sinks=np.linspace(-3, 3, heads, dtype=np.float32))
     cache = cached(k, v, past)
     shape = n, heads // kv_heads, kv_heads, past, window, 64, 48
-    divisions = [flash.divide(*shape, threads, generated) for threads in (1, 2, 3, 7)]
+    divisions = [flash.divide(flash.AttentionShape(*shape, threads, generated)) for threads in (1, 2, 3, 7)]
     if window != 100 and n * heads > 20:
         assert len({division.tasks.tobytes() for division in divisions}) > 1  # the tasks do depend on it
     expected = result(q, cache, past, params, ALONE, generated)
