@@ -33,6 +33,14 @@ DTYPES = {
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_timing():
+    """Forecasts time each encoder by a call or two, not for a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ggufmill.quantize.timing.SECONDS", 0.0)
+        yield
+
+
 def write_shard(path, entries, arrays=None):
     """entries: name -> (dtype, shape). Without arrays the file has its full size, but no data: a hole."""
     header, at = {}, 0

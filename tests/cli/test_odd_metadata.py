@@ -8,9 +8,9 @@ from ggufmill.formats.gguf_header import header_bytes
 
 ODD = (np.arange(2, dtype=np.int32), ["a", "b"], np.float32("nan"), np.int32(-7), np.uint64(2**64 - 1), [])
 VERBS = (
-    ("quantize", "{}", "out.gguf", "Q4_K_M", "--dry-run"),
-    ("quantize", "{}", "out.gguf", "q8_0", "--dry-run", "--no-mtp"),
-    ("quantize", "{}", "out.gguf", "q8_0", "--dry-run", "--prune-layers", "0"),
+    ("quantize", "{}", "out.gguf", "Q4_K_M", "--dry-run", "--no-timing"),
+    ("quantize", "{}", "out.gguf", "q8_0", "--dry-run", "--no-timing", "--no-mtp"),
+    ("quantize", "{}", "out.gguf", "q8_0", "--dry-run", "--no-timing", "--prune-layers", "0"),
     ("plan", "{}"),
     ("inspect", "{}", "--for", "llama.cpp"),
     ("imatrix", "show", "{}"),
@@ -34,7 +34,7 @@ def model(recipe_folder, mill, monkeypatch):
     return write, [*whole.metadata, "llama.expert_count", "llama.nextn_predict_layers", "llama.attention.sliding_window"]
 
 
-@pytest.mark.slow(keep=["2-quantize {} out.gguf Q4_K_M --dry-run"])
+@pytest.mark.slow(keep=["2-quantize {} out.gguf Q4_K_M --dry-run --no-timing"])
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: " ".join(words))
 @pytest.mark.parametrize("value", range(len(ODD)))
 def test_values_of_another_kind(model, mill, words, value):

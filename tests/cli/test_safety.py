@@ -213,7 +213,7 @@ def is_locked(journal):
     return False
 
 
-@pytest.mark.process(keep=["quantize-*"])
+@pytest.mark.process(keep=["quantize-9"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals(job, tmp_path, number):
     """Sent at moments from the beginning of the writing on."""
