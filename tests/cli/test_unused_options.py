@@ -52,7 +52,7 @@ def test_an_empty_file_name(mill, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
     code, out, err = mill(verb, DEMO if verb == "convert" else "m.gguf", "")
     assert (code, out) == (2, "")
-    assert "'' is no file's name" in err
+    assert "'' is not the name of a file" in err
 
 
 def test_quantize_without_any_type_is_refused(mill, tmp_path):
