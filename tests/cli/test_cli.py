@@ -1,20 +1,16 @@
 """The program as a user calls it: in a process of its own for exit codes and output, else through `main`."""
 
-import ctypes
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from peak_memory import PEAK_BYTES
 
 from ggufmill import VERBS
-from ggufmill.cli import signals
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix import Imatrix
 from ggufmill.recipes import FOLDER
@@ -291,187 +287,6 @@ def test_imatrix_never_writes_over_what_it_reads(mill, checkpoint, tmp_path):
     assert (text.read_bytes(), weights.read_bytes()) == before
 
 
-ENDING = [getattr(signal, name) for name in signals.ENDING if hasattr(signal, name)]
-
-
-@pytest.fixture(autouse=True)
-def heard():
-    """Signals that are ignored under nohup, or in the background of a shell, are heard here and by what is started here."""
-    ignored = [each for each in ENDING if signal.getsignal(each) == signal.SIG_IGN]
-    for each in ignored:
-        signal.signal(each, signal.SIG_DFL)
-    yield
-    for each in ignored:
-        signal.signal(each, signal.SIG_IGN)
-
-
-def interrupted_by(number):
-    def send(*_, **__):
-        os.kill(os.getpid(), number)
-        time.sleep(10)
-
-    return send
-
-
-@pytest.mark.parametrize("number", ENDING)
-def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, python_handlers, number):
-    handlers = [signal.getsignal(each) for each in ENDING]
-    with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.pipeline.writing.carry_out.execute", interrupted_by(number))
-        code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
-    assert code == 128 + number
-    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume continues it"
-    with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.pipeline.common.models.load_model", interrupted_by(number))
-        code, _, err = mill("generate", DEMO, "-p", "x")
-    assert code == 128 + number
-    assert err.splitlines()[-1] == "ggufmill: interrupted"
-    assert [signal.getsignal(each) for each in ENDING] == handlers
-
-
-def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch, python_handlers):
-    @ctypes.CFUNCTYPE(None)
-    def called():
-        signal.raise_signal(signal.SIGINT)
-
-    def load(*_, **__):
-        called()
-        for _ in range(1000):  # the interrupt comes again from a thread, which ends no sleep
-            time.sleep(0.01)
-
-    hook = sys.unraisablehook
-    monkeypatch.setattr("ggufmill.pipeline.common.models.load_model", load)
-    assert mill("generate", DEMO, "-p", "x") == (130, "", "\nggufmill: interrupted\n")
-    assert sys.unraisablehook == hook
-
-
-INTERRUPTED = """
-import signal, sys
-NUMBER, MODULE, SOURCE = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == MODULE:
-            try:
-                exec("signal.raise_signal(NUMBER)")  # as dataclasses do; `python -m` then ends by SIGINT by itself
-            except KeyboardInterrupt:
-                if name != "llvmlite.binding":
-                    raise
-                raise ImportError("as C code makes it of the interrupt")
-sys.meta_path.insert(0, Finder())
-from ggufmill.cli import main
-sys.argv[1:] = ["quantize", SOURCE, "out.gguf", "q8_0"]
-main()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["click", "numba", "llvmlite.binding"])
-def test_a_signal_while_something_is_imported(number, module, tmp_path):
-    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
-    command = [sys.executable, "-m", "interrupted", str(int(number)), module, str(DEMO)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (128 + number, "")
-    assert done.stderr.splitlines()[-1].startswith("ggufmill: interrupted")
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out.gguf").exists()
-
-
-AT_THE_START = """
-import signal, sys
-import ggufmill.cli.program as program
-NUMBER = int(sys.argv[1])
-program.raise_open_file_limit = lambda: signal.raise_signal(NUMBER)
-from ggufmill.cli import main
-sys.argv[1:] = ["--version"]
-main()
-"""
-
-
-@pytest.mark.parametrize("number", ENDING)
-def test_a_signal_before_anything_is_done(number):
-    done = subprocess.run([sys.executable, "-c", AT_THE_START, str(int(number))], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "ggufmill: interrupted\n")
-
-
-AT_THE_END = """
-import atexit, os, signal, sys
-import ggufmill.cli.program as program
-NUMBER = int(sys.argv[1])
-program.raise_open_file_limit = lambda: atexit.register(os.kill, os.getpid(), NUMBER)
-from ggufmill.cli import main
-sys.argv[1:] = ["--version"]
-main()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_when_everything_is_done(number):
-    done = subprocess.run([sys.executable, "-c", AT_THE_END, str(int(number))], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (128 + number, "ggufmill: interrupted\n")
-    assert done.stdout.startswith("ggufmill, version")
-
-
-AFTER_THE_END = """
-import os, sys
-class Last:
-    def __init__(self, number, kill=os.kill, pid=os.getpid()):
-        self.number, self.kill, self.pid = number, kill, pid
-    def __del__(self):  # when Python has given up its handlers
-        self.kill(self.pid, self.number)
-last = Last(int(sys.argv[1]))
-from ggufmill.cli import main
-sys.argv[1:] = ["--version"]
-main()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_python_does_not_end_without_handlers(number):
-    done = subprocess.run([sys.executable, "-c", AFTER_THE_END, str(int(number))], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("ggufmill, version")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminal that is lost")
-def test_what_is_ignored_stays_ignored():
-    """As `nohup` has it: the job goes on when its terminal is closed."""
-    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{AT_THE_START}"
-    done = subprocess.run([sys.executable, "-c", code, str(int(signal.SIGHUP))], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("ggufmill, version")
-
-
-HANGING = """
-import os, signal, sys, threading, time
-import ggufmill.cli.program as program
-def hang(*_, **__):
-    word = "hanging"
-    while True:
-        try:
-            if word:
-                print(word, flush=True)
-                word = ""
-            time.sleep(60)
-        except KeyboardInterrupt:
-            print("again", flush=True)
-program.group.main = hang
-from ggufmill.cli import main
-main()
-"""
-
-
-def test_a_second_signal_ends_what_does_not_end():
-    """The first one may be waiting for a thread that hangs."""
-    process = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "hanging\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline() == "again\n"
-    time.sleep(1.1)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (143, "ggufmill: interrupted\n")
-
-
 def test_help_of_quantize_lists_the_types(mill):
     _, out, _ = mill("quantize", "--help-all")
     assert {"Q4_K_M", "IQ4_K_R4"} <= set(out.partition("File types")[2].split())
@@ -484,36 +299,6 @@ def test_recipes_list_and_show(mill):
     assert "deepseek-v3-iq4_k_r4.txt" in out
     assert mill("recipes", "show", "deepseek-v3-iq4_k_r4")[1].startswith("# DeepSeek-V3-0324 IQ4_K_R4")
     assert mill("recipes", "show", "nothing")[0] == 2
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "ggufmill", *map(str, arguments)]
-
-
-@pytest.mark.process
-def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
-    """SIGKILL at several moments of a quantise job on the demo checkpoint; --resume ends in what a calm run gives."""
-    job = ("quantize", DEMO, tmp_path / "calm.gguf", "iq5_k", "-t", 1)
-    subprocess.run(command(*job), check=True, capture_output=True)
-    job = ("quantize", DEMO, tmp_path / "killed.gguf", "iq5_k", "-t", 1, "--resume")
-    part, journal, kills = tmp_path / "killed.gguf.part", tmp_path / "killed.gguf.journal", 0
-    for delay in (0.0, 0.15, 0.3, 0.45):
-        process = subprocess.Popen(command(*job), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while not part.exists() and process.poll() is None:
-            time.sleep(0.005)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        assert not (tmp_path / "killed.gguf").exists() or process.returncode == 0
-        if process.returncode == 0:
-            break
-    assert kills >= 1
-    if not (tmp_path / "killed.gguf").exists():
-        finished = [line for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
-        done = subprocess.run(command(*job), check=True, capture_output=True, text=True)
-        assert (f"{len(finished)} of " in done.stderr) == (len(finished) > 0), done.stderr
-        assert ("were there from the interrupted job" in done.stderr) == (len(finished) > 0)
-    assert (tmp_path / "killed.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
 
 
 PEAK = f"""
