@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from .generation.generate import Generation, Timings, generate
     from .generation.sampling import Sampler
     from .generation.sampling_options import Sampling
-    from .model import Model, Session, load_model
+    from .loading import load_model
+    from .model import Model, Session
     from .models import ARCHITECTURES
     from .settings import Settings
     from .text.tokenizer import Tokenizer
@@ -36,7 +37,8 @@ _MODULES = {
     "generation.generate": ("Generation", "Timings", "generate"),
     "generation.sampling": ("Sampler",),
     "generation.sampling_options": ("Sampling",),
-    "model": ("Model", "Session", "load_model"),
+    "loading": ("load_model",),
+    "model": ("Model", "Session"),
     "models": ("ARCHITECTURES",),
     "settings": ("Settings",),
     "text.tokenizer": ("Tokenizer",),

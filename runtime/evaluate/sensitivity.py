@@ -13,7 +13,8 @@ from ...jobs.outputs import Output
 from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
 from ...quantize.row_producer import ErrorWeights, RowProducer
-from ..model import Model, load_model
+from ..loading import load_model
+from ..model import Model
 from .divergence import ModelPredictions, score
 from .perplexity import make_windows
 

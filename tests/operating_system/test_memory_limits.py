@@ -3,7 +3,7 @@
 import pytest
 
 from ggufmill.operating_system.memory import free_bytes
-from ggufmill.runtime.model import decoded_bytes
+from ggufmill.runtime.loading import decoded_bytes
 
 GIB = 1 << 30
 
