@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -53,10 +54,24 @@ def _parts(addresses: np.ndarray, present: np.ndarray) -> list[BytePart]:
     return parts
 
 
-def linear_table(table: np.ndarray) -> tuple[int, int] | None:
-    """(first, step) of a table of whole numbers that are equally spaced, which need no look-up; None for any other."""
-    flat = table.reshape(-1)
-    if (table.ndim > 1 and table.shape[1] != 1) or len(flat) < 2 or not np.all(flat == np.round(flat)):
-        return None
-    steps = np.diff(flat)
-    return (int(flat[0]), int(steps[0])) if np.all(steps == steps[0]) else None
+@dataclass(frozen=True)
+class Linear:
+    """The table of the code c is (c ^ flip) * step + first. A step of 0: it is looked up."""
+
+    flip: int
+    step: int
+    first: int
+
+
+def linear(table: np.ndarray) -> Linear:
+    """How a table, of one number for each code, is computed from the code; a step of 0 where it is no straight line of whole
+    numbers, nor one of two's complement numbers."""
+    flat = np.asarray(table, np.float64).reshape(-1)
+    if len(flat) == np.shape(table)[0] and len(flat) > 1 and np.all(flat == np.round(flat)):
+        index = np.arange(len(flat))
+        for flip in (0, len(flat) // 2):
+            line = flat[index ^ flip] if len(flat) == 1 << (len(flat) - 1).bit_length() or not flip else flat
+            steps = np.diff(line)
+            if np.all(steps == steps[0]) and steps[0]:
+                return Linear(flip, int(steps[0]), int(line[0]))
+    return Linear(0, 0, 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import BytePart, byte_parts, linear_table
+from .....formats.layouts.byte_parts import BytePart, Linear, byte_parts, linear
 
 _FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 _INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -90,10 +90,10 @@ class Decoder:
         if layout.number is not None:
             return
         values = layout.decoded_values
-        self._linear_values = linear_table(values)
+        self._linear_values = linear(values)
         self._values = torch.from_numpy(values.astype(np.float32)).to(device)
         if layout.levels is not None:
-            self._linear_levels = linear_table(layout.levels)
+            self._linear_levels = linear(layout.levels)
             self._levels = torch.from_numpy(layout.levels.astype(np.float32)).to(device)
         if layout.d_format == "e8m0":
             powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
@@ -175,13 +175,13 @@ class Decoder:
         return (eight[..., None] >> self._bits & 1).bool().flatten(-2)
 
 
-def _entries(codes: Tensor, table: Tensor, linear: tuple[int, int] | None) -> Tensor:
+def _entries(codes: Tensor, table: Tensor, line: Linear) -> Tensor:
     """Entries [..., size] of a table [entries, size] or [entries], computed where these are equally spaced."""
-    if linear is not None:
-        first, step = linear
-        values = (codes & 0xFFFF if codes.dtype == torch.int16 else codes).float()
-        values = values * step if step != 1 else values
-        return (values + first if first else values)[..., None]
+    if line.step:
+        codes = codes & 0xFFFF if codes.dtype == torch.int16 else codes
+        values = (codes ^ line.flip if line.flip else codes).float()
+        values = values * line.step if line.step != 1 else values
+        return (values + line.first if line.first else values)[..., None]
     table = table.view(len(table), -1)
     flat = codes.reshape(-1).int()
     flat = flat & 0xFFFF if codes.dtype == torch.int16 else flat

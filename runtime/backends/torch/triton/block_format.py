@@ -14,7 +14,7 @@ import numpy as np
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import byte_parts
+from .....formats.layouts.byte_parts import Linear, byte_parts, linear
 
 RUN = 32  # weights, at most, whose scales a kernel takes from one place
 
@@ -42,15 +42,6 @@ class Field:
 
     count: int
     parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The table of the code c is (c ^ flip) * step + first. A step of 0: it is looked up in an array."""
-
-    flip: int
-    step: int
-    first: int
 
 
 @dataclass(frozen=True)
@@ -162,16 +153,3 @@ def _digits(numbers: np.ndarray) -> tuple[_DIGIT, ...] | None:
         elif step:
             digits.append((bit, 2, step))
     return tuple(digits)
-
-
-def linear(table: np.ndarray) -> Linear:
-    """How a table is computed from the code; a step of 0 where it is no straight line, nor one of two's complement numbers."""
-    flat = np.asarray(table, np.float64).reshape(-1)
-    if len(flat) == np.shape(table)[0] and len(flat) > 1 and np.all(flat == np.round(flat)):
-        index = np.arange(len(flat))
-        for flip in (0, len(flat) // 2):
-            line = flat[index ^ flip] if len(flat) == 1 << (len(flat) - 1).bit_length() or not flip else flat
-            steps = np.diff(line)
-            if np.all(steps == steps[0]) and steps[0]:
-                return Linear(flip, int(steps[0]), int(line[0]))
-    return Linear(0, 0, 0)
