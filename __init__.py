@@ -22,46 +22,51 @@ from .version import __version__
 
 if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .errors import CheckFailed, FormatError, MillError, PlanError, UsageError
-    from .pipeline.bench import benchmark
     from .pipeline.chat import start_chat
-    from .pipeline.compare import compare_models
     from .pipeline.convert import convert_model
-    from .pipeline.convert_endian import convert_endian
     from .pipeline.covariance import merge_covariance, show_covariance
-    from .pipeline.embed import embed_texts
-    from .pipeline.evaluate import evaluate_models
     from .pipeline.export import export_model
+    from .pipeline.files.convert_endian import convert_endian
+    from .pipeline.files.hash import hash_model
+    from .pipeline.files.inspect import inspect_checkpoint, inspect_model, inspect_processor
+    from .pipeline.files.merge import merge_model
+    from .pipeline.files.metadata import edit_metadata
+    from .pipeline.files.repack import repack_model
+    from .pipeline.files.split import split_model
     from .pipeline.generate import generate_text
-    from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
-    from .pipeline.inspect import inspect_checkpoint, inspect_model, inspect_processor
     from .pipeline.make import make_model
-    from .pipeline.merge import merge_model
-    from .pipeline.metadata import edit_metadata
-    from .pipeline.perplexity import perplexity, score_tasks
+    from .pipeline.measuring.bench import benchmark
+    from .pipeline.measuring.compare import compare_models
+    from .pipeline.measuring.embed import embed_texts
+    from .pipeline.measuring.evaluate import evaluate_models
+    from .pipeline.measuring.perplexity import perplexity, score_tasks
+    from .pipeline.measuring.sweep_bench import sweep_benchmark
     from .pipeline.plan import plan_memory
     from .pipeline.quantize import quantize_model
     from .pipeline.recipes import explain_recipe, lint_recipe, list_recipes, read_recipe
-    from .pipeline.repack import repack_model
     from .pipeline.run import run_recipe
     from .pipeline.search import search_recipe
     from .pipeline.serve import serve_model
-    from .pipeline.split import split_model
-    from .pipeline.sweep_bench import sweep_benchmark
     from .pipeline.tune import tune_model
     from .pipeline.upload import upload_folder
     from .pipeline.warm_up import warm_up
 
 
 class Verb(NamedTuple):
-    """A verb of the command line. summary: its line in `ggufmill --help`; functions: those of the library that it calls."""
+    """A verb of the command line.
+
+    summary: its line in `ggufmill --help`; functions: those of the library that it calls; room: the package within cli/ and
+    pipeline/ that its modules are in, if it is none of these themselves.
+    """
 
     summary: str
     functions: tuple[str, ...]
+    room: str = ""
 
 
 # A verb's functions are in the module of its name in pipeline/ (those of covariances in one of their own), its command is in
-# the one in cli/ (with _ for -).
+# the one in cli/: see `module_of`.
 VERBS = {
     "make": Verb("Make the best file of a model that fits", ("make_model",)),
     "convert": Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
@@ -74,22 +79,22 @@ VERBS = {
     "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
     "plan": Verb("Plan what goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
     "tune": Verb("Tune norms and scales of a quantised GGUF", ("tune_model",)),
-    "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",)),
-    "perplexity": Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks")),
-    "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",)),
-    "compare": Verb("Compare layers and weights of two models", ("compare_models",)),
-    "bench": Verb("Measure the speed of prompts and of generation", ("benchmark",)),
-    "sweep-bench": Verb("Measure the speed over the depth of the context", ("sweep_benchmark",)),
+    "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",), "files"),
+    "perplexity": Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks"), "measuring"),
+    "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",), "measuring"),
+    "compare": Verb("Compare layers and weights of two models", ("compare_models",), "measuring"),
+    "bench": Verb("Measure the speed of prompts and of generation", ("benchmark",), "measuring"),
+    "sweep-bench": Verb("Measure the speed over the depth of the context", ("sweep_benchmark",), "measuring"),
     "generate": Verb("Continue a prompt", ("generate_text",)),
-    "embed": Verb("Make vectors of texts and compare them", ("embed_texts",)),
+    "embed": Verb("Make vectors of texts and compare them", ("embed_texts",), "measuring"),
     "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
     "serve": Verb("Serve a model to OpenAI's clients, with a page to chat", ("serve_model",)),
-    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor")),
-    "metadata": Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",)),
-    "convert-endian": Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",)),
-    "split": Verb("Cut a GGUF into several files", ("split_model",)),
-    "merge": Verb("Make one GGUF of several files", ("merge_model",)),
-    "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),
+    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor"), "files"),
+    "metadata": Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",), "files"),
+    "convert-endian": Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",), "files"),
+    "split": Verb("Cut a GGUF into several files", ("split_model",), "files"),
+    "merge": Verb("Make one GGUF of several files", ("merge_model",), "files"),
+    "hash": Verb("Hash tensors and files, or check them", ("hash_model",), "files"),
     "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
     "run": Verb("Run every stage that a recipe names, up to a report", ("run_recipe",)),
     "upload": Verb("Send a folder of quants to the Hub", ("upload_folder",)),
@@ -97,9 +102,15 @@ VERBS = {
     "completion": Verb("Print a script that completes command lines in a shell", ()),
 }
 
+
+def module_of(verb: str) -> str:
+    """Where a verb's modules are beneath cli/ and pipeline/: 'measuring.sweep_bench'."""
+    return ".".join(filter(None, (VERBS[verb].room, verb.replace("-", "_"))))
+
+
 _ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")
 _MODULES = dict.fromkeys(_ERRORS, ".errors") | {
-    function: f".pipeline.{verb.replace('-', '_')}" for verb, entry in VERBS.items() for function in entry.functions
+    function: f".pipeline.{module_of(verb)}" for verb, entry in VERBS.items() for function in entry.functions
 }
 _MODULES |= dict.fromkeys(("show_covariance", "merge_covariance"), ".pipeline.covariance")
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]

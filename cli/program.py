@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import click
 
-from .. import VERBS
+from .. import VERBS, module_of
 from ..operating_system.process import raise_open_file_limit
 from ..version import __version__
 from . import signals
@@ -50,7 +50,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+        command = import_module(f".{module_of(cmd_name)}", __package__).command
         if not gc.get_freeze_count():  # modules are never garbage: collecting them repeatedly takes a quarter of a second
             gc.freeze()
         return command

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 import ggufmill
-from ggufmill import VERBS
+from ggufmill import VERBS, module_of
 from ggufmill.cli.options.sections import show_all
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of, tables
@@ -46,7 +46,7 @@ def command_line() -> str:
     helps = {
         path: SECTION.split(text)
         for verb in VERBS
-        for path, text in _help(import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command, verb)
+        for path, text in _help(import_module(f"ggufmill.cli.{module_of(verb)}").command, verb)
     }
     counts = Counter(section.strip() for _, *sections in helps.values() for section in sections)
     shared = [section for section, count in counts.items() if count >= _SHARED_BY and section.count("\n") >= _SHARED_LINES]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ggufmill.formats import open_gguf
-from ggufmill.pipeline.split import split_model
+from ggufmill.pipeline.files.split import split_model
 from ggufmill.pipeline.upload import upload_folder
 from ggufmill.quantize.planning import plan_quantize
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ggufmill import VERBS
+from ggufmill import VERBS, module_of
 from ggufmill.formats import TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_commands_exist(words):
     if words[0].startswith("-"):
         return
     assert words[0] in VERBS
-    command, words = import_module(f"ggufmill.cli.{words[0].replace('-', '_')}").command, words[1:]
+    command, words = import_module(f"ggufmill.cli.{module_of(words[0])}").command, words[1:]
     while isinstance(command, click.Group):
         sub = command.get_command(click.Context(command), words[0]) if words else None
         if sub is not None:

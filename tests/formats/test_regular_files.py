@@ -35,7 +35,7 @@ from ggufmill.imatrix import load
 from ggufmill.imatrix.texts import _Reader
 from ggufmill.pipeline.common.checksums import read_checksums
 from ggufmill.pipeline.judging.results import read_results
-from ggufmill.pipeline.perplexity import read_result
+from ggufmill.pipeline.measuring.perplexity import read_result
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.quantize.recipes.variants import _rules_of
 

@@ -44,7 +44,7 @@ from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
-from ggufmill.pipeline.perplexity import read_result
+from ggufmill.pipeline.measuring.perplexity import read_result
 from ggufmill.pipeline.recipe_search.measurements import Measurements
 from ggufmill.pipeline.stages.cache import StageCache
 from ggufmill.quantize.recipes.recipe import load_recipe

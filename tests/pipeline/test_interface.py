@@ -114,7 +114,7 @@ def test_type_checkers_see_what_there_is():
 @pytest.mark.parametrize(("verb", "name"), FUNCTIONS)
 def test_functions_are_typed_and_documented(verb, name):
     function = getattr(ggufmill, name)
-    own = "covariance" if name.endswith("_covariance") else verb.replace("-", "_")
+    own = "covariance" if name.endswith("_covariance") else ggufmill.module_of(verb)
     assert function.__module__ == f"ggufmill.pipeline.{own}"
     signature = inspect.signature(function)
     assert signature.return_annotation is not inspect.Signature.empty
@@ -146,7 +146,7 @@ _SETTINGS |= {"cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "check
 
 
 def command_of(verb, words):
-    command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
+    command = import_module(f"ggufmill.cli.{ggufmill.module_of(verb)}").command
     for word in words:
         assert isinstance(command, click.Group)
         command = command.commands[word]
@@ -196,7 +196,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
 
 def documented():
     for verb in dict(FUNCTIONS):
-        module = import_module(f"ggufmill.pipeline.{verb.replace('-', '_')}")
+        module = import_module(f"ggufmill.pipeline.{ggufmill.module_of(verb)}")
         yield from doctest.DocTestFinder(recurse=True).find(module, module.__name__)
     yield from doctest.DocTestFinder().find(import_module("ggufmill.pipeline.common.progress"))
 

@@ -12,7 +12,7 @@ from ggufmill.errors import MillError
 from ggufmill.imatrix import load
 from ggufmill.pipeline.cluster.models import address_of
 from ggufmill.pipeline.imatrix import compute_imatrix
-from ggufmill.pipeline.perplexity import perplexity
+from ggufmill.pipeline.measuring.perplexity import perplexity
 from ggufmill.recipes import FOLDER
 
 pytestmark = pytest.mark.process

@@ -1,0 +1,1 @@
+"""Verbs that look into GGUF files, and rewrite them without encoding anything."""

@@ -1,0 +1,1 @@
+"""Verbs that measure models: their speed, their predictions, their vectors."""

@@ -1,0 +1,113 @@
+"""`ggufmill compare`: where two models differ, layer by layer and tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckFailed, PlanError, UsageError
+from ...formats.file_range import read_file
+from ...imatrix.texts import decode_text
+from ...runtime.evaluate.compare import Comparison, compare
+from ...runtime.evaluate.provenance import describe_program, describe_settings, describe_text
+from ...runtime.stored_sizes import stored_nbytes
+from ..common.arguments import as_pattern, refuse_unused
+from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
+from ..common.progress import Stage, reporting
+from ..common.shown import shown
+from ..reports.plots import plot_comparison
+from ..reports.style import check_picture
+from ..requests.measure import CompareRequest
+from ..requests.running import settings_of
+from ..requests.verb import verb
+
+N_CTX = 512
+
+
+@shown
+@dataclass
+class ComparisonResult(Comparison):
+    """The errors of `Comparison` (tokens, layers, output, tensors, only_a, only_b, reshaped, nonfinite), and their origin.
+
+    a, b                   the models: files with digests, types, recipe and imatrix
+    n_ctx                  tokens per window
+    text_digest, settings  size and digest of the text, None without one; settings that both models ran with
+    program                versions and processor
+    """
+
+    a: dict[str, Any] = field(default_factory=dict)
+    b: dict[str, Any] = field(default_factory=dict)
+    n_ctx: int = N_CTX
+    text_digest: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the fields, the models first."""
+        return {"a": self.a, "b": self.b, **super().as_json()}
+
+
+@verb(CompareRequest)
+def compare_models(request: CompareRequest) -> ComparisonResult:
+    """Where model b differs from model a: errors of every layer's output on a text, and of every tensor's weights.
+
+    Returns a `ComparisonResult`. Raises PlanError for models of different shape, UsageError for arguments that have nothing to
+    act on, CheckFailed for an output that is not finite (NaN).
+
+    Example:
+        >>> from ggufmill import compare_models, quantize_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> _ = quantize_model(FOLDER / "demo", "demo-q4.gguf", "q4_0", force=True)
+        >>> result = compare_models(FOLDER / "demo", "demo-q4.gguf", tensors="ffn_down")
+        >>> all(0.05 < tensor.relative < 0.15 for tensor in result.tensors)
+        True
+    """
+    if request.no_weights and request.text is None:
+        raise PlanError("--no-weights without a text (-f) leaves nothing to compare")
+    if request.products and (request.text is None or request.no_weights):
+        raise PlanError("--products needs a text (-f) and weights")
+    if request.text is None:
+        refuse_unused(request, "a text (-f)", "n_ctx", "chunks")
+    if request.no_weights:
+        refuse_unused(request, "weights (leave --no-weights out)", "tensors")
+    if request.plot is not None:
+        check_picture(Path(request.plot))
+    window, pattern = request.n_ctx or N_CTX, as_pattern(request.tensors or "", "--tensors")
+    each = settings_of_each((request.a, request.b), settings_of(request, "n_ctx"))
+    models = [
+        open_model(model, window_settings(model, window, own)) for model, own in zip((request.a, request.b), each, strict=True)
+    ]
+    if not (request.no_weights or any(pattern.search(name) for name in models[0].source.tensors)):
+        raise UsageError(f"--tensors: no tensor of {model_name(request.a)} has {pattern.text!r} in its name")
+    data = read_file(Path(request.text), pipes=True) if request.text is not None else None
+    with reporting(request.progress) as report:
+        total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
+        stage = Stage(report, "compare", total) if not request.no_weights else None
+        comparison = compare(
+            models[0],
+            models[1],
+            decode_text(data, Path(request.text)) if request.text is not None and data is not None else None,
+            n_ctx=window,
+            chunks=request.chunks or 1,
+            weights=None if request.no_weights else pattern,
+            products=request.products,
+            on_tensor=stage.advance if stage is not None else None,
+        )
+        about = [describe_origin(model, request.full_hash, report) for model in models]
+    result = ComparisonResult(
+        **vars(comparison),
+        a=about[0],
+        b=about[1],
+        n_ctx=window,
+        text_digest=describe_text(data, Path(request.text).name) if request.text is not None and data is not None else None,
+        settings=describe_settings(models[0]),
+        program=describe_program(),
+    )
+    if request.plot is not None:
+        plot_comparison(
+            comparison, f"{Path(model_name(request.b)).name} against {Path(model_name(request.a)).name}", Path(request.plot)
+        )
+    if comparison.nonfinite:
+        raise CheckFailed(comparison.nonfinite, result)
+    return result
