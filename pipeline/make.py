@@ -83,7 +83,7 @@ def make_model(request: MakeRequest) -> MakeResult:
         >>> from ggufmill import make_model
         >>> from ggufmill.recipes import FOLDER
         >>> result = make_model(FOLDER / "demo", "made", fit="5M", text=FOLDER / "demo" / "calibration.txt", effort=0,
-        ...     types="q4_K,q6_K", dry_run=True)
+        ...     types="q3_K,q4_K", dry_run=True)
         >>> result.run.quants[0].most_bytes, result.recipe.exists()
         (5000000, False)
     """

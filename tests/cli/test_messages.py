@@ -44,7 +44,7 @@ JOBS = {
     "export": ("m.gguf", "exported"),
     "make": (DEMO, "-o", "made", "--fit", "5M", "--effort", 0, "--dry-run"),
 }
-ELSEWHERE = {"run", "upload", "serve", "chat"}  # take too long, a Hub, a client, a conversation
+ELSEWHERE = {"run", "upload", "serve", "chat", "tune"}  # take too long, a Hub, a client, a conversation, torch
 
 
 @pytest.fixture(scope="module")
