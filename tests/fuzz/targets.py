@@ -404,7 +404,7 @@ TARGETS = {
         result,
         "json",
         (
-            "pipeline.perplexity",
+            "pipeline.measuring.perplexity",
             "cli.display.origins",
         ),
         lambda: [seeds.RESULT],
