@@ -101,6 +101,7 @@ WRITING = {  # verbs that write a file or a folder, and a command line without i
     "quantize": (DEMO, "q8_0"),
     "search": (DEMO, "--target-bpw", "5"),
     "repack": ("x.gguf",),
+    "tune": ("x.gguf", "x.gguf"),
     "evaluate": ("x.gguf", "--against", DEMO, "-f", DEMO / "heldout.txt"),
     "bench": ("x.gguf",),
     "sweep-bench": ("x.gguf",),
