@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.evaluate.paired import Paired, paired
 
+_LEAST_WINDOWS = 6  # the Wilcoxon test of n windows has p of 2^(1 - n) at least
 SURE = 0.05  # a difference that chance would make less often than this is told as one
 
 
@@ -48,7 +49,8 @@ class Comparison:
         figures = f"{-test.difference:.2g} ± {test.error:.1g} (p = {max(test.p, test.p_wilcoxon):.1g}, {test.windows} windows)"
         if self.is_sure:
             return f"{self.better} is better than {self.worse} by {figures}"
-        return f"no difference between {self.better} and {self.worse} is certain: {figures}"
+        few = f"; fewer than {_LEAST_WINDOWS} windows cannot show one" if test.windows < _LEAST_WINDOWS else ""
+        return f"no difference between {self.better} and {self.worse} is certain: {figures}{few}"
 
 
 def compare_neighbours(results: Sequence[tuple[str, dict[str, Any]]]) -> list[Comparison]:
