@@ -66,12 +66,13 @@ class _PlanWarnings:
         if covariances is None:
             return
         reason = covariances.reason_for_diagonal(tensor, target)
-        if not reason:
-            self.with_covariance += 1
-            before, (key, nbytes) = self.last_covariance, covariances.memory_of(tensor, target)
+        before, (key, nbytes) = self.last_covariance, covariances.memory_of(tensor, target)
+        if key is not None:
             self.covariance_bytes = max(self.covariance_bytes, nbytes + (before[1] if before[0] != key else 0))
             self.largest_covariance = max(self.largest_covariance, nbytes)
             self.last_covariance = key, nbytes
+        if not reason:
+            self.with_covariance += 1
             alone = covariances.reason_alone(tensor)
             if alone:
                 self.without_curvature.setdefault(alone, []).append(tensor.name)

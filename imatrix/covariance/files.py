@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,6 @@ from ...quantize.covariance.triangles import DTYPES, FoldedCovariance, triangle_
 FILE_TYPE, VERSION = "covariance", 1
 OUTPUTS, OUTPUT_ROWS, OUTPUT_RUNS = "covariance.outputs", "covariance.output_rows", "covariance.output_runs"
 OUTPUT_SUFFIX = ".outputs"  # behind the name of a tensor: the name of its outputs
-CACHE_BYTES = 1 << 30
 # Suffixes of an input's tensors: correlations (or covariances), mean squares, tokens, checksums; one row for each matrix.
 TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS = ".covariance", ".mean_squares", ".tokens", ".xxh3"
 # Gate and up may be separate or fused, and both read the same: suffix of a tensor -> another's whose covariance it takes.
@@ -119,7 +116,7 @@ class StoredOutput:
 
 
 class CovarianceFile:
-    """An open covariance file; its parts are read when they are asked for, and the last ones are kept in memory.
+    """An open covariance file; its parts are read when they are asked for.
 
     path     the file
     inputs   name -> `StoredInput`, in the file's order
@@ -132,16 +129,12 @@ class CovarianceFile:
         path: Path,
         inputs: Sequence[StoredInput],
         model: Origin,
-        cache_bytes: int = CACHE_BYTES,
         outputs: Sequence[StoredOutput] = (),
     ):
         self.path, self.model = path, model
         self.inputs = {one.name: one for one in inputs}
         self.outputs = {one.name.removesuffix(OUTPUT_SUFFIX): one for one in outputs}
         self._by_tensor = {name: one for one in inputs for name in one.tensors}
-        self._cache_bytes, self._lock = cache_bytes, threading.Lock()
-        self._cache: OrderedDict[tuple[str, int], FoldedCovariance] = OrderedDict()
-        self._loading: dict[tuple[str, int], threading.Lock] = {}
 
     @property
     def entries(self) -> dict[str, tuple[StoredInput, RowBlocks | None]]:
@@ -164,25 +157,15 @@ class CovarianceFile:
         return stored
 
     def covariance_of(self, tensor: str, matrix: int = 0) -> FoldedCovariance | None:
-        """The covariance of the inputs of a weight, or of one matrix of a stack; None if it was not collected.
-
-        Threads may ask at the same time: a part is read once, and stays in memory until others have taken its place. Raises
-        FormatError for a part that is damaged, or of which the file has been cut.
-        """
+        """The covariance of the inputs of a weight, or of one matrix of a stack, read anew each time; None if it was not
+        collected. Any thread may call it. Raises FormatError for a part that is damaged, or of which the file has been cut."""
         stored = self.input_of(tensor)
-        if stored is None:
-            return None
-        return self._part(stored, matrix if stored.matrices > 1 else 0)
+        return None if stored is None else self._part(stored, matrix if stored.matrices > 1 else 0)
 
     def key_of(self, tensor: str, matrix: int) -> tuple[str, int]:
         """The same for all weights whose matrices of these numbers have one covariance."""
         stored = self.input_of(tensor)
         return (tensor, 0) if stored is None else (stored.name, matrix if stored.matrices > 1 else 0)
-
-    def read_covariance(self, tensor: str, matrix: int = 0) -> FoldedCovariance | None:
-        """As `covariance_of`, read anew, and kept by nobody."""
-        stored = self.input_of(tensor)
-        return None if stored is None else read_part(self.path, stored, self.key_of(tensor, matrix)[1])
 
     def output_of(self, tensor: str, matrices: int | None = None) -> StoredOutput | None:
         """The outputs of a weight; None if nothing was collected of them. matrices: of the weight, where the file may be of
@@ -205,23 +188,9 @@ class CovarianceFile:
         return Covariance(np.ascontiguousarray(covariance.matrix[:rows, :rows]), covariance.tokens)
 
     def _part(self, stored: StoredInput, number: int) -> FoldedCovariance:
-        key = stored.name, number
         if number >= stored.matrices:
             raise FormatError(f"{self.path}: {stored.name} has {stored.matrices} matrices, and no number {number}")
-        with self._lock:
-            loading = self._loading.setdefault(key, threading.Lock())
-        with loading:
-            with self._lock:
-                covariance = self._cache.get(key)
-                if covariance is not None:
-                    self._cache.move_to_end(key)
-                    return covariance
-            covariance = read_part(self.path, stored, number)
-            with self._lock:
-                self._cache[key] = covariance
-                while len(self._cache) > 1 and sum(c.nbytes for c in self._cache.values()) > self._cache_bytes:
-                    self._cache.popitem(last=False)
-        return covariance
+        return read_part(self.path, stored, number)
 
     def check(self, source: TensorSource) -> None:
         """Raises MillError if it cannot be of this model: no common tensor, another number of columns, rows or matrices."""
@@ -290,11 +259,10 @@ def is_covariance(path: str | Path) -> bool:
         return False
 
 
-def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> CovarianceFile:
+def open_covariance(path: str | Path) -> CovarianceFile:
     """Opens a covariance file; no part is read.
 
-    cache_bytes: covariances that are kept in memory at most (the last one always is). Raises FormatError for a file that is
-    none, or is truncated.
+    Raises FormatError for a file that is none, or is truncated.
     """
     path = Path(path)
     file = open_gguf(path)
@@ -323,7 +291,7 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
     if version != VERSION:
         raise FormatError(f"{path}: version {version} of the format; this program reads version {VERSION}")
     stored = [_stored(path, file.tensors, group) for group in groups]
-    return CovarianceFile(path, stored, origin, cache_bytes, [_stored_output(path, file.tensors, *shape) for shape in shapes])
+    return CovarianceFile(path, stored, origin, [_stored_output(path, file.tensors, *shape) for shape in shapes])
 
 
 def _stored_output(path: Path, tensors: Mapping[str, TensorInfo], name: str, rows: int, run: int) -> StoredOutput:

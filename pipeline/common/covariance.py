@@ -45,7 +45,9 @@ def load_covariances(
 
     def input_of(name: str) -> CollectedInput | None:
         stored = file.input_of(name)
-        return CollectedInput(stored.columns, stored.tokens) if stored is not None else None
+        if stored is None:
+            return None
+        return CollectedInput(stored.columns, stored.tokens, stored.nbytes // stored.matrices)
 
     if curvature and not file.outputs:
         raise UsageError(
@@ -54,7 +56,7 @@ def load_covariances(
     outputs = _curvature(file) if curvature else None
     digest = _digest(file, curvature)
     cache = PreparedCache(
-        file.read_covariance,
+        file.covariance_of,
         memory_budget(memory),
         threads or available_cpus(),
         file.key_of,

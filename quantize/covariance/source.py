@@ -33,10 +33,12 @@ class CollectedInput:
 
     columns  numbers of an input
     tokens   int64 [1 or matrices]: how many inputs each covariance was taken of
+    nbytes   of memory that reading one takes
     """
 
     columns: int
     tokens: np.ndarray
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -281,11 +283,13 @@ class Covariances:
         return "" if self.curvature is None else self.curvature.reason_alone(self._name(tensor))
 
     def memory_of(self, tensor: SourceTensor, target: TensorType) -> tuple[Hashable, int]:
-        """(what tells the covariance of a tensor from others, bytes of memory that encoding to this type prepares it in)."""
+        """(what tells the covariance of a tensor from others, bytes of memory that encoding to this type prepares it in, or
+        reads it in where its diagonal is all that is used)."""
         collected = self.collected(tensor)
-        assert collected is not None
-        at_once = min(len(collected.tokens), self.cache.threads)
-        return self.key_of(tensor, 0), at_once * prepared_bytes(collected.columns, triangles_of(target))
+        if collected is None or not takes_covariance(target):
+            return None, 0
+        each = collected.nbytes if self.reason_unusable(tensor) else prepared_bytes(collected.columns, triangles_of(target))
+        return self.key_of(tensor, 0), min(len(collected.tokens), self.cache.threads) * each
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""
