@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ...jobs.plan import Plan
@@ -12,6 +13,7 @@ from ...operating_system.processors import available_cpus
 
 # Anonymous memory of a job, measured: that of the program with its kernels, and what a thread takes for chunks of rows.
 _STARTED, _PER_THREAD = 135 << 20, 55 << 20
+_TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 
 
 Timing = Callable[[Plan, int], dict[str, float]]  # a plan, on so many threads -> seconds by type of tensor
@@ -57,5 +59,14 @@ def forecast(
     folder = plan.files[0].path.absolute().parent
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     free = shutil.disk_usage(existing).free if existing is not None else None
-    memory = _STARTED + (threads or available_cpus()) * _PER_THREAD + plan.covariance_bytes
+    memory = _STARTED + (threads or available_cpus()) * _thread_bytes(plan) + plan.covariance_bytes
     return Forecast(plan.file_bytes if disk_needed is None else disk_needed, free, seconds, memory=memory)
+
+
+def _thread_bytes(plan: Plan) -> int:
+    """What a thread takes for rows: runs of those that are encoded together are larger than others."""
+    if not plan.covariance_bytes:
+        return _PER_THREAD
+    ends = ((output, [*output.cuts, output.shape[1]]) for output in plan.outputs if output.cuts)
+    runs = ((stop - start) * output.shape[0] for output, cuts in ends for start, stop in pairwise(cuts))
+    return max(_PER_THREAD, _TOGETHER * max(runs, default=0))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ggufmill import compute_imatrix, quantize_model
 from ggufmill.errors import MillError, UsageError
-from ggufmill.formats import open_gguf
+from ggufmill.formats import TYPES, open_gguf
+from ggufmill.jobs.outputs import Output
+from ggufmill.jobs.plan import make_plan
+from ggufmill.pipeline.writing.forecast import forecast
 from ggufmill.quantize.covariance import timing
 from ggufmill.recipes import FOLDER
 
@@ -43,6 +49,21 @@ def test_a_dry_run_says_the_time(files, monkeypatch):
     seconds = quantize_model(FOLDER / "demo", "out.gguf", "q8_0", custom_q="attn_output=q4_0", **given).forecast.seconds
     assert {"q4_0", "q8_0", timing.PREPARING} <= seconds.keys()
     assert all(0 < each < 60 for each in seconds.values())
+
+
+def test_rows_that_are_encoded_together_take_more():
+    """Of a run of 1,024 rows of 14,336 columns each thread has several copies."""
+
+    def said(cuts, nbytes):
+        rows = lambda start, stop: np.zeros((stop - start, 0), np.uint8)  # noqa: E731
+        output = Output("a", (14336, 2048), "f32", TYPES["q4_K"], "", rows, cuts=cuts)
+        plan = replace(make_plan([output], {}, "out.gguf"), covariance_bytes=nbytes)
+        return forecast(plan, threads=4).memory
+
+    alone = said((), 1 << 30)
+    assert said((), 0) == alone - (1 << 30)
+    assert said((0, 1024), 1 << 30) - alone == 4 * (28 * 1024 * 14336 - (55 << 20))
+    assert said((0, 16, 32), 0) == said((), 0)
 
 
 def test_recipe_names_it(files):
