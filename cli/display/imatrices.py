@@ -49,7 +49,7 @@ def _forecast_text(result: ImatrixResult) -> str:
             f"experts: each of {experts.experts} in a layer sees about {experts.tokens:,.0f} tokens ({experts.used} see each "
             f"token); {experts.wanted} are wanted at the least"
         )
-    if forecast.memory_bytes is not None and (covariance is None or covariance.gradients is None):
+    if forecast.memory_bytes is not None:
         lines.append(f"memory: {size_text(forecast.memory_bytes)} beside the model's weights")
     lines.append(f"disk: {size_text(forecast.disk_needed)} needed, {size_text(forecast.disk_free)} free")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
@@ -63,10 +63,8 @@ def _gradient_lines(covariance: CovarianceForecast) -> list[str]:
         return []
     passes = f"{gradients.passes} of the passes" if gradients.passes > 1 else "one of the passes"
     return [
-        f"gradients in {passes}, {gradients.windows_at_once} windows at a time",
-        f"memory: {size_text(covariance.memory_bytes)}, {size_text(covariance.sums_bytes)} of it for sums, "
-        f"{size_text(gradients.kept_bytes)} for values between layers, {size_text(gradients.working_bytes)} to work with; and "
-        f"{size_text(gradients.weights_bytes)} of weights",
+        f"gradients in {passes}, {gradients.windows_at_once} windows at a time: {size_text(gradients.sums_bytes)} of memory "
+        f"for sums, {size_text(gradients.kept_bytes)} for values between layers, {size_text(gradients.working_bytes)} to work with",
     ]
 
 

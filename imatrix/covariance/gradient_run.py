@@ -39,8 +39,8 @@ class GradientRun:
 
     @property
     def working_bytes(self) -> int:
-        """What all threads need beside kept values and sums, roughly."""
-        return self.gradients.working_bytes(self._calibration.n_ctx)
+        """What all threads that have windows need beside kept values and sums, roughly."""
+        return self.gradients.working_bytes(self._calibration.n_ctx, self.windows_at_once // self._group)
 
     def expected_seconds(self, passes: int) -> float:
         """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not

@@ -21,17 +21,19 @@ from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
 
 _STARTED = 310 << 20  # anonymous memory of a program that runs a model with two threads: its kernels, and their buffers
+_TORCH = 70 << 20  # and of torch
 
 
 @dataclass(frozen=True)
 class GradientForecast:
     """outputs of tensors whose gradients are summed, and passes that do it, of those of the covariance; windows that are
-    computed at a time; bytes of memory beside sums: for what is kept of these between layers, for what the threads work with,
-    and for the weights, which need not be in memory but are slow to read again."""
+    computed at a time; bytes of memory: for their sums, for what is kept of the windows between layers, for what the threads
+    work with, and for the weights, which need not be in memory but are slow to read again."""
 
     outputs: int
     passes: int
     windows_at_once: int
+    sums_bytes: int
     kept_bytes: int
     working_bytes: int
     weights_bytes: int
@@ -86,18 +88,12 @@ class CovarianceForecast:
     gradients: GradientForecast | None = None
     seen: Seen | None = None
 
-    @property
-    def memory_bytes(self) -> int:
-        """Of everything that has to be in memory at a time, but for the weights."""
-        more = self.gradients.kept_bytes + self.gradients.working_bytes if self.gradients is not None else 0
-        return self.sums_bytes + more
-
 
 @dataclass(frozen=True)
 class CollectionForecast:
     """What a collection takes.
 
-    memory_bytes  that are no file's, at the most, without what gradients take; None: not known
+    memory_bytes  that are no file's, at the most; None: not known
     experts     what those of a layer see, None without
     entries     of the importance matrix; file_bytes: of its file, if every expert sees a token
     windows     of the text; tokens: in all of them
@@ -156,19 +152,25 @@ def forecast_collection(
         seconds, sum_seconds = job.expected_seconds()
     free = shutil.disk_usage((path or Path()).resolve().parent).free
     experts = experts_of(model, tokens)
-    memory = _memory(model, windows, shapes.values(), job)
+    memory = _memory(model, windows, shapes.values(), covariance)
     return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds, experts, memory)
 
 
-def _memory(model: Model, windows: Calibration, shapes: Iterable[tuple[int, int]], job: CovarianceJob | None) -> int | None:
-    """Bytes of memory for what is summed, and for the pass with the most windows, its results included."""
+def _memory(
+    model: Model, windows: Calibration, shapes: Iterable[tuple[int, int]], covariance: CovarianceForecast | None
+) -> int | None:
+    """Bytes of memory for what is summed, and for the pass with the most windows, its results included; or for the pass over
+    gradients, where that takes more."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
     in_pass = model.executable.pass_bytes([windows.n_ctx] * together)
     if in_pass is None:
         return None
     entries = sum(matrices * columns for matrices, columns in shapes)
     results = 8 * together * windows.n_ctx * model.graph.n_embd
-    return _STARTED + in_pass + results + 16 * entries + (job.sums_bytes if job is not None else 0)
+    most = in_pass + results + (covariance.sums_bytes if covariance is not None else 0)
+    if covariance is not None and (back := covariance.gradients) is not None:
+        most = max(most, _TORCH + back.sums_bytes + back.kept_bytes + back.working_bytes)
+    return _STARTED + 16 * entries + most
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:
@@ -193,4 +195,6 @@ def seen_by(job: CovarianceJob) -> Seen:
 def _gradients(model: Model, job: CovarianceJob, outputs: int) -> GradientForecast:
     run = job.gradients
     weights = sum(path.stat().st_size for path in model.stored.files)
-    return GradientForecast(outputs, job.gradient_passes, run.windows_at_once, run.kept_bytes, run.working_bytes, weights)
+    sums = max(sum(one.sums_bytes for one in group) for group in job.passes if outputs_of(group))
+    sizes = sums, run.kept_bytes, run.working_bytes, weights
+    return GradientForecast(outputs, job.gradient_passes, run.windows_at_once, *sizes)

@@ -11,7 +11,7 @@ from ...graph.gradients import observed_weights
 from ...graph.values import CacheSpec
 from .differentiable import CacheKey
 
-_VALUE_COPIES = 5  # of what ops compute: the values, what functions keep of them, gradients, those that are handed over
+_VALUE_COPIES = 3.4  # of what ops compute: the values, what functions keep of them, gradients, those that are handed over
 _SCORE_COPIES = 4  # of the scores of attention, float32, that are kept for their gradients
 
 
@@ -74,7 +74,7 @@ def part_bytes(part: Part, n: int, n_ctx: int, scratch: int) -> int:
     n_ctx tokens, of which at most `scratch` bytes are kept at a time."""
     values = sum(prod(value.shape) for op in part.ops for value in op.outputs)
     heads = sum(_scored_heads(op) for op in part.ops)
-    return 4 * n * _VALUE_COPIES * values + min(4 * _SCORE_COPIES * heads * n * n_ctx, _SCORE_COPIES * scratch)
+    return round(4 * n * _VALUE_COPIES * values) + min(4 * _SCORE_COPIES * heads * n * n_ctx, _SCORE_COPIES * scratch)
 
 
 def _scored_heads(op: Op) -> int:

@@ -115,12 +115,13 @@ class Gradients:
         """Bytes per token that are kept between parts while a batch of windows is computed."""
         return kept_bytes(self.graph, self._parts)
 
-    def working_bytes(self, n_ctx: int) -> int:
-        """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head."""
+    def working_bytes(self, n_ctx: int, groups: int) -> int:
+        """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head, for so many
+        groups of windows."""
         n = n_ctx * self.windows_of_group(n_ctx)
         values = max(part_bytes(part, n, n_ctx, SCRATCH) for part in self._parts)
         head = HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
-        return (max(values, head) + _TILE_BYTES) * (self.threads if self.device.type == "cpu" else 1)
+        return (max(values, head) + _TILE_BYTES) * (min(self.threads, groups) if self.device.type == "cpu" else 1)
 
     def products_per_second(self) -> float:
         """Multiplications of all threads, or of the device, per second: those of products of float32 that are made now."""

@@ -10,11 +10,18 @@ _SIZE = 1024  # rows and columns of matrices whose product is measured
 
 
 def products_per_second(device: torch.device, threads: int) -> float:
-    """Multiplications of products of float32 per second, by so many threads, or by the device."""
-    x, seconds = torch.ones((_SIZE, _SIZE), device=device), []
-    for _ in range(3):
-        begun = time.perf_counter()
-        (x @ x).sum().item()
-        seconds.append(time.perf_counter() - begun)
-    share = threads / torch.get_num_threads() if device.type == "cpu" else 1
-    return share * _SIZE**3 / min(seconds)
+    """Multiplications of products of float32 per second, by so many threads, or by the device: on the processor in the time of
+    one thread, so that other programs do not change it."""
+    on_cpu, before = device.type == "cpu", torch.get_num_threads()
+    x, seconds, clock = torch.ones((_SIZE, _SIZE), device=device), [], time.thread_time if on_cpu else time.perf_counter
+    if on_cpu:
+        torch.set_num_threads(1)
+    try:
+        for _ in range(3):
+            begun = clock()
+            (x @ x).sum().item()
+            seconds.append(clock() - begun)
+    finally:
+        if on_cpu:
+            torch.set_num_threads(before)
+    return (threads if on_cpu else 1) * _SIZE**3 / max(min(seconds), 1e-9)
