@@ -62,9 +62,10 @@ def _gradient_lines(covariance: CovarianceForecast) -> list[str]:
     if gradients is None:
         return []
     passes = f"{gradients.passes} of the passes" if gradients.passes > 1 else "one of the passes"
+    sums, kept, working = (size_text(n) for n in (gradients.sums_bytes, gradients.kept_bytes, gradients.working_bytes))
     return [
-        f"gradients in {passes}, {gradients.windows_at_once} windows at a time: {size_text(gradients.sums_bytes)} of memory "
-        f"for sums, {size_text(gradients.kept_bytes)} for values between layers, {size_text(gradients.working_bytes)} to work with",
+        f"gradients in {passes}, {gradients.windows_at_once} windows at a time: {sums} of memory for sums, {kept} for values "
+        f"between layers, {working} to work with",
     ]
 
 
