@@ -15,6 +15,7 @@ from ...formats.safetensors import StoredTensor
 from ..config import Config, read_json
 from . import awq, bitsandbytes, fp4, gptq
 from . import compressed_tensors as compressed
+from .ggml_blocks import find_blocks_weight
 from .mxfp4 import Mxfp4Weight
 from .stored_weights import BLOCKS_SUFFIX, SCALES_SUFFIX, StoredWeight, WeightTensors, find_scale
 
@@ -25,7 +26,7 @@ DENSE = ("dense", None)
 COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized")
 COMPRESSED += ("mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense")
 MODELOPT = ("FP8", "FP8_PB_WO", "FP8_PB_REAL", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A8_NVFP4_FP8", "W4A16_NVFP4")
-MODELOPT += ("MIXED_PRECISION",)
+MODELOPT += ("MIXED_PRECISION", "IQ1_S", "IQ2_XS")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,16 @@ def _mxfp4_finder(config: Config, settings: dict) -> FindWeight:
     return fp4.find_mxfp4_weight
 
 
+def _find_modelopt_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
+    return find_blocks_weight(name, stored) or fp4.find_modelopt_weight(name, stored, shape)
+
+
 METHODS = {
     "fp8": Method("fmt", (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), _mxfp4_finder),
     "fbgemm_fp8": Method("quant_method", ("fbgemm_fp8",)),
     "compressed-tensors": Method("format", (*COMPRESSED, None), lambda config, settings: compressed.find_weight),
-    "modelopt": Method("quant_algo", MODELOPT, lambda config, settings: fp4.find_modelopt_weight),
-    "modelopt_fp4": Method("quant_algo", (*MODELOPT, None), lambda config, settings: fp4.find_modelopt_weight),
+    "modelopt": Method("quant_algo", MODELOPT, lambda config, settings: _find_modelopt_weight),
+    "modelopt_fp4": Method("quant_algo", (*MODELOPT, None), lambda config, settings: _find_modelopt_weight),
     "mxfp4": Method("quant_method", ("mxfp4",)),  # stacks of experts with _blocks in their names: see mxfp4.py
     "gptq": Method("quant_method", ("gptq",), gptq.weight_finder),
     "bitsandbytes": Method("quant_method", ("bitsandbytes",), lambda config, settings: bitsandbytes.find_weight),
