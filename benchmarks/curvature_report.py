@@ -16,13 +16,14 @@ from typing import Any
 
 import click
 from covariance_report import RESULTS, family
-from curvature import METHODS
 
 from ggufmill.pipeline.reports.style import COLOURS, new_axes, save_figure, styled
 
 FAMILIES = ("scalar", "codebook", "trellis")
 SHOWN = {"covariance 1": COLOURS[5], "curvature 1": COLOURS[1], "curvature 2": COLOURS[3]}
 SHOWN |= {"curvature 2 sequential": COLOURS[2]}
+METHODS = tuple(f"{data} {effort}" for data in ("covariance", "curvature") for effort in range(4))
+METHODS += ("curvature 1 sequential", "curvature 2 sequential")
 
 
 def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:
@@ -97,7 +98,7 @@ def mean_ratio(files: dict[str, Any], names: Sequence[str], method: str) -> str:
 def markdown(results: dict[str, Any]) -> list[str]:
     """The section of one model."""
     files, program = results["files"], results["program"]
-    methods = [method for method in METHODS[1:] if any(label.endswith(f"/{method}") for label in files)]
+    methods = [method for method in METHODS if any(label.endswith(f"/{method}") for label in files)]
     lines = [
         f"## {results['model']}",
         "",
@@ -166,6 +167,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
     ]
     for results in models:
         lines += markdown(results)
+    models = [each for each in models if any(label.endswith(f"/{method}") for label in each["files"] for method in SHOWN)]
     out.with_suffix(".md").write_text("\n".join(lines), "utf-8")
     draw(models, out.with_suffix(".png"))
 

@@ -25,7 +25,7 @@ from ...jobs.outputs import Produce
 from ...jobs.plan import Plan
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
-from ...quantize.covariance.covariance_matrix import EFFORTS
+from ...quantize.covariance.covariance_matrix import EFFORTS, enough_tokens
 from ...quantize.covariance.drift import Correction, DriftSums, correction_of
 from ...quantize.covariance.prepared import PreparedCovariance, prepare
 from ...quantize.gguf_source import gguf_source
@@ -229,7 +229,8 @@ class _Followers:
         def covariance_of(matrix: int) -> PreparedCovariance | None:
             number = self._number(matrix)
             first, second = self._halves(number)
-            if first.tokens + second.tokens < _TOKENS_SHARE * produce.collected_tokens(matrix):
+            few = not all(enough_tokens(half.tokens, len(half.squares)) for half in (first, second))
+            if few or first.tokens + second.tokens < _TOKENS_SHARE * produce.collected_tokens(matrix):
                 return None
             return self._once.get(("covariance", number), lambda: prepare(first.plus(second).covariance()))
 

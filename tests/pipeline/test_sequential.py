@@ -79,6 +79,15 @@ def test_what_comes_out_is_nearer_to_the_model(moments, written, tmp_path):
     assert errors[1] < 0.97 * errors[0]
 
 
+def test_too_little_text_changes_nothing(moments, tmp_path):
+    """A window has fewer tokens in either half than half the columns: weights and covariances stay the collected ones."""
+    paths = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    quantize(moments, paths[0], sequential=None, sequential_chunks=None)
+    quantize(moments, paths[1], sequential_chunks=1)
+    plain, followed = map(open_gguf, paths)
+    assert all(np.array_equal(tensor.data, followed.tensors[name].data) for name, tensor in plain.tensors.items())
+
+
 def test_the_same_bytes_however_often_it_is_killed(moments, written, tmp_path, monkeypatch):
     out, original, calls = tmp_path / "a.gguf", Journal.add, []
 
