@@ -83,6 +83,8 @@ def saved_bits(files: dict[str, Any], methods: Sequence[str]) -> list[str]:
         for method, each in saved.items()
         if each
     ]
+    if not means:
+        return []
     return [*lines, "", f"Bits per weight saved at equal KL divergence, means: {'; '.join(means)}."]
 
 
