@@ -10,32 +10,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from planned_jobs import failing, interrupted_plan, output, plan_of
 
-from ggufmill.formats import TYPES, MillError, PlanError, open_gguf
+from ggufmill.formats import MillError, PlanError, open_gguf
 from ggufmill.formats.file_range import range_checksum
 from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute, row_chunks
 from ggufmill.jobs.journal import Journal, journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
-from ggufmill.jobs.outputs import Output
-from ggufmill.jobs.plan import make_plan, parse_size
-from ggufmill.jobs.preflight import complete_files, is_complete, preflight
+from ggufmill.jobs.plan import parse_size
+from ggufmill.jobs.preflight import preflight
 from ggufmill.operating_system import files
-
-
-def output(name, shape, type_name="f32", produce=None, rule="test"):
-    """A tensor whose rows are filled with their own numbers, so that a misplaced chunk shows."""
-    tensor_type = TYPES[type_name]
-    row_bytes = tensor_type.row_bytes(shape[0])
-
-    def rows(start, stop):
-        return np.repeat((np.arange(start, stop) % 251).astype(np.uint8)[:, None], row_bytes, 1)
-
-    return Output(name, shape, "f32", tensor_type, rule, produce or rows)
-
-
-def plan_of(tmp_path, outputs, **options):
-    return make_plan(outputs, {"general.architecture": "test"}, tmp_path / "out.gguf", **options)
 
 
 def test_a_job_writes_what_was_planned(tmp_path):
@@ -66,18 +51,6 @@ def test_chunks_respect_matrices_and_groups():
         assert all(start % o.type.rows == 0 and stop % o.type.rows == 0 for start, stop in chunks)
 
 
-def failing(after):
-    calls = []
-
-    def produce(start, stop):
-        calls.append(start)
-        if len(calls) > after:
-            raise MillError("t1: the weight at row 0, column 0 is nan")
-        return np.zeros((stop - start, 1024), np.uint8)
-
-    return produce
-
-
 def test_a_failure_keeps_complete_tensors(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     outputs[2] = output("t2", (256, 16), produce=failing(0))
@@ -106,36 +79,6 @@ def test_resuming_another_job_is_refused(tmp_path):
         execute(other, resume=True)
     execute(other, force=True)
     assert (tmp_path / "out.gguf").exists()
-
-
-def test_resume_verifies_the_journal(tmp_path):
-    """Tensors whose bytes a power cut lost are written again, an incomplete last line of the journal is dropped."""
-    outputs = [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))]
-    with pytest.raises(MillError):
-        execute(plan_of(tmp_path, outputs), threads=1)
-    plan = plan_of(tmp_path, [output(n, (256, 16)) for n in "abc"])
-    part = tmp_path / "out.gguf.part"
-    with part.open("r+b") as file:
-        file.seek(plan.locations[0].offset + 100)
-        file.write(b"\x77\x77")
-    with journal_path(plan).open("a") as journal:
-        journal.write('{"tensor": "c", "xx')
-    assert execute(plan, resume=True).resumed == 1
-    data = open_gguf(tmp_path / "out.gguf").tensors
-    assert all(np.array_equal(data[o.name].data, o.produce(0, 16)) for o in plan.outputs)
-
-
-@pytest.mark.parametrize("kept", [0, 60, 180])
-def test_a_journal_of_which_a_power_cut_lost_some_bytes(tmp_path, kept):
-    """They read as zeros; what comes before is still true."""
-    with pytest.raises(MillError):
-        execute(plan_of(tmp_path, [output("a", (256, 16)), output("b", (256, 16), produce=failing(0))]), threads=1)
-    plan = plan_of(tmp_path, [output(n, (256, 16)) for n in "ab"])
-    journal = journal_path(plan).read_bytes()
-    journal_path(plan).write_bytes(journal[:kept] + bytes(40) + journal[kept + 40 :])
-    execute(plan, resume=True)
-    data = open_gguf(tmp_path / "out.gguf").tensors
-    assert all(np.array_equal(data[o.name].data, o.produce(0, 16)) for o in plan.outputs)
 
 
 SCRIPT = textwrap.dedent("""
@@ -203,21 +146,6 @@ def test_killed_between_the_renames(tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("events", [("complete",), ("synced", "complete")])
-def test_a_journal_that_calls_itself_complete_too_early(tmp_path, events):
-    shapes = {f"t{i}": (256, 16) for i in range(4)}
-    broken = plan_of(tmp_path, [output(n, shape, produce=failing(0) if n == "t2" else None) for n, shape in shapes.items()])
-    with pytest.raises(MillError, match="are kept"):
-        execute(broken, threads=1)
-    with journal_path(broken).open("a") as journal:
-        journal.writelines(json.dumps({"event": event}) + "\n" for event in events)
-    plan = plan_of(tmp_path, [output(name, shape) for name, shape in shapes.items()])
-    assert 0 < execute(plan, resume=True).resumed < 4
-    written = plan.files[0].path.read_bytes()
-    (tmp_path / "new").mkdir()
-    assert written == execute(plan_of(tmp_path / "new", plan.outputs)).paths[0].read_bytes()
-
-
 def cut(part):
     os.truncate(part, os.path.getsize(part) // 2)
 
@@ -275,14 +203,6 @@ def test_the_names_of_the_parts_are_on_disk_before_the_journal_calls_them_comple
     assert calls == [["out.gguf.journal", "out.gguf.part"], "complete", ["out.gguf", "out.gguf.journal"]]
 
 
-def interrupted_plan(tmp_path):
-    """A plan of three tensors, of which two are written; its last one cannot be made."""
-    plan = plan_of(tmp_path, [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))])
-    with pytest.raises(MillError):
-        execute(plan, threads=1)
-    return plan_of(tmp_path, [output(name, (256, 16)) for name in "abc"])
-
-
 def test_an_output_that_is_replaced_stays_until_the_end(tmp_path):
     """--force, killed before there is a .part, then --resume: the old output is not taken for the new one's part."""
     plan = plan_of(tmp_path, [output("a", (256, 16), produce=failing(0))])
@@ -326,107 +246,6 @@ def test_a_part_with_another_name_is_not_written_through(tmp_path):
     preflight(plan, force=True)
     execute(plan, force=True)
     assert (tmp_path / "mine").read_bytes() == mine != (tmp_path / "out.gguf").read_bytes()
-
-
-def test_other_code_does_not_continue_a_job(tmp_path, monkeypatch):
-    plan = interrupted_plan(tmp_path)
-    monkeypatch.setattr("ggufmill.jobs.journal.code_digest", lambda: "another")
-    with pytest.raises(PlanError, match="other code of this program"):
-        execute(plan, resume=True)
-
-
-def test_the_lock_of_a_journal_that_was_removed_protects_nothing(tmp_path, monkeypatch):
-    """A job opens the journal, waits, and locks it when the first job has ended and a third one has begun."""
-    plan, real = plan_of(tmp_path, [output("a", (256, 16))]), files.lock_file
-    journals = []
-
-    def lock(file, **options):
-        monkeypatch.setattr("ggufmill.jobs.lock.lock_file", real)
-        journal_path(plan).unlink()
-        journals.append(Journal(plan))  # of the third job
-        return real(file, **options)
-
-    monkeypatch.setattr("ggufmill.jobs.lock.lock_file", lock)
-    with pytest.raises(PlanError, match="another job is writing"):
-        Journal(plan)
-    journals[0].close()
-
-
-def test_a_journal_that_somebody_deletes_does_not_fail_the_job(tmp_path):
-    def produce(start, stop):
-        journal_path(plan).unlink(missing_ok=True)
-        return np.zeros((stop - start, 1024), np.uint8)
-
-    plan = plan_of(tmp_path, [output("a", (256, 16), produce=produce)])
-    execute(plan)
-    assert os.listdir(tmp_path) == ["out.gguf"]
-
-
-def test_preflight_refusals(tmp_path, monkeypatch):
-    plan = plan_of(tmp_path, [output("a", (256, 16))])
-    with pytest.raises(PlanError, match="is an input"):
-        preflight(plan, inputs=[tmp_path / "." / "out.gguf"])
-    (tmp_path / "out.gguf").write_bytes(b"precious")
-    with pytest.raises(PlanError, match="exists; use --force"):
-        preflight(plan)
-    preflight(plan, force=True)
-    assert (tmp_path / "out.gguf").read_bytes() == b"precious"
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(PlanError, match="bytes too few free"):
-        preflight(plan, force=True)
-
-
-def test_outputs_that_are_links_folders_or_pipes_are_refused(tmp_path):
-    plan = plan_of(tmp_path, [output("a", (256, 16))])
-    source = tmp_path / "source.gguf"
-    source.write_bytes(b"precious")
-    part, journal, out = tmp_path / "out.gguf.part", journal_path(plan), tmp_path / "out.gguf"
-    for path in (part, journal, out):
-        path.symlink_to(source)
-        with pytest.raises(PlanError, match="is an input"):
-            preflight(plan, force=True, inputs=[source])
-        if path is not out:
-            with pytest.raises(PlanError, match="is a link"):
-                preflight(plan, force=True)
-        path.unlink()
-        path.mkdir()
-        with pytest.raises(PlanError, match="is a folder"):
-            preflight(plan, force=True)
-        path.rmdir()
-    os.mkfifo(out)
-    with pytest.raises(PlanError, match="device or pipe"):
-        preflight(plan, force=True)
-    out.unlink()
-    part.symlink_to(source)
-    execute(plan)
-    assert source.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("junk", [b"junk\n", b"[]\n", b"\xff\xfe\n", b'{"a": 1}\n', b'{"fingerprint": "x"}\n5\n'])
-def test_a_damaged_journal(tmp_path, junk):
-    plan = plan_of(tmp_path, [output("a", (256, 16))])
-    journal_path(plan).write_bytes(junk)
-    with pytest.raises(PlanError, match="damaged|another source"):
-        execute(plan, resume=True)
-    preflight(plan, force=True)
-    execute(plan, force=True)
-    assert (tmp_path / "out.gguf").exists()
-
-
-def test_two_jobs_do_not_write_one_file(tmp_path):
-    inner = []
-
-    def produce(start, stop):
-        if not inner:
-            inner.append(1)
-            with pytest.raises(PlanError, match="another job is writing"):
-                preflight(plan_of(tmp_path, [output("a", (256, 16))]))
-            with pytest.raises(PlanError, match="another job is writing"):
-                execute(plan_of(tmp_path, [output("a", (256, 16))]), threads=1)
-        return np.zeros((stop - start, 1024), np.uint8)
-
-    execute(plan_of(tmp_path, [output("a", (256, 16), produce=produce)]), threads=1)
-    assert inner
 
 
 @pytest.mark.parametrize(
@@ -510,62 +329,6 @@ def test_shards_of_another_split(tmp_path):
         plan_of(tmp_path, outputs, shards={"t0": 1, "t1": 0, "t2": 1, "t3": 1})
     with pytest.raises(PlanError, match="as in the source"):
         plan_of(tmp_path, outputs, shards={"t0": 0}, split_max_tensors=2)
-
-
-def test_existing_files_stay(tmp_path):
-    outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
-    plan = plan_of(tmp_path, outputs, split_max_tensors=1)
-    execute(plan)
-    before = [f.path.read_bytes() for f in plan.files]
-    for index in (1, 3):
-        plan.files[index].path.unlink()
-    stat_before = plan.files[2].path.stat()
-    calls = []
-
-    def produce(start, stop):
-        calls.append(1)
-        return output("t", (256, 16)).produce(start, stop)
-
-    again = plan_of(tmp_path, [output(o.name, o.shape, produce=produce) for o in outputs], split_max_tensors=1)
-    existing = complete_files(again)
-    assert existing == {0, 2}
-    preflight(again, existing=existing)
-    seen = []
-    execute(again, existing=existing, progress=lambda n, name: seen.append(n))
-    assert [f.path.read_bytes() for f in plan.files] == before
-    assert len(calls) == 2
-    assert sum(seen) == again.total_bytes
-    assert plan.files[2].path.stat() == stat_before
-    other = plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1)
-    with pytest.raises(PlanError, match="is not what this job would write"):
-        complete_files(other)
-
-
-def test_is_complete(tmp_path):
-    """Decided by the headers of all files, by what an unfinished job leaves beside them, and by the times of the inputs."""
-    source = tmp_path / "source"
-    source.write_bytes(b"")
-    outputs = [output(f"t{i}", (256, 16)) for i in range(2)]
-    plan = plan_of(tmp_path, outputs, split_max_tensors=1)
-    assert not is_complete(plan, [source])
-    execute(plan)
-    assert is_complete(plan, [source, tmp_path / "deleted"])
-    assert not is_complete(plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1))
-    now = time.time_ns()
-    for file in plan.files:
-        os.utime(file.path, ns=(0, now - 60 * 10**9))
-    os.utime(source, ns=(0, now - 59 * 10**9))
-    assert not is_complete(plan, [source])
-    os.utime(source, ns=(0, now + 3600 * 10**9))  # a clock that was wrong
-    assert is_complete(plan, [source])
-    assert is_complete(plan)
-    journal_path(plan).write_text("")
-    assert not is_complete(plan)
-    journal_path(plan).unlink()
-    plan.files[1].path.unlink()
-    assert not is_complete(plan)
-    plan.files[1].path.mkdir()
-    assert not is_complete(plan)
 
 
 def test_on_finished_is_called_for_every_tensor(tmp_path):
