@@ -194,7 +194,7 @@ def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):
         assert run(capsys, short(), "-o", out)[0] == 1
     code, _, err = seen[0]
     assert code == 1
-    assert err.endswith(f"ggufmill: another run is at work in {out}; wait for its end, or give another folder (-o)\n")
+    assert err.endswith(f"ggufmill: another run works in {out}; wait for its end, or give another folder (-o)\n")
     assert run(capsys, short(), "-o", out)[0] == 0
 
 

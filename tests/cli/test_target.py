@@ -221,7 +221,7 @@ REFUSED = [
     ("[quantize]\ntarget_bpw = 4\n[search]\ngpu = '('\n", "gpu = '(' has to be a regular expression"),
     ("[quantize]\ntarget_bpw = 4\n[search]\ngpu_size = '5G'\n", "gpu_size needs gpu beside it"),
     ("[quantize]\ntarget_bpw = 4\n[search]\nrepacked = 1\n", "repacked = 1 has to be true or false"),
-    ("[quantize]\ntarget_bpw = 4\n[search]\nrepacked = true\n[repack]\n", "two ways to the same"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nrepacked = true\n[repack]\n", "have the same purpose"),
     ("[quantize]\ntarget_bpw = 4\n[search]\nquiet = true\n", "[search] has no key 'quiet'"),
 ]
 

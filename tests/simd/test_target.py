@@ -139,5 +139,5 @@ def test_a_wrong_level_is_refused_in_one_line(name):
 def test_too_late():
     """Code that numba has generated for another processor cannot be taken back."""
     kernel(lambda x: x)(1)
-    with pytest.raises(MillError, match="GGUFMILL_CPU has to be heeded before numba compiles"):
+    with pytest.raises(MillError, match="GGUFMILL_CPU takes effect only before numba compiles"):
         module._configure("x86-64", "")

@@ -170,7 +170,7 @@ def test_files_that_are_no_adapters_and_bad_factors(tmp_path, llama, mill):
         (tmp_path / "base.gguf", "is no LoRA adapter"),
         (folder, "it has no adapter_config.json"),
         (f"{folder}=much", "'much' is no number"),
-        (f"{folder}=nan", "makes no sense"),
+        (f"{folder}=nan", "cannot be used"),
         (tmp_path / "nothing", "does not exist"),
     ):
         with pytest.raises((FormatError, PlanError), match=problem):

@@ -186,7 +186,7 @@ def test_worker_that_makes_another_plan(cluster, tmp_path):
     [
         ({"cluster_output": "collect"}, "--cluster-output does nothing without --cluster"),
         ({"cluster": "local:2", "threads": 2}, "--threads does nothing with --cluster"),
-        ({"cluster": "local:2", "delete_source_shards": True}, "--delete-source-shards does not go with --cluster"),
+        ({"cluster": "local:2", "delete_source_shards": True}, "--delete-source-shards cannot be given with --cluster"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path, options, line):

@@ -263,7 +263,7 @@ def test_only_saved_prompts_are_replaced_and_only_so_many_are_kept(served, recit
     for name in (*others, "folder", "link"):
         refused = save(name)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "filename"), name
-        assert "is no saved prompt" in refused.json()["error"]["message"]
+        assert "is not a saved prompt" in refused.json()["error"]["message"]
         assert str(tmp_path) not in refused.text
     assert "2 prompts are saved" in save("third").json()["error"]["message"]
     assert save("second").status_code == 200
