@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import formatannotation, get_annotations
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
@@ -156,3 +156,22 @@ def shared(request: Any, kind: Callable[..., Q], **more: Any) -> Q:
     assert isinstance(kind, type)
     common = values_of(request).keys() & {field.name for field in fields_of(kind)}
     return kind(**{**{name: getattr(request, name) for name in common}, **more})
+
+
+def words_of(group: type, values: Mapping[str, Any]) -> list[str]:
+    """The options of a group's fields that differ from their defaults, as words of a command line."""
+    words: list[str] = []
+    for field in fields_of(group):
+        value = values.get(field.name, field.default)
+        if value == field.default:
+            continue
+        name = [*field.option.flags.split(), f"--{field.name.replace('_', '-')}"][0]
+        name, _, negative = name.partition("/")
+        if isinstance(value, bool):
+            words.append(name if value else negative or f"--no-{name.removeprefix('--')}")
+            continue
+        if field.type.startswith("tuple"):  # one value of several parts
+            value = ",".join(map(str, value))
+        unit = "B" * (field.option.kind == "size")
+        words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, f"{each}{unit}")]
+    return words

@@ -11,10 +11,11 @@ import click
 from ..pipeline.common.figures import DIVERGENCE_DIGITS, error_text
 from ..pipeline.requests.groups import SourceOptions, Weighting
 from ..pipeline.requests.search import SearchRequest
+from ..request_fields import words_of
 from .command import Verb
 from .display.console import call
 from .display.plans import histogram_text, totals_text
-from .options.fields import options_of, words_of
+from .options.fields import options_of
 from .options.types import OUT_FILE
 
 if TYPE_CHECKING:

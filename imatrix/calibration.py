@@ -71,7 +71,7 @@ class Calibration:
     def fingerprint(self, model: Model, *options: object) -> str:
         """Digest of everything that the result depends on, to the last bit: model, windows, settings, options, this code."""
         s = model.settings
-        settings = (s.batch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
+        settings = (s.batch, *s.cache_choices, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
         settings += ("round_bf16",) if s.round_bf16 else ()
         settings += ("round_activations",) if s.round_activations else ()
         settings += s.lora

@@ -111,7 +111,7 @@ class _Document:
 
 def fingerprint(model: Model, tokens: int, seed: int) -> str:
     """A digest of all that decides the text."""
-    about = code_digest(), model.source.identity, tokens, seed, LENGTH, model.settings.cache_types
+    about = code_digest(), model.source.identity, tokens, seed, LENGTH, model.settings.cache_choices
     return xxhash.xxh3_64_hexdigest(repr(about).encode())
 
 

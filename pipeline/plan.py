@@ -22,6 +22,7 @@ from ..recipes import names
 from ..request_fields import fields_of, shared
 from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Placement, TensorSize, overrides_of, place
+from ..runtime.settings import CacheTypes
 from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import as_bytes, as_file_type, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
@@ -163,8 +164,8 @@ def _capacities(request: PlanRequest) -> dict[str, int | None]:
 def _use(request: PlanRequest) -> Use:
     """How the model is run."""
     bound = request.attn_max_batch * MIB if request.attn_max_batch else None
-    how = request.n_ctx, request.ubatch, request.cache_k, request.cache_v, request.mla, request.flash
-    return Use(*how, attention_bytes=bound, gpu_layers=request.gpu_layers, tensor_split=request.tensor_split)
+    how = request.n_ctx, request.ubatch, request.mla, request.flash, bound, request.gpu_layers, request.tensor_split
+    return Use(*how, **values_of(request, CacheTypes))
 
 
 def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:

@@ -3,7 +3,7 @@ recurrent state, of the same size whatever the sequence's length."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -11,9 +11,8 @@ from ..formats import TYPES, PlanError
 from .graph import Graph
 from .graph.ops import LatentAttention
 from .graph.values import CacheSpec, StateSpec
-from .settings import Settings
+from .settings import CACHE_TYPES, Settings
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 _LANES = 16  # rows of the float types are filled up to a multiple of this many numbers, which kernels read at once
 
 
@@ -21,13 +20,15 @@ _LANES = 16  # rows of the float types are filled up to a multiple of this many 
 class CachePart:
     """What a layer keeps per token under one name: a row of `width` numbers for each of `heads`, as `type`.
 
-    every  tokens that share their rows, those of the last of them
+    every     tokens that share their rows, those of the last of them
+    rotation  sizes of the runs of a row that lie in memory as their Walsh-Hadamard transforms; (): the row is as it is
     """
 
     heads: int
     width: int
     type: str = "f32"
     every: int = 1
+    rotation: tuple[int, ...] = ()
 
     @property
     def padded_width(self) -> int:
@@ -83,6 +84,21 @@ class LayerCache:
         return sum(part.nbytes for part in self.states.values())
 
 
+def types_text(layers: Iterable[LayerCache]) -> str:
+    """The types of the rows of layers, in words: 'q8_0 and f16', 'q8_0 or q4_0' where layers differ."""
+    types: dict[str, dict[str, None]] = {}
+    for layer in layers:
+        for name, part in layer.rows.items():
+            types.setdefault(name, {})[part.type] = None
+    return " and ".join(map(" or ".join, types.values()))
+
+
+def rows_text(layers: Sequence[LayerCache]) -> str:
+    """What rows of layers mean: the types and rotations of each, '0.k q8_0 64,64; 0.v q8_0 128; ...'."""
+    kept = ((f"{number}.{name}", part) for number, layer in enumerate(layers) for name, part in layer.rows.items())
+    return "; ".join(f"{name} {part.type} {','.join(map(str, part.rotation))}".rstrip() for name, part in kept)
+
+
 def state_offsets(layers: Sequence[LayerCache]) -> tuple[dict[tuple[int, str], int], int]:
     """Where the states of all layers lie in one block of memory: (layer, name) -> bytes from its start, and its size."""
     offsets, end = {}, 0
@@ -95,8 +111,11 @@ def state_offsets(layers: Sequence[LayerCache]) -> tuple[dict[tuple[int, str], i
 
 def grouped_parts(heads: int, k_width: int, v_width: int, settings: Settings) -> dict[str, CachePart]:
     """Keys and values of `heads` key heads, in the types of the settings. Raises PlanError for a type that does not fit."""
-    k, v = settings.cache_types
-    return {"k": _part("keys", "-ctk", heads, k_width, k), "v": _part("values", "-ctv", heads, v_width, v)}
+    (k, v), (k_rotates, v_rotates) = settings.cache_types, settings.cache_rotations
+    return {
+        "k": _part("keys", "-ctk", heads, (k_width,), k, k_rotates),
+        "v": _part("values", "-ctv", heads, (v_width,), v, v_rotates),
+    }
 
 
 def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, settings: Settings) -> dict[str, CachePart]:
@@ -104,26 +123,22 @@ def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, s
 
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
-    k, v = settings.cache_types
+    (k, v), (k_rotates, v_rotates) = settings.cache_types, settings.cache_rotations
     if settings.mla == 0:
         return grouped_parts(heads, k_width, v_width, settings)
-    parts = {"kv": _part("latents with their rotated keys", "-ctk", 1, rank + rope, k)}
+    parts = {"kv": _part("latents with their rotated keys", "-ctk", 1, (rank, rope), k, k_rotates)}
     if settings.mla == 1:
-        parts["v"] = _part("latents", "-ctv", 1, rank, v)
-    elif settings.cache_v is not None and v.lower() != k.lower():
-        raise PlanError(
-            f"-ctv {v} has no effect: with -mla {settings.mla} only latents are cached, as {k} (-ctk); "
-            "leave it out, or use -mla 0 or 1"
-        )
+        parts["v"] = _part("latents", "-ctv", 1, (rank,), v, v_rotates)
+        return parts
+    _check_values(settings, f"with -mla {settings.mla} only latents are cached", "leave it out, or use -mla 0 or 1")
     return parts
 
 
 def entry_parts(width: int, every: int, settings: Settings) -> dict[str, CachePart]:
     """Entries that are keys and values at once, each for `every` tokens. Raises PlanError for types that do not fit."""
-    k, v = settings.cache_types
-    if settings.cache_v is not None and v.lower() != k.lower():
-        raise PlanError(f"-ctv {v} has no effect: keys of this model are its values, cached as {k} (-ctk); leave it out")
-    return {"entries": replace(_part("keys", "-ctk", 1, width, k), every=every)}
+    (k, _), (rotates, _) = settings.cache_types, settings.cache_rotations
+    _check_values(settings, "keys of this model are its values, which are cached", "leave it out")
+    return {"entries": replace(_part("keys", "-ctk", 1, (width,), k, rotates), every=every)}
 
 
 def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], list[LayerCache]]:
@@ -138,17 +153,18 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
         specs = [spec for spec in graph.cache if spec.layer == layer]
         states = {spec.name: StatePart(spec.shape) for spec in specs if isinstance(spec, StateSpec)}
         kept = {spec.name: spec for spec in specs if isinstance(spec, CacheSpec)}
+        own = settings.of_layer(layer, graph.n_layers)
         rows: dict[str, CachePart] = {}
         extra: dict[str, CachePart] = {}
         if layer in latent:
             op = latent[layer]
             (heads, width), (rank,), (rope,) = op.q.shape, op.latent.shape, op.k_pe.shape
-            rows = latent_parts(heads, width, op.v_width, rank, rope, settings)
+            rows = latent_parts(heads, width, op.v_width, rank, rope, own)
             extra = {} if settings.mla else {"kv": CachePart(1, rank + rope)}
         elif "entries" in kept:
-            rows = entry_parts(kept["entries"].width, kept["entries"].every, settings)
+            rows = entry_parts(kept["entries"].width, kept["entries"].every, own)
         elif kept:
-            rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, settings)
+            rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, own)
         if "index_k" in kept:
             rows["index_k"] = CachePart(1, kept["index_k"].width, every=kept["index_k"].every)
         plain.append(LayerCache(rows, states))
@@ -156,9 +172,20 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
     return plain, observed
 
 
-def _part(content: str, option: str, heads: int, width: int, type_name: str) -> CachePart:
-    """A part of a type that a user chose with an option. Raises PlanError, naming the option, where that type does not fit."""
-    name = next((name for name in CACHE_TYPES if name.lower() == type_name.lower()), None)
+def _check_values(settings: Settings, why: str, remedy: str) -> None:
+    """Raises PlanError for a type or rotation that was chosen for values, and is not that of the keys."""
+    (k, v), (rotates, _) = settings.cache_types, settings.cache_rotations
+    if settings.cache_v is not None and v.lower() != k.lower():
+        raise PlanError(f"-ctv {v} has no effect: {why}, as {k} (-ctk); {remedy}")
+    if settings.v_cache_hadamard not in (None, rotates):
+        flag, how = ("-no-vhad", "rotated (-khad)") if rotates else ("-vhad", "without rotation")
+        raise PlanError(f"{flag} has no effect: {why}, {how}; {remedy}")
+
+
+def _part(content: str, option: str, heads: int, widths: tuple[int, ...], type_name: str, is_rotated: bool) -> CachePart:
+    """A part of a type that a user chose with an option. widths: of the runs of a row, each rotated for itself in blocks of the
+    largest power of two that divides it. Raises PlanError, naming the option, where that type does not fit."""
+    name, width = next((name for name in CACHE_TYPES if name.lower() == type_name.lower()), None), sum(widths)
     if name is None:
         raise PlanError(f"{option} {type_name}: no type for a cache; there are {', '.join(CACHE_TYPES)}")
     if not TYPES[name].fits(width):
@@ -167,4 +194,5 @@ def _part(content: str, option: str, heads: int, width: int, type_name: str) -> 
             f"{option} {name}: {content} of this model have {width} numbers, no multiple of the {block} of a block; "
             "f32, f16 and bf16 work"
         )
-    return CachePart(heads, width, name)
+    rotation = tuple(block for run in widths for block in [run & -run] * (run // (run & -run)))
+    return CachePart(heads, width, name, rotation=rotation if is_rotated else ())

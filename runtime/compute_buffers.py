@@ -14,11 +14,12 @@ from typing import Any
 from ..formats import PlanError
 from ..formats.metadata_values import MAX_LAYERS, whole_number
 from ..operating_system.processors import allowed_cpus
+from ..request_fields import values_of
 from .hparams import HParams
 from .models.bert import ENCODERS
 from .models.latent_attention import LatentHeads
 from .models.variants import VARIANTS
-from .settings import Settings, check_latent, settings_from
+from .settings import CacheTypes, Settings, check_latent, settings_from
 
 MIB = 1 << 20
 _BESIDE = 192 * MIB  # at most, of what other buffers than those of latent attention take (fits the logged sizes)
@@ -30,13 +31,11 @@ SCORES_BYTES = 2 << 20  # of the scores that a thread stores at a time, without 
 
 
 @dataclass(frozen=True)
-class Use:
+class Use(CacheTypes):
     """How the model is to be run; names and defaults (None) as in `Settings`. attention_bytes None: not bounded (no -amb)."""
 
     n_ctx: int
     ubatch: int = 512
-    cache_k: str | None = None
-    cache_v: str | None = None
     mla: int | None = None
     flash: bool = True
     attention_bytes: int | None = None
@@ -46,7 +45,7 @@ class Use:
 
     def settings(self, hparams: HParams) -> Settings:
         """What attention is run with. Raises PlanError for what `load_model` would refuse."""
-        chosen = {"cache_k": self.cache_k, "cache_v": self.cache_v, "mla": self.mla, "flash": self.flash}
+        chosen = values_of(self, CacheTypes) | {"mla": self.mla, "flash": self.flash}
         given = {name: value for name, value in chosen.items() if value is not None}
         check_latent(given, hparams)
         return settings_from(given)
@@ -156,7 +155,7 @@ def processor_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     ub, threads = min(use.ubatch, n_ctx), use.threads or len(allowed_cpus())
     bound = settings.attention_bytes if use.attention_bytes is None else use.attention_bytes
     rows = 2 * ub * hparams.int("embedding_length") * 4  # that a pass returns
-    passing = _passing(hparams, ub) + rows + _TABLES
+    passing = _passing(hparams, ub) + rows + _rotated(hparams, settings, ub) + _TABLES
     scores = 0 if use.flash else threads * min(bound, SCORES_BYTES)
     if not hparams.is_latent:
         layers = range(hparams.size("block_count", maximum=MAX_LAYERS))
@@ -179,6 +178,17 @@ def processor_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     expanding = most + ub * heads.n * (width + heads.v_width) * 4
     of_mode = {1: absorbing, 2: expanding, 3: max(absorbing, expanding)}
     return passing + scores + of_mode[settings.mla]
+
+
+def _rotated(hparams: HParams, settings: Settings, ub: int) -> int:
+    """Bytes of queries that are rotated as the keys in the cache are; those of latents are in their place."""
+    if not settings.flash or not settings.cache_rotations[0] or (hparams.is_latent and settings.mla):
+        return 0
+    if hparams.is_latent:
+        heads = LatentHeads.of(hparams)
+        return ub * heads.n * (heads.nope + heads.rope) * 4
+    n_head = of_layer(hparams, "attention.head_count", 0)
+    return ub * n_head * hparams.int("attention.key_length", hparams.int("embedding_length") // max(1, n_head)) * 4
 
 
 def _kv_numbers(hparams: HParams, layer: int) -> int:

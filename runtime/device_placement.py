@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..formats import TYPES, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
+from ..request_fields import values_of
 from .backends import Executable
 from .compute_buffers import Use
 from .graph import Graph
 from .hparams import HParams
 from .memory import CPU, Placement, TensorSize, layer_number, overrides_of, place
-from .settings import Settings
+from .settings import CacheTypes, Settings
 from .torch_devices import TorchDevice, accelerators_here, choose_devices, import_torch
 
 if TYPE_CHECKING:
@@ -89,13 +90,12 @@ def _use(source: TensorSource, settings: Settings) -> Use:
     return Use(
         settings.n_ctx or hparams.int("context_length", 4096),
         settings.ubatch,
-        settings.cache_k,
-        settings.cache_v,
         settings.mla if hparams.is_latent else None,
         settings.flash,
         settings.attention_bytes,
         settings.gpu_layers,
         settings.tensor_split,
+        **values_of(settings, CacheTypes),
     )
 
 

@@ -18,7 +18,7 @@ from ..jobs.patterns import NamePattern, compile_pattern
 from ..jobs.streamed_json import StreamedJson
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from .compute_buffers import Use, compute_bytes, of_layer, processor_bytes, sequence_length
-from .hparams import HParams
+from .hparams import HParams, n_layers
 from .models.attention import Heads
 from .models.compressed_attention import compressed_states, run_length, selects_entries
 from .models.gemma4 import own_layers
@@ -143,12 +143,12 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
     hparams = HParams(dict(metadata), "the model")
+    settings = use.settings(hparams).of_layer(layer, n_layers(hparams))
     if hparams.architecture == _COMPRESSED:
-        parts = _entry_parts(hparams, use.settings(hparams), layer, tensors)
+        parts = _entry_parts(hparams, settings, layer, tensors)
         return sum(part.token_bytes for part in parts.values())
     if not keeps_rows(hparams, layer) or (hparams.architecture in _SHARING and layer >= own_layers(hparams)):
         return 0
-    settings = use.settings(hparams)
     if hparams.is_latent:
         heads = LatentHeads.of(hparams)
         parts = latent_parts(heads.n, heads.nope + heads.rope, heads.v_width, heads.rank, heads.rope, settings)

@@ -15,10 +15,12 @@ from ..formats import MillError, PlanError, TensorSource
 from ..formats.file_range import check_regular
 from ..jobs.atomic_write import write_bytes
 from .backends.cpu.kv_cache import KVCache
+from .cache_layout import rows_text
 from .evaluate.provenance import file_digest
 from .session import Session
 
-_FORMAT = "ggufmill session 1"
+_FORMAT = "ggufmill session 2"
+_FORMATS = ("ggufmill session 1", _FORMAT)  # the first says nothing of the cache, whose rows are not rotated
 
 
 def save_session(session: Session, path: Path) -> int:
@@ -31,6 +33,7 @@ def save_session(session: Session, path: Path) -> int:
     numbers = {"tokens": np.array(session.tokens[:length], np.int64), "n_read": np.array([min(session.n_read, length)])}
     arrays = numbers | _cache(session).dump()
     metadata = {"format": _FORMAT, "model": _model_digest(session.model.source), "xxh3": _checksum(arrays)}
+    metadata["cache"] = rows_text(_cache(session).layers)
     data = save(arrays, metadata)
     write_bytes(path, data)
     return len(data)
@@ -43,7 +46,7 @@ def is_saved_session(path: Path) -> bool:
         if not stat.S_ISREG(path.lstat().st_mode):
             return False
         with safe_open(path, "np") as file:
-            return (file.metadata() or {}).get("format") == _FORMAT
+            return (file.metadata() or {}).get("format") in _FORMATS
     except (OSError, SafetensorError):
         return False
 
@@ -60,7 +63,7 @@ def restore_session(session: Session, path: Path) -> int:
         size = path.stat().st_size
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
+            if metadata.get("format") not in _FORMATS:
                 raise MillError(f"{path} is not a saved session")
             if metadata.get("model") != _model_digest(session.model.source):
                 raise MillError(f"{path} was saved with another model")
@@ -72,8 +75,10 @@ def restore_session(session: Session, path: Path) -> int:
     tokens, n_read = arrays.pop("tokens").tolist(), arrays.pop("n_read", np.zeros(1, np.int64))  # older files lack it
     if len(tokens) > session.n_ctx:
         raise MillError(f"{path} has {len(tokens)} tokens, and the context holds {session.n_ctx}")
-    if not cache.load(arrays, len(tokens)):
-        raise MillError(f"{path} was saved with other types of the KV cache, or another -mla")
+    is_rotated = any(part.rotation for layer in cache.layers for part in layer.rows.values())
+    is_same = metadata["cache"] == rows_text(cache.layers) if "cache" in metadata else not is_rotated
+    if not is_same or not cache.load(arrays, len(tokens)):
+        raise MillError(f"{path} was saved with other types or another rotation of the KV cache, or another -mla")
     session.tokens, session.drafter = tokens, None
     session.n_read = min(int(n_read[0]), len(tokens))
     return size

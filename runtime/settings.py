@@ -13,7 +13,7 @@ from ..request_fields import fields_of, option, request
 from .hparams import HParams
 
 NUMA_MODES = ("distribute", "isolate", "numactl")  # of llama.cpp
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV")
 PLAIN_TYPES = ("f32", "f16", "bf16")
 _MOST_THREADS = 1024
 _MOST_CPUS = 1 << 16
@@ -22,6 +22,60 @@ _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe"
 _FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
 _FLAGS = ("flash", "repack", "exact", "round_activations", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
+_TYPES_OF_LAYERS = ("cache_k_first", "cache_k_last", "cache_v_first", "cache_v_last")
+
+
+def _first_or_last(part: str, which: str) -> Any:
+    name = f"--cache-type-{part[0]}-{which}"
+    return option(
+        f"Cache the {part} of the {which} N layers in this type.",
+        doc=f"(type, n): the type of the {part} of the {which} n layers.",
+        default=None,
+        flags=f"-ct{part[0]}-{which} {name}",
+        kind="cache_type_of_layers",
+        metavar="TYPE,N",
+        shown=f"as --cache-type-{part[0]}",
+        rare=True,
+    )
+
+
+def _hadamard(part: str, others: str) -> Any:
+    letter = part[0]
+    return option(
+        f"Rotate {part} by a Hadamard transform before they are cached{others}: their largest numbers are then spread out, and "
+        "a quantised cache loses less.",
+        default=None,
+        flags=f"-{letter}had/-no-{letter}had --{letter}-cache-hadamard/--no-{letter}-cache-hadamard",
+        shown="on where they are quantised",
+        rare=True,
+    )
+
+
+@request
+class CacheTypes:
+    """How keys and values are cached."""
+
+    section: ClassVar[str] = "Cache of keys and values"
+
+    cache_k: str | None = option(
+        "Cache keys in this type; with -mla 2 and 3 the latents.",
+        default=None,
+        flags="-ctk --cache-type-k",
+        choices=CACHE_TYPES,
+        shown="f16",
+    )
+    cache_v: str | None = option(
+        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
+    )
+    cache_k_first: tuple[str, int] | None = _first_or_last("keys", "first")
+    cache_k_last: tuple[str, int] | None = _first_or_last("keys", "last")
+    cache_v_first: tuple[str, int] | None = _first_or_last("values", "first")
+    cache_v_last: tuple[str, int] | None = _first_or_last("values", "last")
+    k_cache_hadamard: bool | None = _hadamard("keys", ", and queries likewise")
+    v_cache_hadamard: bool | None = _hadamard("values", ", and results of attention back")
+
+
+CACHE_SETTINGS = tuple(field.name for field in fields_of(CacheTypes))
 
 
 @request
@@ -87,7 +141,7 @@ PLACEMENT = tuple(field.name for field in fields_of(Placement))
 
 
 @request
-class Settings(Placement):
+class Settings(CacheTypes, Placement):
     """How a model is run; every field can be given to `load_model` by name."""
 
     reference: ClassVar[str] = "Settings of `load_model`, see `Settings`; none for a model that is loaded"
@@ -137,16 +191,6 @@ class Settings(Placement):
         default=2048,
         flags="-ub --ubatch-size",
         least=1,
-    )
-    cache_k: str | None = option(
-        "Cache keys in this type; with -mla 2 and 3 the latents.",
-        default=None,
-        flags="-ctk --cache-type-k",
-        choices=CACHE_TYPES,
-        shown="f16",
-    )
-    cache_v: str | None = option(
-        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
     )
     flash: bool = option(
         "Use flash attention, which never stores all scores.", default=True, flags="-fa --flash-attn", kind="switch", shown="on"
@@ -224,6 +268,29 @@ class Settings(Placement):
         usual = "f32" if self.exact else "f16"
         return self.cache_k or usual, self.cache_v or usual
 
+    @property
+    def cache_rotations(self) -> tuple[bool, bool]:
+        """Whether keys and values are rotated before they are cached: as chosen, else where their type is quantised."""
+        chosen = zip(self.cache_types, (self.k_cache_hadamard, self.v_cache_hadamard), strict=True)
+        keys, values = (name.lower() not in PLAIN_TYPES if rotates is None else rotates for name, rotates in chosen)
+        return keys, values
+
+    @property
+    def cache_choices(self) -> tuple[object, ...]:
+        """All that decides in which form keys and values are cached."""
+        return *self.cache_types, *self.cache_rotations, *(getattr(self, name) for name in _TYPES_OF_LAYERS)
+
+    def of_layer(self, layer: int, n_layers: int) -> Settings:
+        """With the cache's types of one layer. The types of the last layers go before those of the first ones."""
+        types: dict[str, Any] = {}
+        for part in ("cache_k", "cache_v"):
+            first, last = (getattr(self, f"{part}_{which}") for which in ("first", "last"))
+            if first is not None and layer < first[1]:
+                types[part] = first[0]
+            if last is not None and layer >= n_layers - last[1]:
+                types[part] = last[0]
+        return replace(self, **types) if types else self
+
 
 def settings_from(values: dict[str, Any]) -> Settings:
     """Settings by name. Raises PlanError for one that is not known, or a value of the wrong kind or out of range."""
@@ -256,16 +323,32 @@ def settings_from(values: dict[str, Any]) -> Settings:
     for name in _TYPES:
         if not isinstance(getattr(chosen, name), str | None):
             raise PlanError(f"setting {name} has to be the name of a type, not {getattr(chosen, name)!r:.60}")
+    for name in CACHE_SETTINGS[-2:]:
+        if not isinstance(getattr(chosen, name), bool | None):
+            raise PlanError(f"setting {name} has to be True, False or None, not {getattr(chosen, name)!r:.60}")
+    chosen = replace(chosen, **{name: _type_of_layers(name, getattr(chosen, name)) for name in _TYPES_OF_LAYERS})
     if isinstance(chosen.mla, bool) or chosen.mla not in range(4):
         raise PlanError(f"setting mla is one of 0, 1, 2, 3, not {chosen.mla!r:.60}")
-    if not chosen.flash and (chosen.cache_v or "f16").lower() not in PLAIN_TYPES:
-        plain = " and ".join((", ".join(PLAIN_TYPES[:-1]), PLAIN_TYPES[-1]))
-        raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {plain} work")
+    of_values = {"-ctv": chosen.cache_v}
+    of_values |= {f"-ctv-{which}": kind[0] for which in ("first", "last") if (kind := getattr(chosen, f"cache_v_{which}"))}
+    for flag, kind in of_values.items():
+        if not chosen.flash and (kind or "f16").lower() not in PLAIN_TYPES:
+            plain = " and ".join((", ".join(PLAIN_TYPES[:-1]), PLAIN_TYPES[-1]))
+            raise PlanError(f"quantised values ({flag} {kind}) need flash attention (-fa on); without it {plain} work")
     if chosen.expert_reduction is not None:
         _check_reduction(chosen.expert_reduction)
     if not isinstance(chosen.lora, tuple | list) or not all(isinstance(file, str | Path) for file in chosen.lora):
         raise PlanError(f"setting lora has to be a list of files, FILE or FILE=SCALE, not {chosen.lora!r:.60}")
     return replace(_with_devices(chosen), lora=tuple(map(str, chosen.lora)))
+
+
+def _type_of_layers(name: str, value: Any) -> tuple[str, int] | None:
+    """(type, number of layers). Raises PlanError for anything else."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list) or [type(each) for each in value] != [str, int] or value[1] < 1:
+        raise PlanError(f"setting {name} has to be a type and a number of layers, such as ('q8_0', 2), not {value!r:.60}")
+    return value[0], value[1]
 
 
 def _with_devices(chosen: Settings) -> Settings:

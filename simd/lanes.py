@@ -14,7 +14,7 @@ from .compile import intrinsic, kernel
 from .instructions.half_precision import float_to_half, half_to_float
 from .instructions.permute import mask_of_bits
 from .lane_types import F32, F64, LANES, MASK, SCALARS, call_lanewise, element_pointer, is_row
-from .llvm import F32X16, I1, I8, I16, I32, I32X16, I64, shuffle, vector
+from .llvm import F32X16, I1, I8, I16, I32, I32X16, I64, constant, shuffle, vector
 from .scalar import ROUNDING_CONSTANT
 
 _BITS = ir.IntType(LANES)  # a mask as an integer
@@ -269,6 +269,25 @@ def round_to_half(a):
 def store_half(array, index, a):
     """Writes float32 lanes as float16 (rounded as by round_to_half) to sixteen consecutive elements of a uint16 row."""
     _store_half(array, index, clamp(a, -_HALF_MAX, _HALF_MAX))
+
+
+@intrinsic
+def hadamard_lanes(typingctx, a):
+    """The Walsh-Hadamard transform of sixteen float32 lanes, in natural order and not normalised: sums and differences of
+    lanes that are 1, 2, 4 and 8 apart."""
+    if a != F32:
+        return None
+
+    def generate(context, builder, signature, args):
+        value = args[0]
+        for step in (1, 2, 4, 8):
+            lower = [lane & ~step for lane in range(LANES)]
+            signs = constant(F32X16, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
+            first, second = (shuffle(builder, value, None, [lane + add for lane in lower]) for add in (0, step))
+            value = builder.fadd(first, builder.fmul(second, signs))
+        return value
+
+    return F32(F32), generate
 
 
 # --- reductions -----------------------------------------------------------------------------------------------------

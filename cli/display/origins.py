@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ...pipeline.common.figures import bits_per_weight_text, error_text, file_bytes_of, share_text, size_text
+from ...runtime.settings import CACHE_SETTINGS
 from .console import table
 
 
@@ -39,7 +40,7 @@ def stored_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
 
 def settings_text(settings: dict[str, Any]) -> str:
     """'threads 2, batch 2048, ...'."""
-    keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact", "lora")
+    keys = ("threads", "batch", "ubatch", *CACHE_SETTINGS, "flash", "mla", "repack", "expert_reduction", "exact", "lora")
     return ", ".join(f"{key} {_setting(settings[key])}" for key in keys if settings.get(key) is not None)
 
 

@@ -29,6 +29,8 @@ _COLUMNS = {
     "ubatch": "n_ubatch",
     "cache_k": "type_k",
     "cache_v": "type_v",
+    "k_cache_hadamard": "khad",
+    "v_cache_hadamard": "vhad",
     "flash": "fa",
     "mla": "mla",
     "attn_max_batch": "amb",

@@ -112,22 +112,6 @@ def _without_unset(command: Callable, settings: set[str], sampling: set[str]) ->
     return called
 
 
-def words_of(group: type, values: Mapping[str, Any]) -> list[str]:
-    """The options of a group's fields that differ from their defaults, as words of a command line."""
-    words: list[str] = []
-    for field in fields_of(group):
-        value = values.get(field.name, field.default)
-        name = [*field.option.flags.split(), f"--{field.name.replace('_', '-')}"][0]
-        if value == field.default:
-            continue
-        if isinstance(value, bool):
-            words.append(name if value else f"--no-{name.removeprefix('--')}")
-        else:
-            unit = "B" * (field.option.kind == "size")
-            words += [word for each in (value if isinstance(value, tuple) else (value,)) for word in (name, f"{each}{unit}")]
-    return words
-
-
 def _parameter(field: Field, kind: Any, under: Mapping[str, Any], may_be_unset: bool) -> Decorator:
     """under: where the help has it, as arguments of click.option. may_be_unset: the command gets None where the option is not
     given."""
@@ -150,6 +134,8 @@ def _parameter(field: Field, kind: Any, under: Mapping[str, Any], may_be_unset: 
     if "bool" in field.type and not option.kind and "/" not in option.flags:
         names, how = _switch(names, field.default, how)
         how |= {"default": None} if may_be_unset else {}
+    elif "bool" in field.type and field.default is None:
+        how = {"default": None} | how
     elif not field.is_required and field.default not in (None, (), {}) and not may_be_unset:
         default = "on" if field.default is True else field.default  # of a kind of its own
         how = {"default": default, "show_default": not option.shown} | how

@@ -106,6 +106,23 @@ def _cache_type(text: str) -> str:
     return {name.lower(): name for name in CACHE_TYPES}[text.lower()]
 
 
+class _TypeOfLayers(click.ParamType):
+    name = "TYPE,N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        name, _, count = value.partition(",")
+        try:
+            found = _cache_type(name), int(count)
+        except (KeyError, ValueError):
+            found = "", 0
+        if found[1] < 1:
+            known = ", ".join(CACHE_TYPES)
+            self.fail(f"{value!r} is not TYPE,N: a type of {known}, and a number of layers, such as q8_0,2", param, ctx)
+        return found
+
+
 def _several(type: click.ParamType) -> dict[str, Any]:
     """An option that may be given several times, each time with several values."""
     return {"type": type, "multiple": True, "default": (), "callback": lambda ctx, param, given: tuple(chain(*given))}
@@ -115,6 +132,7 @@ def _several(type: click.ParamType) -> dict[str, Any]:
 KINDS: dict[str, Any] = {
     "bits": {"type": click.Choice(["16", "32"]), "callback": lambda ctx, param, bits: bits and int(bits)},
     "breakers": {"multiple": True, "default": DEFAULT_BREAKERS, "callback": _breakers},
+    "cache_type_of_layers": _TypeOfLayers(),
     "cache_types": _several(Listed(_cache_type, "a cache type", "TYPE")),
     "cpus": {"type": CpuMask(), "callback": _with_earlier},
     "device_names": Listed(str, "a device", "NAME"),

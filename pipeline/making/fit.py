@@ -10,10 +10,11 @@ from ...errors import PlanError
 from ...formats import TensorSource
 from ...jobs.plan import Plan
 from ...operating_system.memory import total_bytes
+from ...request_fields import values_of, words_of
 from ...runtime.compute_buffers import Use
 from ...runtime.hparams import HParams
 from ...runtime.memory import CPU, Placement, TensorSize, overrides_of, place
-from ...runtime.settings import LayerPlacement
+from ...runtime.settings import CacheTypes, LayerPlacement
 from ...runtime.torch_devices import accelerators_here
 from ..common.arguments import as_bytes
 from ..common.figures import size_text
@@ -48,7 +49,7 @@ def find_fit(request: MakeRequest, source: TensorSource, largest: Plan) -> Fit:
     """
     capacities, where = _capacities(request)
     trained = HParams(source.metadata, source.path).int("context_length", request.n_ctx)
-    use = Use(min(request.n_ctx, trained), cache_k=request.cache_k, cache_v=request.cache_v)
+    use = Use(min(request.n_ctx, trained), **values_of(request, CacheTypes))
     if request.fit is not None:
         nbytes = as_bytes(request.fit)
         assert nbytes is not None
@@ -81,8 +82,7 @@ def run_options(sizes: Sequence[TensorSize], metadata: Mapping[str, Any], fit: F
     found = _placed(sizes, metadata, fit.use, fit.capacities)
     if found is None:
         return None
-    types = [("-ctk", fit.use.cache_k), ("-ctv", fit.use.cache_v)]
-    given = [word for flag, value in types if value is not None for word in (flag, value)]
+    given = words_of(CacheTypes, values_of(fit.use, CacheTypes))
     return ["-c", str(fit.use.n_ctx), *given, *found]
 
 

@@ -49,6 +49,8 @@ class BenchRow:
     n_ubatch: int
     type_k: str
     type_v: str
+    khad: int
+    vhad: int
     fa: int
     mla: int | None
     amb: int
@@ -82,6 +84,8 @@ _GRID = {
     "ubatch": ("ubatch", "-ub"),
     "cache_k": ("cache_k", "-ctk"),
     "cache_v": ("cache_v", "-ctv"),
+    "k_cache_hadamard": ("k_cache_hadamard", "-khad"),
+    "v_cache_hadamard": ("v_cache_hadamard", "-vhad"),
     "flash": ("flash", "-fa"),
     "mla": ("mla", "-mla"),
     "attn_max_batch": ("attention_bytes", "-amb"),
@@ -173,6 +177,8 @@ def _row(model: Model, about: dict[str, Any], speed: Speed) -> BenchRow:
         n_ubatch=used["ubatch"],
         type_k=used["cache_k"],
         type_v=used["cache_v"],
+        khad=int(used.get("k_cache_hadamard", False)),
+        vhad=int(used.get("v_cache_hadamard", False)),
         fa=int(used["flash"]),
         mla=used.get("mla"),
         amb=used["attention_bytes"] // MIB,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...request_fields import argument, option, request
-from ...runtime.settings import CACHE_TYPES
+from ...runtime.settings import CacheTypes
 from ..common.arguments import Size
 from ..common.progress import OnProgress
 from .groups import AllowedTypes, SourceOptions
@@ -36,16 +36,10 @@ class Room:
     n_ctx: int = option(
         "Leave room for a context of this many tokens.", default=32768, flags="-c --ctx-size", least=1, most=2**31 - 1
     )
-    cache_k: str | None = option(
-        "Cache keys in this type.", default=None, flags="-ctk --cache-type-k", choices=CACHE_TYPES, shown="f16", rare=True
-    )
-    cache_v: str | None = option(
-        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16", rare=True
-    )
 
 
 @request
-class MakeRequest(Room, AllowedTypes, SourceOptions):
+class MakeRequest(Room, CacheTypes, AllowedTypes, SourceOptions):
     model: str | Path = argument("A checkpoint's folder, hf:OWNER/NAME or a GGUF file.", kind="source", kw_only=False)
     out: str | Path | None = option(
         "Write the results to this folder.",

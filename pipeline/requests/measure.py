@@ -319,6 +319,20 @@ class BenchRequest(Placement, CheckpointOptions):
     ubatch: int | Sequence[int] = _grid("Run this many tokens per pass.", "-ub --ubatch-size", "numbers", "2048")
     cache_k: str | Sequence[str] = _grid("Cache keys in these types.", "-ctk --cache-type-k", "cache_types", "f16")
     cache_v: str | Sequence[str] = _grid("Cache values in these types.", "-ctv --cache-type-v", "cache_types", "f16")
+    k_cache_hadamard: bool | Sequence[bool] = _grid(
+        "Rotate keys before they are cached: 0, 1 or both.",
+        "-khad --k-cache-hadamard",
+        "zeros_ones",
+        "1 where they are quantised",
+        rare=True,
+    )
+    v_cache_hadamard: bool | Sequence[bool] = _grid(
+        "Rotate values before they are cached: 0, 1 or both.",
+        "-vhad --v-cache-hadamard",
+        "zeros_ones",
+        "1 where they are quantised",
+        rare=True,
+    )
     flash: bool | Sequence[bool] = _grid("Use flash attention: 0, 1 or both.", "-fa --flash-attn", "zeros_ones", "1")
     mla: int | Sequence[int] = _grid(
         "Compute latent attention in these ways, 0 to 3.", "-mla --mla-use", "numbers", "3", rare=True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ...request_fields import argument, option, request
-from ...runtime.settings import CACHE_TYPES, LayerPlacement
+from ...runtime.settings import CacheTypes, LayerPlacement
 from ..common.arguments import FileType, Size
 from .groups import SourceOptions
 
@@ -51,7 +51,7 @@ class ForecastOptions:
 
 
 @request
-class PlanRequest(SourceOptions, ForecastOptions, LayerPlacement):
+class PlanRequest(SourceOptions, CacheTypes, ForecastOptions, LayerPlacement):
     model: str | Path = argument(
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME, of which the headers are read.", kind="source", kw_only=False
     )
@@ -80,12 +80,6 @@ class PlanRequest(SourceOptions, ForecastOptions, LayerPlacement):
     )
     n_ctx: int = option("Plan a context of this many tokens.", default=32768, flags="-c --ctx-size", least=1, most=2**31 - 1)
     ubatch: int = option("Run this many tokens per pass.", default=512, flags="-ub --ubatch-size", least=1, rare=True)
-    cache_k: str | None = option(
-        "Cache keys in this type.", default=None, flags="-ctk --cache-type-k", choices=CACHE_TYPES, shown="f16"
-    )
-    cache_v: str | None = option(
-        "Cache values in this type.", default=None, flags="-ctv --cache-type-v", choices=CACHE_TYPES, shown="f16"
-    )
     mla: int | None = option(
         "Compute latent attention in this way.", default=None, flags="-mla --mla-use", least=0, most=3, shown="3", rare=True
     )

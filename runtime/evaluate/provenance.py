@@ -20,7 +20,7 @@ from ...operating_system.processors import processor_name
 from ...version import __version__
 from ..hparams import HParams
 from ..model import Model
-from ..settings import PLACEMENT
+from ..settings import CACHE_SETTINGS, PLACEMENT
 from ..stored_sizes import tensor_sizes
 from .score_statistics import paired_ratio
 
@@ -78,17 +78,18 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
 
 
 def describe_settings(model: Model) -> dict[str, Any]:
-    """The settings of a model, with the number of threads and cache types in use; mla only for models with latent attention,
-    processors and what places weights only if they were chosen."""
-    cache_k, cache_v = model.settings.cache_types
-    settings = asdict(model.settings) | {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
+    """The settings of a model, with the number of threads, cache types and rotations in use; mla only for models with latent
+    attention, processors, types of single layers and what places weights only if they were chosen."""
+    settings = asdict(model.settings) | {"threads": model.workers.count}
+    settings["cache_k"], settings["cache_v"] = model.settings.cache_types
+    settings["k_cache_hadamard"], settings["v_cache_hadamard"] = model.settings.cache_rotations
     settings["round_bf16"] = bool(settings["round_bf16"])
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
     for name in ("cpus", "numa"):
         if settings[name] is None:
             del settings[name]
-    for name in ("lora", "round_activations", *PLACEMENT):
+    for name in ("lora", "round_activations", *CACHE_SETTINGS, *PLACEMENT):
         if settings[name] in (None, (), False):
             del settings[name]
     if model.device_names:

@@ -26,6 +26,7 @@ class Graph:
     layers      the residual stream after each layer
     cache       what each layer keeps, per token or per sequence
     n_ctx_train the context length that the model was trained for
+    n_layers    the length of `layers`, also where a part of a graph has none of them
     is_chained  of a draft layer: whether it reads the output of the draft layer before it; else the model's, as the first does
     """
 
@@ -40,6 +41,7 @@ class Graph:
     output: Weight | None
     n_ctx_train: int
     is_chained: bool = True
+    n_layers: int = 0
 
     @property
     def n_embd(self) -> int:
@@ -349,13 +351,15 @@ class GraphBuilder:
         head = self.ops
         matrix = next(op.weight for op in head if isinstance(op, ops.Linear))
         layers, cache = tuple(self.layers), tuple(self.cache)
-        return Graph(architecture, body, tuple(head), hidden, logits, layers, cache, embedding, matrix, n_ctx_train)
+        made = architecture, body, tuple(head), hidden, logits, layers, cache, embedding, matrix, n_ctx_train
+        return Graph(*made, n_layers=len(layers))
 
     def finish_encoder(self, architecture: str, hidden: Value, n_ctx_train: int) -> Graph:
         """As `finish`, of a model without a head."""
         body, embedding = self._body()
         layers, cache = tuple(self.layers), tuple(self.cache)
-        return Graph(architecture, body, (), hidden, None, layers, cache, embedding, None, n_ctx_train)
+        made = architecture, body, (), hidden, None, layers, cache, embedding, None, n_ctx_train
+        return Graph(*made, n_layers=len(layers))
 
     def _body(self) -> tuple[tuple[Op, ...], Weight]:
         """The ops so far, and the table of the tokens' embeddings."""

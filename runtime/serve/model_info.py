@@ -9,7 +9,9 @@ import numpy as np
 
 from ...formats import TYPES, FormatError, PlanError
 from ...formats.metadata_values import text_of
+from ..evaluate.provenance import describe_settings
 from ..model import Model
+from ..settings import CACHE_SETTINGS
 
 _MAX_TEXT = 4000  # characters of a metadata text
 
@@ -39,8 +41,8 @@ def model_name(model: Model) -> str:
 def describe(model: Model) -> dict[str, Any]:
     """The object `model` of /props.
 
-    Name, file (without its folder), architecture, sizes, tensor types by descending size, context lengths, and under `about`
-    the metadata of _METADATA_FIELDS.
+    Name, file (without its folder), architecture, sizes, tensor types by descending size, how keys and values are cached,
+    context lengths, and under `about` the metadata of _METADATA_FIELDS.
     """
     types: dict[str, list[int]] = {}
     for tensor in model.source.tensors.values():
@@ -60,6 +62,7 @@ def describe(model: Model) -> dict[str, Any]:
         "types": [{"type": name, "tensors": n[0], "parameters": n[1], "bytes": n[2]} for name, n in by_size],
         "layers": model.n_layers,
         "vocabulary": model.n_vocab,
+        "cache": {name: value for name, value in describe_settings(model).items() if name in CACHE_SETTINGS},
         "n_ctx": model.n_ctx,
         "n_ctx_train": model.n_ctx_train,
         "about": {name: _plain(metadata[key]) for key, name in _METADATA_FIELDS.items() if key in metadata},

@@ -12,7 +12,7 @@ from ggufmill.cli.options.fields import options_of
 from ggufmill.operating_system.processors import allowed_cpus
 from ggufmill.pipeline.requests.generate import ServeRequest
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings, cache_layout, settings
+from ggufmill.runtime import Settings
 
 
 @pytest.fixture
@@ -39,13 +39,14 @@ def test_every_option_becomes_a_setting(run):
     short = (
         "-c 99 -t 3 -C 0x5 -Cr 2-3 --numa isolate "
         "-b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4 --ctx-checkpoints 3 "
-        "--lora a.gguf --lora b=0.5"
+        "--lora a.gguf --lora b=0.5 -ctk-first Q8_0,2 -ctk-last f16,1 -ctv-first bf16,3 -ctv-last q5_0,4 -khad -no-vhad"
     )
     long = (
         "--ctx-size 99 --threads 3 --cpu-mask 5 --cpu-range 2-3 --numa ISOLATE "
         "--batch-size 64 --ubatch-size 32 --parallel 4 --cache-type-k q8_kv --cache-type-v iq4_nl "
         "--flash-attn 0 --mla-use 1 --attn-max-batch 256 --run-time-repack --smart-expert-reduction 6,0.4 "
-        "--ctx-checkpoints 3 --lora a.gguf --lora b=0.5"
+        "--ctx-checkpoints 3 --lora a.gguf --lora b=0.5 --cache-type-k-first q8_0,2 --cache-type-k-last f16,1 "
+        "--cache-type-v-first bf16,3 --cache-type-v-last q5_0,4 --k-cache-hadamard --no-v-cache-hadamard"
     )
     expected = {
         "n_ctx": 99,
@@ -64,6 +65,12 @@ def test_every_option_becomes_a_setting(run):
         "expert_reduction": [6, 0.4],
         "checkpoints": 3,
         "lora": ["a.gguf", "b=0.5"],
+        "cache_k_first": ["q8_0", 2],
+        "cache_k_last": ["f16", 1],
+        "cache_v_first": ["bf16", 3],
+        "cache_v_last": ["q5_0", 4],
+        "k_cache_hadamard": True,
+        "v_cache_hadamard": False,
     }
     assert run(*short.split()) == run(*long.split()) == expected
     assert expected.keys() <= {field.name for field in dataclasses.fields(Settings)}
@@ -73,6 +80,8 @@ def test_every_option_becomes_a_setting(run):
 def test_wrong_values_are_explained(run):
     assert "'q9' is not one of 'f32'" in run("-ctk", "q9")
     assert "is not N,T" in run("-ser", "6")
+    for text in ("q8_0", "q9,2", "q8_0,0", "q8_0,x"):
+        assert "is not TYPE,N: a type of f32, f16" in run("-ctk-first", text)
     for mask in ("0", "xyz", "-1", ""):
         assert "is no hexadecimal number above 0" in run("-C", mask)
     for cpus in ("3", "3-2", "a-b", "-1-2"):
@@ -80,10 +89,6 @@ def test_wrong_values_are_explained(run):
     assert "4 is not in the range 0<=x<=3" in run("-mla", "4")
     for tokens in ("3", "2147483648", "99999999999999999999"):
         assert f"{tokens} is not in the range 4<=x<=2147483647" in run("-c", tokens)
-
-
-def test_the_types_offered_are_those_that_caches_have():
-    assert settings.CACHE_TYPES == cache_layout.CACHE_TYPES
 
 
 @pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])

@@ -35,6 +35,7 @@ from ggufmill.runtime.models.variants import VARIANTS
 TESTS = Path(__file__).parents[1]
 KEPT, MADE = TESTS / "data" / "models", TESTS.parent / "build" / "models"
 LENGTH = 90  # tokens: several times the windows of WINDOW
+LATENT = ("v3", "v3-legacy", "v2-lite", "deepseek32", "longcat-flash", "kimi-linear")  # with -mla
 ALWAYS = ("llama", "v3", "llama-llama3", "v2-lite")  # other tests begin with these
 KEPT_COLUMNS = slice(None, None, 12)
 SCALARS = ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")  # what the config says, not weights

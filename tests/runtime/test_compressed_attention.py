@@ -81,9 +81,12 @@ def test_sequences_of_one_pass(path, tokens, expected):
 def test_types_of_entries(path, tokens, expected):
     apart = {}
     for kind in ("f16", "q8_0", "q4_0"):
-        model = load_model(path, cache_k=kind, **EXACT)
+        model = load_model(path, cache_k=kind, k_cache_hadamard=False, **EXACT)
         assert model.new_cache(1).types.split()[0] == kind
         apart[kind] = (model.logits(tokens) - expected).std()
     assert TOLERANCE / 100 < apart["f16"] < apart["q8_0"] < apart["q4_0"] < 0.5 * expected.std()
+    rotated = load_model(path, cache_k="q4_0", **EXACT)
+    assert all(part.rotation for layer in rotated.new_cache(1).layers for n, part in layer.rows.items() if n == "entries")
+    assert (rotated.logits(tokens) - expected).std() < 2 * apart["q4_0"]  # random keys have no outliers to spread
     with pytest.raises(PlanError, match="-ctv q8_0 has no effect"):
         load_model(path, cache_v="q8_0")

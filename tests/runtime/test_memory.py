@@ -238,7 +238,7 @@ def test_deepseek_v4_flash():
     """Of 43 layers 20 keep an entry of 512 numbers for each 128 tokens, 21 one for each 4 tokens with a key of an indexer."""
     ratios = [0, 0] + [4 if i % 2 == 0 else 128 for i in range(41)]
     keys = {"attention.key_length": 512, "attention.sliding_window": 128, "attention.compress_ratios": ratios}
-    keys |= {"attention.indexer.key_length": 128}
+    keys |= {"attention.indexer.key_length": 128, "block_count": 43}
     metadata = {"general.architecture": "deepseek4"} | {f"deepseek4.{key}": value for key, value in keys.items()}
     names = {f"blk.{i}.indexer.proj.weight" for i, ratio in enumerate(ratios) if ratio == 4}
     rows = [cache_token_bytes(metadata, use(), layer, names) for layer in range(43)]

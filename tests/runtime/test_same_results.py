@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from recorded_models import kept_cases, record_of
+from recorded_models import LATENT, kept_cases, record_of
 
 from ggufmill import quantize_model
 from ggufmill.formats import TYPES
@@ -21,7 +21,6 @@ LENGTH = 150  # more than a block of keys, and than all windows
 READ, PROMPTS = 110, [[7], [60], [109], [3, 4, 40, 41, 90], [108, 109]]
 # One of each kind of attention, of recurrent layers and of experts; the others take longer.
 KINDS = ["llama", "v3", "deepseek4", "gpt-oss", "llama4", "minimax-m3-odd", "mamba", "kimi-linear", "lfm2", "mpt-clip"]
-LATENT = ("v3", "v3-legacy", "v2-lite", "deepseek32", "longcat-flash", "kimi-linear")
 RUNS = [(case, mla) for case in kept_cases() for mla in ((0, 1, 2, 3) if case in LATENT else (None,))]
 # Others than the kept cases have: matrices that are read in blocks, by codebooks and trellises, interleaved, decoded for GEMM,
 # without GEMV, of floats, and of a checkpoint; two of mixtures.
@@ -115,17 +114,30 @@ def test_architectures(build, case, mla):
 
 
 @pytest.mark.slow(keep=["v3-*"])
-@pytest.mark.parametrize("settings", [{"flash": False}, {"exact": True}])
+@pytest.mark.parametrize("settings", [{"flash": False}, {"exact": True}, {"k_cache_hadamard": True, "v_cache_hadamard": True}])
 @pytest.mark.parametrize("case", ["llama", "gpt-oss", "v3", "qwen4exp-odd"])
 def test_settings(build, case, settings):
     source = packed(build(case), "q8_0")
+    if case == "v3" and "v_cache_hadamard" in settings:
+        settings = settings | {"mla": 1}
     models = [load_model(source, threads=1, **settings), load_model(source, threads=2, ubatch=24, **settings)]
     check_prompts(models, text_of(models[0], case))
     check_generated(models, text_of(models[0], case))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"cache_k": "q8_0"}, {"cache_v": "q8_0", "mla": 1}, {"cache_k": "bf16", "mla": 0}])
+CACHES = [
+    {"cache_k": "q8_0"},
+    {"cache_v": "q8_0", "mla": 1},
+    {"cache_k": "bf16", "mla": 0},
+    {"cache_k": "q4_0", "cache_v": "q5_0", "mla": 0},
+    {"cache_k": "q4_0", "k_cache_hadamard": False},
+    {"k_cache_hadamard": True, "v_cache_hadamard": True, "mla": 1},
+    {"cache_k_first": ("q8_0", 1), "cache_k_last": ("q5_0", 2), "cache_v_last": ("q4_0", 1), "mla": 1},
+]
+
+
+@pytest.mark.slow(keep=["settings0"])
+@pytest.mark.parametrize("settings", CACHES)
 def test_types_of_the_cache(settings):
     models = [load_model(DEMO, threads=1, **settings), load_model(DEMO, threads=2, ubatch=24, **settings)]
     check_prompts(models, text_of(models[0]))

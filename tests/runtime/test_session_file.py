@@ -3,10 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from ggufmill.formats import MillError
 from ggufmill.runtime import load_model
-from ggufmill.runtime.session_file import restore_session, save_session
+from ggufmill.runtime.session_file import is_saved_session, restore_session, save_session
 
 PROMPT = list(range(10, 60))
 
@@ -61,5 +63,38 @@ def test_wrong_files_change_nothing(tiny, saved, tmp_path):
         restore_session(load_model(dataclasses.replace(tiny, tensors=tensors), n_ctx=128).session(), path)
     with pytest.raises(MillError, match="other types"):
         restore_session(load_model(tiny, n_ctx=128, cache_k="f32").session(), path)
+    with pytest.raises(MillError, match="other types or another rotation"):
+        restore_session(load_model(tiny, n_ctx=128, cache_k="bf16").session(), path)  # rows of the same size
     with pytest.raises(MillError, match="50 tokens"):
         restore_session(load_model(tiny, n_ctx=32).session(), path)
+
+
+def test_a_session_with_another_rotation_is_refused(tiny, saved, tmp_path):
+    plain, _ = saved
+    rotating = load_model(tiny, n_ctx=128, k_cache_hadamard=True)
+    session = rotating.session()
+    with pytest.raises(MillError, match="another rotation"):
+        restore_session(session, plain)
+    session.feed(PROMPT)
+    save_session(session, tmp_path / "rotated.bin")
+    with pytest.raises(MillError, match="another rotation"):
+        restore_session(load_model(tiny, n_ctx=128).session(), tmp_path / "rotated.bin")
+    expected, again = session.feed([7]), rotating.session()
+    restore_session(again, tmp_path / "rotated.bin")
+    np.testing.assert_array_equal(again.feed([7]), expected)
+
+
+def test_files_of_earlier_versions(tiny, saved, tmp_path):
+    """They say nothing of the cache, and are not rotated."""
+    path, expected = saved
+    with safe_open(path, "np") as file:
+        metadata = file.metadata() | {"format": "ggufmill session 1"}
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    del metadata["cache"]
+    save_file(arrays, tmp_path / "old.bin", metadata)
+    assert is_saved_session(tmp_path / "old.bin")
+    session = load_model(tiny, n_ctx=128).session()
+    restore_session(session, tmp_path / "old.bin")
+    np.testing.assert_array_equal(session.feed([7]), expected)
+    with pytest.raises(MillError, match="another rotation"):
+        restore_session(load_model(tiny, n_ctx=128, v_cache_hadamard=True).session(), tmp_path / "old.bin")

@@ -8,6 +8,7 @@ from ggufmill.simd.lanes import (
     any_lane,
     clamp,
     fma_lanes,
+    hadamard_lanes,
     load,
     load_half,
     max_lanes,
@@ -140,3 +141,18 @@ def test_sums_go_by_halves():
         folded = folded[:, : folded.shape[1] // 2] + folded[:, folded.shape[1] // 2 :]
     assert np.array_equal(np.float32(halves), folded[:, 0])
     assert total == folded[0, 0] + folded[1, 0]
+
+
+@kernel
+def _hadamard(a, out):
+    store(out, 0, hadamard_lanes(load(a, 0)))
+
+
+def test_the_hadamard_transform_of_lanes():
+    matrix, out = np.ones((1, 1)), np.empty(16, np.float32)
+    while len(matrix) < 16:
+        matrix = np.kron(matrix, [[1, 1], [1, -1]])
+    _hadamard(A, out)
+    assert np.abs(out - matrix @ A).max() < 1e-5
+    _hadamard(out.copy(), out)
+    assert np.abs(out - 16 * A).max() < 1e-4

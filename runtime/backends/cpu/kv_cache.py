@@ -11,9 +11,11 @@ import numpy as np
 from ....formats import MillError
 from ....quantize import NonFiniteError, decode, encode_unchecked
 from ....simd.memory import aligned_empty
-from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
+from ...cache_layout import CachePart, LayerCache, state_offsets, types_text
+from ...settings import CACHE_TYPES
 from ..reference.reference_pass import ReferenceCache
 from .kernels.attention.cache_rows import TYPE_IDS
+from .kernels.hadamard import transform_rows
 from .recurrent_state import RecurrentState
 
 _MIN_TOKENS = 64  # of a cache that holds any
@@ -67,8 +69,7 @@ class KVCache:
     @property
     def types(self) -> str:
         """The types of the rows, in words."""
-        types = {name: part.type for layer in self.layers for name, part in layer.rows.items()}
-        return " and ".join(types.values())
+        return types_text(self.layers)
 
     def check_capacity(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
@@ -117,17 +118,20 @@ class KVCache:
         n = len(rows)
         values = np.zeros((n * part.heads, part.padded_width), np.float32)
         values[:, : part.width] = rows.reshape(n * part.heads, part.width)
+        rotate(values, part)
         encoded = encode_with_nan(values, part.type).reshape(n, part.heads, part.row_bytes)
         target[:, first : first + n] = encoded.transpose(1, 0, 2)
 
     def read(self, layer: int, name: str, new: int = 0, at: slice = slice(None)) -> np.ndarray:
-        """Rows of the past and of `new` tokens of this pass, or of them those `at`, float32 [heads, rows, width]; a view where
-        they are float32."""
+        """Rows of the past and of `new` tokens of this pass, or of them those `at`, float32 [heads, rows, width], without their
+        rotation; a view where they are float32 as they are."""
         part = self.layers[layer].rows[name]
         stored = self._stored[layer][name][:, : part.rows_of(self.length + new)][:, at]
-        if part.type == "f32":
+        if part.type == "f32" and not part.rotation:
             return stored.view(np.float32)[..., : part.width]
         rows = decode(stored.reshape(-1, part.row_bytes), part.type, part.padded_width)
+        rows = rows.copy() if part.type == "f32" else rows  # of which decoding makes a view
+        rotate(rows, part)
         return rows.reshape(*stored.shape[:2], part.padded_width)[..., : part.width]
 
     def commit(self, n: int) -> None:
@@ -213,6 +217,13 @@ class KVCache:
         """Bytes taken at present: of rows token_bytes * limit at most."""
         rows = sum(stored.nbytes for layer in self._stored for stored in layer.values())
         return rows + (0 if self.state is None else self.state.nbytes)
+
+
+def rotate(rows: np.ndarray, part: CachePart) -> None:
+    """Rotates rows of a part, or as many of their first runs as they have, in place: C-contiguous float32 [rows, numbers]. Once
+    more undoes it."""
+    if part.rotation:
+        transform_rows(rows, np.array(part.rotation, np.int64))
 
 
 def _new(part: CachePart, tokens: int) -> np.ndarray:

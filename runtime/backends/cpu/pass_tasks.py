@@ -103,7 +103,7 @@ class PassTasks(PassMemory):
     def write_cache(self, layer: int, name: str, x: View) -> None:
         """Appends x to the caches of a layer."""
         part = self.compiled.part(layer, name)
-        if not TYPES[part.type].is_float or part.every > 1:
+        if not TYPES[part.type].is_float or part.every > 1 or part.rotation:
 
             def put() -> None:
                 rows = x.array

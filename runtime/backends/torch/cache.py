@@ -4,12 +4,14 @@ states. Layers that the cpu backend runs have theirs in its own caches, which go
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ....formats import MillError
-from ...cache_layout import CachePart, LayerCache
+from ...cache_layout import CachePart, LayerCache, types_text
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
 from ..reference.reference_pass import ReferenceCache
@@ -33,6 +35,29 @@ class States(RecurrentState):
 
     def commit(self, n: int) -> None:
         self._previous, self.current, self._next = self.current, State(self.current.length + n, self.next_states()), None
+
+
+def rotate(x: Tensor, rotation: Sequence[int]) -> Tensor:
+    """Rows with the transforms of their runs, of the sizes `rotation` (see `CachePart`), or of as many of the first ones as
+    they have; x itself where there are none. Once more undoes it. float32 [..., width]."""
+    parts, start = [], 0
+    for size, runs in groupby(rotation):
+        width = min(size * len(list(runs)), x.shape[-1] - start)
+        if width <= 0:
+            break
+        run = x[..., start : start + width].unflatten(-1, (width // size, size))
+        parts.append((run @ _hadamard(size, x.device)).flatten(-2))
+        start += width
+    return torch.cat(parts, dim=-1) if parts else x
+
+
+@cache
+def _hadamard(size: int, device: torch.device) -> Tensor:
+    """The orthogonal Hadamard matrix of a power of two, in natural order."""
+    matrix = torch.full((1, 1), size**-0.5)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])
+    return matrix.to(device)
 
 
 class DeviceCache:
@@ -63,8 +88,7 @@ class DeviceCache:
     @property
     def types(self) -> str:
         """The types of the rows, in words."""
-        own = {name: part.type for layer in self.layers.values() for name, part in layer.rows.items()}
-        return " and ".join(own.values()) or " and ".join(dict.fromkeys(host.types for host in self.hosts if host.types))
+        return types_text(self.layers.values()) or " and ".join(dict.fromkeys(host.types for host in self.hosts if host.types))
 
     def check_capacity(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
@@ -104,7 +128,7 @@ class DeviceCache:
             if stored is not None:
                 grown[:, :first] = stored[:, :first]
             self._stored[layer, name] = stored = grown
-        stored[:, first:end] = self._encoded(rows, part).transpose(0, 1)
+        stored[:, first:end] = self._encoded(rotate(rows, part.rotation), part).transpose(0, 1)
 
     def _encoded(self, rows: Tensor, part: CachePart) -> Tensor:
         """[n, heads, numbers or bytes of a row]. Types in blocks are encoded by the processor, as the cpu backend does it."""
@@ -115,6 +139,10 @@ class DeviceCache:
 
     def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
         """Rows start ... stop - 1, of tokens or of runs of them, this pass included: float32 [heads, stop - start, width]."""
+        return rotate(self.read_rotated(layer, name, start, stop), self.layers[layer].rows[name].rotation)
+
+    def read_rotated(self, layer: int, name: str, start: int, stop: int) -> Tensor:
+        """As `read`, with the rotation that the rows have in memory."""
         part, stored = self.layers[layer].rows[name], self._rows(layer, name)
         assert stored is not None
         stored = stored[:, start:stop]

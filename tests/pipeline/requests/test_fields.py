@@ -9,9 +9,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ggufmill.cli.options.fields import options_of, words_of
+from ggufmill.cli.options.fields import options_of
 from ggufmill.pipeline.requests.verb import verb
-from ggufmill.request_fields import argument, fields_of, option, request, values_of
+from ggufmill.request_fields import argument, fields_of, option, request, values_of, words_of
+from ggufmill.runtime.settings import CacheTypes
 
 
 @request
@@ -107,5 +108,7 @@ def test_options_as_words():
     words = ["--size", "2000B", "--names", "x", "--names", "y", "--no-keep", "--maybe"]
     assert words_of(Group, given) == words
     assert words_of(Group, {}) == []
+    cache = {"cache_k_first": ("q8_0", 2), "k_cache_hadamard": False, "v_cache_hadamard": True}
+    assert words_of(CacheTypes, cache) == ["-ctk-first", "q8_0,2", "-no-khad", "-vhad"]
     again = run("m", *words)
     assert {name: again[name] for name in given} == given

@@ -91,6 +91,9 @@ def test_description_of_a_quantised_file(quantised):
     assert about["types"].keys() == {t.type.name for t in opened.tensors.values()}
     settings = describe_settings(model)
     assert (settings["threads"], settings["exact"], settings["cache_k"], settings["cache_v"]) == (1, True, "f32", "f32")
+    assert not {"k_cache_hadamard", "v_cache_hadamard", "cache_k_first"} & settings.keys()
+    rotated = describe_settings(load_model(gguf_source(quantised), cache_k_first=("bf16", 1), v_cache_hadamard=True))
+    assert (rotated["cache_k_first"], rotated["v_cache_hadamard"]) == (("bf16", 1), True)
     json.dumps([about, settings, describe_program(), describe_text(b"abc", "t")])
 
 

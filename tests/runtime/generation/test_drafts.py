@@ -52,6 +52,18 @@ def test_texts_are_the_same_with_drafts(models, case, copies):
             assert drafted.timings.generated_passes + drafted.timings.accepted_tokens == 39
 
 
+def test_drafts_over_a_rotated_cache(models):
+    """The draft layer's cache has the types and the rotation of the last layers."""
+    settings = {"k_cache_hadamard": True, "cache_k_first": ("f32", 1), "cache_v_last": ("bf16", 1)}
+    model = load_model(models("v3", True).source, mla=1, **settings)
+    (part,) = (layer.rows["v"] for layer in model.draft_heads[0].new_cache(4).layers if layer.rows)
+    assert part.type == "bf16"
+    plain = model.generate(PROMPT, 40, ignore_eos=True, temp=0)
+    drafted = model.generate(PROMPT, 40, ignore_eos=True, temp=0, draft_max=3)
+    assert (plain.text(), plain.tokens) == (drafted.text(), drafted.tokens)
+    assert drafted.timings.acceptance_rate > 0.8
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_draft_layer_that_predicts_as_the_model_is_accepted(models, case):
     drafted = models(case, True).generate(PROMPT, 60, ignore_eos=True, temp=0, draft_max=3)

@@ -232,6 +232,7 @@ def test_props_describe_the_model(client, model):
     assert (about["name"], about["architecture"], about["parameters"]) == ("Reciter <b>", "llama", elements)
     assert (about["bytes"], about["bits_per_weight"]) == (4 * elements, 32)
     assert about["types"] == [{"type": "f32", "tensors": 12, "parameters": elements, "bytes": 4 * elements}]
+    assert about["cache"] == {"cache_k": "f16", "cache_v": "f16"}
     assert (about["n_ctx"], about["n_ctx_train"], about["layers"], about["vocabulary"]) == (512, 4096, 1, 258)
     assert about["about"] == {"recipe": "attn=q8_0\nffn=q4_K"}
 

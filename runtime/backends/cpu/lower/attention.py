@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from .....formats import PlanError
@@ -12,7 +14,8 @@ from ....graph.values import alibi_slopes
 from ....settings import PLAIN_TYPES
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
-from ..memory import with_heads
+from ..kernels import hadamard
+from ..memory import Partition, View, with_heads
 from ..pass_program import PassProgram
 from .sparse_attention import attend_blocks
 from .step import Step, lowers
@@ -25,7 +28,7 @@ class AttentionStep(Step):
         window = -op.window if op.chunked else op.window
         slopes = alibi_slopes(op.q.shape[0], op.alibi) if op.alibi else None
         self.params = AttentionParams(op.scale, window, op.softcap, compiled.optional_vector(op.sinks), slopes, op.causal)
-        if not self.params.has_flash and compiled.settings.cache_types[1].lower() not in PLAIN_TYPES:
+        if not self.params.has_flash and compiled.part(op.layer, "v").type not in PLAIN_TYPES:
             raise PlanError(
                 f"{compiled.store.source.path}: values in the cache cannot be quantised (-ctv) where attention has linear "
                 f"biases or sees later tokens; {', '.join(PLAIN_TYPES[:-1])} and {PLAIN_TYPES[-1]} work"
@@ -43,10 +46,21 @@ class AttentionStep(Step):
             attend_blocks(op, out, q, with_heads(result, *op.out.shape), out.view(op.selection))
 
 
-def attend(out: PassProgram, attention: CachedAttention) -> None:
-    """Adds the attention to the pass, as the settings ask: flash attention, or with stored scores."""
+def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | None = None) -> None:
+    """Adds the attention to the pass, as the settings ask: flash attention, or with stored scores.
+
+    Flash attention reads the cache's rows as they are: where keys are rotated, queries are too, and the results of rotated
+    values are rotated back. by_heads: of the tasks before and after it, whose rows are the heads of tokens; None: tokens."""
     if out.settings.flash and attention.params.has_flash:
-        out.attention.add(attention)
+        q, result = attention.q, attention.result
+        parts = (out.compiled.part(attention.layer, name) for name in (attention.keys, attention.values))
+        k_rotation, v_rotation = (part.rotation for part in parts)
+        if k_rotation:
+            q = out.temporary(q.rows, q.heads, q.width)
+            _rotate(out, attention.q, q, k_rotation, by_heads)
+        out.attention.add(replace(attention, q=q))
+        if v_rotation:
+            _rotate(out, result, result, v_rotation, by_heads)
         return
     queries, result, state = attention.q.array, attention.result.array, out.run_inputs
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
@@ -59,6 +73,15 @@ def attend(out: PassProgram, attention: CachedAttention) -> None:
             stored_scores_attention(queries[at], keys, values, result[at], attention.params, scores_bytes, out.workers)
 
     out.call(with_scores)
+
+
+def _rotate(out: PassProgram, x: View, to: View, rotation: tuple[int, ...], by_heads: Partition | None) -> None:
+    """to = x, its heads rotated as rows of a cache are (see `CachePart`). x and to: dense."""
+    partition = out.by_rows(x)
+    if by_heads is not None:
+        x, to = (replace(v, rows=v.rows * v.heads, row_bytes=v.head_bytes, heads=1, axis=by_heads.axis) for v in (x, to))
+        partition = replace(by_heads, columns=x.width, column_step=x.width)
+    out.task(hadamard.transform, partition, x=x, out=to, blocks=np.array(rotation, np.int64), count=len(rotation))
 
 
 def stored_scores_attention(

@@ -121,7 +121,7 @@ class LatentAttentionStep(Step):
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
         values = "v" if self.mode == 1 else "kv"
-        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params))
+        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params), partition)
         plan, block = self.matrices.output_plan, self.matrices.output_block
         assert plan is not None
         by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)

@@ -9,7 +9,7 @@ from ....compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
-from ..kv_cache import CacheRows, KVCache
+from ..kv_cache import CacheRows, KVCache, rotate
 from ..latent_matrices import LatentLayer
 from ..memory import View
 from ..pass_program import PassProgram
@@ -92,12 +92,14 @@ class LatentBatch:
         wide[..., s.rank :] = q[..., s.nope :]
         wide[..., : s.rank] = self._matrices.absorb(q[..., : s.nope].transpose(1, 0, 2), self._pass.gemv).transpose(1, 0, 2)
         if self._flash:
-            segments = []
+            segments, (keys_part, values_part) = [], (self._pass.compiled.part(layer, name) for name in ("kv", values_name))
+            rotate(wide.reshape(-1, wide.shape[2]), keys_part)
             for cache, at in batch:
                 new = at.stop - at.start
                 keys, values = cache.rows(layer, "kv", new), cache.rows(layer, values_name, new)
                 segments.append(Segment(wide[at], keys, values, cache.length, out[at]))
             attend(segments, 1, self._params, workers, self._pass.gemv)
+            rotate(out.reshape(-1, s.rank), values_part)
             return
         for cache, at in batch:
             new = at.stop - at.start

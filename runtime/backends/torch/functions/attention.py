@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
+from ..cache import rotate
 from ..device_pass import DevicePass, to_numpy
 from ..weights import Matrix
 
@@ -118,9 +119,26 @@ def attention(
             cache.write(layer, "v", v[rows])
         allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
         sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
-        keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-        result[rows] = attend(step, q[rows], keys, values, sight)
+        result[rows] = attend_cached(step, q[rows], cache, layer, ("k", "v"), end, sight)
     return result
+
+
+def attend_cached(
+    step: DevicePass,
+    q: Tensor,
+    cache: Any,
+    layer: int,
+    names: tuple[str, str],
+    end: int,
+    sight: Sight,
+    width: int | None = None,
+) -> Tensor:
+    """`attend` over the first `end` rows of keys and values of a layer, of these names; width: of values, the first so many of
+    a row. Where rows are rotated in memory, queries are rotated too, and the results back."""
+    of_keys, of_values = (cache.part(layer, name).rotation for name in names)
+    keys = cache.read_rotated(layer, names[0], 0, end)
+    values = keys if names[0] == names[1] else cache.read_rotated(layer, names[1], 0, end)
+    return rotate(attend(step, rotate(q, of_keys), keys, values[..., :width], sight), of_values)
 
 
 def _chosen(selection: Tensor, size: int) -> Tensor:
@@ -176,18 +194,16 @@ def latent_attention(
             rotated = k_pe[rows, None].expand(-1, heads, -1)
             cache.write(layer, "k", torch.cat([torch.einsum("nr,hkr->nhk", latent[rows], to_keys), rotated], dim=2))
             cache.write(layer, "v", torch.einsum("nr,hvr->nhv", latent[rows], to_values))
-            keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
-            result[rows] = attend(step, q[rows], keys, values, sight)
+            result[rows] = attend_cached(step, q[rows], cache, layer, ("k", "v"), end, sight)
         if cache.part(layer, "kv") is not None:
             cache.write(layer, "kv", torch.cat([latent[rows], k_pe[rows]], dim=1)[:, None])
         if by_head and not (observing and cache.part(layer, "kv") is not None):
             continue
-        keys = cache.read(layer, "kv", 0, end)
-        values = keys[..., :rank]
+        names = "kv", "kv"
         if cache.part(layer, "v") is not None and not by_head:
             cache.write(layer, "v", latent[rows, None])
-            values = cache.read(layer, "v", 0, end)
-        weighted[rows] = attend(step, absorbed[rows], keys, values, sight)
+            names = "kv", "v"
+        weighted[rows] = attend_cached(step, absorbed[rows], cache, layer, names, end, sight, rank)
         if not by_head:
             result[rows] = torch.einsum("nhr,hvr->nhv", weighted[rows], to_values)
     if observing:

@@ -12,9 +12,9 @@ from op_graphs import DEVICE, VOCABULARY, Everything, Tensors, close, compiled, 
 from ggufmill.formats import MillError, TensorSource
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
-from ggufmill.runtime.cache_layout import CACHE_TYPES
 from ggufmill.runtime.graph import Observer
 from ggufmill.runtime.graph.ops import Route
+from ggufmill.runtime.settings import CACHE_TYPES
 
 pytestmark = pytest.mark.oracle
 

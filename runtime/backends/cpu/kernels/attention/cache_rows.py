@@ -16,13 +16,13 @@ from ......simd.byte_lanes import (
     u8_to_float,
 )
 from ......simd.compile import kernel
-from ......simd.lanes import LANES, load, load_half, splat, store
+from ......simd.lanes import LANES, load, load_half, mask_from_bits, select, splat, store
 from ......simd.memory import fill, view
 from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16, transpose
 
 # The types that a cache may have, and the numbers that kernels know them by. Those from _Q8_0 to _IQ4_NL have blocks of 32.
-TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"))}
-_F32, _F16, _BF16, _Q8_0, _Q6_0, _Q4_0, _IQ4_NL, _Q8_KV = TYPE_IDS.values()
+TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))}
+_F32, _F16, _BF16, _Q8_0, _Q6_0, _Q5_0, _Q4_0, _IQ4_NL, _Q8_KV = TYPE_IDS.values()
 _IQ4 = IQ4_VALUES.astype(np.int8).view(np.uint8)
 _CHUNKS = PANEL // LANES
 
@@ -62,7 +62,7 @@ def decode_rows(type_id, address, step, count, width, out, start, row_step, pane
                 value = i8_to_float(load_bytes(row, 8 + i * LANES)) * d
                 store(out, start + r * row_step + _chunk_offset(i, panel_step), value)
         return
-    block_bytes = 34 if type_id == _Q8_0 else 26 if type_id == _Q6_0 else 18
+    block_bytes = 34 if type_id == _Q8_0 else 26 if type_id == _Q6_0 else 22 if type_id == _Q5_0 else 18
     for r in range(count):
         row = view(address + r * step, width // 32 * block_bytes, np.uint8)
         row_start = start + r * row_step
@@ -76,6 +76,11 @@ def decode_rows(type_id, address, step, count, width, out, start, row_step, pane
                 high_bits = bytes_from_words(packed, packed >> 4)
                 low = (u8_to_float(low_bits & 15 | (high_bits & 3) << 4) - 32) * d
                 high = (u8_to_float(low_bits >> 4 | (high_bits >> 2 & 3) << 4) - 32) * d
+            elif type_id == _Q5_0:
+                codes, packed = load_bytes(row, at + 6), view(address + r * step + at + 2, 1, np.uint32)[0]
+                low = u8_to_float(codes & 15) + select(mask_from_bits(np.int64(packed)), splat(0), splat(-16))
+                high = u8_to_float(codes >> 4) + select(mask_from_bits(np.int64(packed >> 16)), splat(0), splat(-16))
+                low, high = low * d, high * d
             elif type_id == _Q4_0:
                 codes = load_bytes(row, at + 2)
                 low, high = (u8_to_float(codes & 15) - 8) * d, (u8_to_float(codes >> 4) - 8) * d
