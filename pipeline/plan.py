@@ -19,7 +19,7 @@ from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import names
-from ..request_fields import fields_of, shared
+from ..request_fields import fields_of, shared, values_of
 from ..runtime.compute_buffers import Use
 from ..runtime.memory import CPU, Placement, TensorSize, overrides_of, place
 from ..runtime.settings import CacheTypes

@@ -281,10 +281,9 @@ def hadamard_lanes(typingctx, a):
     def generate(context, builder, signature, args):
         value = args[0]
         for step in (1, 2, 4, 8):
-            lower = [lane & ~step for lane in range(LANES)]
+            other = shuffle(builder, value, None, [lane ^ step for lane in range(LANES)])
             signs = constant(F32X16, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
-            first, second = (shuffle(builder, value, None, [lane + add for lane in lower]) for add in (0, step))
-            value = builder.fadd(first, builder.fmul(second, signs))
+            value = llvm.fma(builder, value, signs, other)  # a sum or a difference: the product is exact
         return value
 
     return F32(F32), generate

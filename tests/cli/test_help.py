@@ -23,8 +23,8 @@ IMPERATIVES = frozenset(
     Copy Count Cut DELETE Decode Divide Do Draw Embed Encode End Exclude Exit Explain Find Fit Follow Generate
     Give Go Hash Ignore Interleave Join Judge Keep Lay Leave Let List Listen Make Measure Merge Multiply Name Only
     Penalise Pick Place Plan Pool Print Put Quantise Raise Read Reduce Refuse Remove Repack Repeat Replace Report Resume
-    Reverse Rewrite Round Run Sample Save Say Score Search Send Serve Set Share Show Simulate Skip Spend Split Start Store
-    Subtract Take Talk Time Tune Turn Use Weigh Write
+    Reverse Rewrite Rotate Round Run Sample Save Say Score Search Send Serve Set Share Show Simulate Skip Spend Split Start
+    Store Subtract Take Talk Time Tune Turn Use Weigh Write
     """,
     )
 )
@@ -100,8 +100,8 @@ def test_help_is_short_and_help_all_has_every_option(words):
 @pytest.mark.parametrize(
     ("verb", "first", "headings"),
     [
-        ("serve", "--models", ["Options", "Sampling", "Model and threads", "Devices", "General"]),
-        ("evaluate", "-f, --file", ["Options", "Model and threads", "Devices", "Questions", "General"]),
+        ("serve", "--models", ["Options", "Sampling", "Model and threads", "Cache of keys and values", "Devices", "General"]),
+        ("evaluate", "-f, --file", ["Options", "Model and threads", "Cache of keys and values", "Devices", "Questions", "General"]),
         (
             "quantize",
             "--recipe",

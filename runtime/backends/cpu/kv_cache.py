@@ -107,10 +107,11 @@ class KVCache:
                     self._table_end = min(self._table_end, part.every * (rows.memory.shape[1] + 1) - 1)
         return self._table
 
-    def put(self, layer: int, name: str, rows: np.ndarray) -> None:
+    def put(self, layer: int, name: str, rows: np.ndarray, is_rotated: bool = False) -> None:
         """Writes the rows of this pass, float32 [tokens, heads, width]; of runs of tokens that share one, the last one's.
 
-        Where a type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN.
+        is_rotated: they have the rotation of the cache's rows. Where a type in blocks cannot hold a row (NaN, infinity), all of
+        it becomes NaN.
         """
         part = self.layers[layer].rows[name]
         target, first = self.rows(layer, name, len(rows)).memory, part.rows_of(self.length)
@@ -118,7 +119,8 @@ class KVCache:
         n = len(rows)
         values = np.zeros((n * part.heads, part.padded_width), np.float32)
         values[:, : part.width] = rows.reshape(n * part.heads, part.width)
-        rotate(values, part)
+        if not is_rotated:
+            rotate(values, part)
         encoded = encode_with_nan(values, part.type).reshape(n, part.heads, part.row_bytes)
         target[:, first : first + n] = encoded.transpose(1, 0, 2)
 

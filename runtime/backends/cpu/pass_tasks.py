@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ....formats import TYPES
 from ...graph import Value
 from .compiled_graph import CompiledGraph
-from .kernels import row_kernels
+from .kernels import hadamard, row_kernels
 from .kernels.attention.cache_rows import TYPE_IDS
 from .kernels.task_kernel import OperandKernel
 from .kv_cache import KVCache
@@ -94,6 +94,17 @@ class PassTasks(PassMemory):
         view = self.view(value)
         return view if view.is_row else self.copied(view)
 
+    def rotate(self, x: View, out: View, rotation: tuple[int, ...], by_heads: Partition | None = None) -> View:
+        """out = x, its heads rotated as rows of a cache are (see `CachePart`); once more undoes it. out may be x. Returns out.
+
+        by_heads: of the tasks before and after it, whose rows are the heads of tokens (x and out are dense then)."""
+        to, partition = out, self.by_rows(x)
+        if by_heads is not None:
+            x, to = (replace(v, rows=v.rows * v.heads, row_bytes=v.head_bytes, heads=1, axis=by_heads.axis) for v in (x, to))
+            partition = replace(by_heads, columns=x.width, column_step=x.width)
+        self.task(hadamard.transform, partition, x=x, out=to, blocks=np.array(rotation, np.int64), count=len(rotation))
+        return out
+
     def cache_view(self, layer: int, name: str) -> View:
         """A view without memory that stands for a layer's cached rows of a name in the reads and writes of tasks."""
         if (layer, name) not in self._cache_views:
@@ -103,12 +114,14 @@ class PassTasks(PassMemory):
     def write_cache(self, layer: int, name: str, x: View) -> None:
         """Appends x to the caches of a layer."""
         part = self.compiled.part(layer, name)
-        if not TYPES[part.type].is_float or part.every > 1 or part.rotation:
+        if part.rotation:
+            x = self.rotate(x, self.temporary(x.rows, x.heads, x.width), part.rotation)
+        if not TYPES[part.type].is_float or part.every > 1:
 
             def put() -> None:
                 rows = x.array
                 for cache, at in self.run_inputs.batch:
-                    cache.put(layer, name, rows[at])
+                    cache.put(layer, name, rows[at], is_rotated=True)
 
             self.call(put)
             return

@@ -14,8 +14,7 @@ from ....graph.values import alibi_slopes
 from ....settings import PLAIN_TYPES
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
-from ..kernels import hadamard
-from ..memory import Partition, View, with_heads
+from ..memory import Partition, with_heads
 from ..pass_program import PassProgram
 from .sparse_attention import attend_blocks
 from .step import Step, lowers
@@ -56,11 +55,10 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
         parts = (out.compiled.part(attention.layer, name) for name in (attention.keys, attention.values))
         k_rotation, v_rotation = (part.rotation for part in parts)
         if k_rotation:
-            q = out.temporary(q.rows, q.heads, q.width)
-            _rotate(out, attention.q, q, k_rotation, by_heads)
+            q = out.rotate(q, out.temporary(q.rows, q.heads, q.width), k_rotation, by_heads)
         out.attention.add(replace(attention, q=q))
         if v_rotation:
-            _rotate(out, result, result, v_rotation, by_heads)
+            out.rotate(result, result, v_rotation, by_heads)
         return
     queries, result, state = attention.q.array, attention.result.array, out.run_inputs
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
@@ -73,15 +71,6 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
             stored_scores_attention(queries[at], keys, values, result[at], attention.params, scores_bytes, out.workers)
 
     out.call(with_scores)
-
-
-def _rotate(out: PassProgram, x: View, to: View, rotation: tuple[int, ...], by_heads: Partition | None) -> None:
-    """to = x, its heads rotated as rows of a cache are (see `CachePart`). x and to: dense."""
-    partition = out.by_rows(x)
-    if by_heads is not None:
-        x, to = (replace(v, rows=v.rows * v.heads, row_bytes=v.head_bytes, heads=1, axis=by_heads.axis) for v in (x, to))
-        partition = replace(by_heads, columns=x.width, column_step=x.width)
-    out.task(hadamard.transform, partition, x=x, out=to, blocks=np.array(rotation, np.int64), count=len(rotation))
 
 
 def stored_scores_attention(

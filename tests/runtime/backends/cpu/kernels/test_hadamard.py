@@ -14,7 +14,7 @@ def matrix(size):
     return out / np.sqrt(size)
 
 
-@pytest.mark.parametrize("blocks", [(1,), (2,), (8, 8, 8), (16,), (32, 4), (64, 64, 64), (512, 64), (4, 256)])
+@pytest.mark.parametrize("blocks", [(1,), (2,), (8, 8, 8), (16,), (32, 4), (64, 64, 64), (512, 64), (4, 256), (128,)])
 def test_each_run_is_multiplied_with_its_matrix(blocks):
     width = sum(blocks)
     x = np.random.default_rng(len(blocks)).standard_normal((5, width + 3)).astype(np.float32)
