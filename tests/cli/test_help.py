@@ -101,7 +101,11 @@ def test_help_is_short_and_help_all_has_every_option(words):
     ("verb", "first", "headings"),
     [
         ("serve", "--models", ["Options", "Sampling", "Model and threads", "Cache of keys and values", "Devices", "General"]),
-        ("evaluate", "-f, --file", ["Options", "Model and threads", "Cache of keys and values", "Devices", "Questions", "General"]),
+        (
+            "evaluate",
+            "-f, --file",
+            ["Options", "Model and threads", "Cache of keys and values", "Devices", "Questions", "General"],
+        ),
         (
             "quantize",
             "--recipe",
