@@ -243,15 +243,16 @@ class TypeSearch:
 
 def on_one_scale(errors: Mapping[str, Mapping[str, float]], relative: Collection[str]) -> dict[str, Mapping[str, float]]:
     """Errors of which some are relative, all others being in nats: a tensor of the former, on average over its types, counts as
-    the median of the others does in the same type. Where all are relative they stay as they are."""
+    the median of the others does in the same type; embeddings, which all layers see, as the largest. Where all are relative
+    they stay as they are."""
     nats = [types for name, types in errors.items() if name not in relative]
     scaled = dict(errors)
     for name in relative:
-        steps = []
+        steps, counts_as = [], max if name in EMBEDDINGS else median
         for kind, error in errors[name].items():
             others = [types[kind] for types in nats if types.get(kind, 0) > 0]
             if others and error > 0:
-                steps.append(math.log(median(others) / error))
+                steps.append(math.log(counts_as(others) / error))
         factor = math.exp(fmean(steps)) if steps else 1.0
         scaled[name] = {kind: error * factor for kind, error in errors[name].items()}
     return scaled

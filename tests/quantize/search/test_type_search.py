@@ -5,7 +5,14 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError, SourceTensor
 from ggufmill.jobs.patterns import NamePattern
-from ggufmill.quantize.search.type_search import Budget, SensitivityCurve, TypeSearch, group_tensors, use_packed_types
+from ggufmill.quantize.search.type_search import (
+    Budget,
+    SensitivityCurve,
+    TypeSearch,
+    group_tensors,
+    on_one_scale,
+    use_packed_types,
+)
 
 SEARCH_TYPES = [TYPES[name] for name in ("q4_0", "q5_0", "q8_0")]
 ERRORS = {"q4_0": 0.008, "q5_0": 0.002, "q8_0": 0.00003}
@@ -105,3 +112,14 @@ def test_packed_types_where_they_fit():
     named = tensors("blk.0.ffn_up.weight", "blk.0.attn_q.weight", "token_embd.weight") | tensors("output.weight", rows=10)
     types = use_packed_types(dict.fromkeys(named, TYPES["q4_0"]), named, NamePattern("attn"))
     assert [t.name for t in types.values()] == ["q4_0_r8", "q4_0", "q4_0", "q4_0"]
+
+
+def test_relative_errors_count_as_others_do():
+    """A tensor that no curvature weighs as the median one, embeddings, which all layers see, as the largest."""
+    nats = {f"blk.{i}.ffn_up.weight": {"q4_0": 0.1 * size, "q8_0": 0.01 * size} for i, size in enumerate((1, 2, 9))}
+    relative = {name: {"q4_0": 0.008, "q8_0": 0.0008} for name in ("blk.0.attn_q.weight", "token_embd.weight")}
+    scaled = on_one_scale(nats | relative, list(relative))
+    assert {name: scaled[name] for name in nats} == nats
+    assert scaled["blk.0.attn_q.weight"] == pytest.approx({"q4_0": 0.2, "q8_0": 0.02})
+    assert scaled["token_embd.weight"] == pytest.approx({"q4_0": 0.9, "q8_0": 0.09})
+    assert on_one_scale(relative, list(relative)) == relative
