@@ -113,6 +113,10 @@ class DeviceCache:
         """What a layer keeps per token under this name; None: nothing."""
         return self.layers[layer].rows.get(name)
 
+    def rotation(self, layer: int, name: str) -> tuple[int, ...]:
+        """How rows of this name are rotated in memory (see `CachePart`)."""
+        return self.layers[layer].rows[name].rotation
+
     def write(self, layer: int, name: str, rows: Tensor) -> None:
         """Writes the rows of this pass, float32 [n, heads, width], of runs of tokens that share one the last one's; where a
         type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN."""

@@ -88,6 +88,12 @@ class GradientCache:
     def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
         return self.rows[layer, name][:, start:stop]
 
+    read_rotated = read
+
+    def rotation(self, layer: int, name: str) -> tuple[int, ...]:
+        """Rows are as they were written."""
+        return ()
+
     def state(self, layer: int, name: str) -> Tensor:
         spec = self._specs[layer, name]
         assert isinstance(spec, StateSpec)

@@ -135,7 +135,7 @@ def attend_cached(
 ) -> Tensor:
     """`attend` over the first `end` rows of keys and values of a layer, of these names; width: of values, the first so many of
     a row. Where rows are rotated in memory, queries are rotated too, and the results back."""
-    of_keys, of_values = (cache.part(layer, name).rotation for name in names)
+    of_keys, of_values = (cache.rotation(layer, name) for name in names)
     keys = cache.read_rotated(layer, names[0], 0, end)
     values = keys if names[0] == names[1] else cache.read_rotated(layer, names[1], 0, end)
     return rotate(attend(step, rotate(q, of_keys), keys, values[..., :width], sight), of_values)
