@@ -13,11 +13,11 @@ from .plain_rows import can_encode
 
 
 def codec_unit(name: str) -> Unit:
-    """What is compiled at once for a type. Its sources are those of its codec's module; of an interleaved type, its plain
-    twin's."""
-    codec = TYPES[name].codec or TYPES.plain(TYPES[name]).codec
-    source = Path(codecs.__path__[0], *(codec or "").split(".")).with_suffix(".py")
-    return Unit(f"{__package__}.encode", "compile_codec", name, source.relative_to(ROOT).as_posix())
+    """What is compiled at once for a type: the codec of its rows, which of an interleaved type are those of its plain twin. Its
+    sources are those of the codec's module."""
+    encoded = TYPES[name] if TYPES[name].codec is not None else TYPES.plain(TYPES[name])
+    source = Path(codecs.__path__[0], *(encoded.codec or "").split(".")).with_suffix(".py")
+    return Unit(f"{__package__}.encode", "compile_codec", encoded.name, source.relative_to(ROOT).as_posix())
 
 
 def compile_codecs_in_background(types: Iterable[TensorType], urgent: bool = True) -> int:

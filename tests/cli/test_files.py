@@ -145,7 +145,7 @@ def test_keep_split_and_partial_requant(mill, model, tmp_path):
     assert "exists; use --force" in mill(*arguments)[2]
     code, _, err = mill(*arguments, "--partial-requant")
     assert code == 0
-    assert f"{len(parts) - 1} of {len(parts)} files are there already" in err
+    assert f"{len(parts) - 1} of {len(parts)} files exist already" in err
     assert {p: p.read_bytes() for p in parts} == before
     assert parts[1].stat().st_mtime_ns == stays
     parts[2].unlink()

@@ -105,7 +105,7 @@ def test_a_text_of_a_pipe_is_named_alike_in_every_run(mill, tmp_path, monkeypatc
     assert Path("pipe.imatrix").read_bytes() == Path("file.imatrix").read_bytes()
     code, _, err = mill("imatrix", DEMO, "-f", f"{tmp_path / name}{weight}", "-o", "pipe.imatrix", *windows, "--resume")
     assert code == 1
-    assert f"whether it is of what {name} holds now cannot be told; use --force" in err
+    assert f"whether it is of what {name} holds now is not known; use --force" in err
 
 
 def test_two_jobs_do_not_write_one_imatrix(mill, tmp_path):
