@@ -47,7 +47,7 @@ class ErrorWeighting:
         curvature = covariances.curvature is not None
 
         def reason(tensor: SourceTensor) -> str:
-            alone = curvature and covariances.row_coupling(tensor) is None
+            alone = curvature and covariances.gradients(tensor) is None
             return "no gradients were collected" if alone else "" if curvature else covariances.reason_unusable(tensor)
 
         reasons = {name: reason(tensor) for name, tensor in tensors.items()}

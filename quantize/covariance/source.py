@@ -18,7 +18,7 @@ from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
 from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
-from .covariance_matrix import Covariance, CovarianceOf, enough_tokens
+from .covariance_matrix import Covariance, CovarianceOf, wanted_tokens
 from .prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
 from .refine import takes_covariance, triangles_of
 from .row_blocks import RowBlocks
@@ -40,6 +40,11 @@ class CollectedInput:
     tokens: np.ndarray
     nbytes: int = 0
 
+    @property
+    def has_enough_tokens(self) -> np.ndarray:
+        """bool [1 or matrices]: whether more than the diagonal of each is used."""
+        return self.tokens >= wanted_tokens(self.columns)
+
 
 @dataclass(frozen=True)
 class CollectedOutput:
@@ -51,6 +56,12 @@ class CollectedOutput:
 
     blocks: RowBlocks
     tokens: np.ndarray
+
+    @property
+    def has_enough_tokens(self) -> np.ndarray:
+        """bool [matrices, blocks]: whether each couples its rows."""
+        spans = [self.blocks.span(block) for block in range(self.blocks.count)]
+        return self.tokens >= [wanted_tokens(span.stop - span.start) for span in spans]
 
 
 @dataclass(frozen=True)
@@ -71,30 +82,29 @@ class Curvature:
         collected = self.output_of(name)
         if collected is None:
             return "none was collected"
-        rows = np.array([(span := collected.blocks.span(i)).stop - span.start for i in range(collected.blocks.count)])
-        few = sum(
-            not enough_tokens(int(seen), int(size)) for row in collected.tokens for seen, size in zip(row, rows, strict=True)
-        )
+        few = int((~collected.has_enough_tokens).sum())
         return "too few tokens were seen" + f" by {few} of {collected.tokens.size} blocks of rows" if few else ""
 
 
 @dataclass(frozen=True)
 class RowCoupling:
-    """The rows of a tensor that are encoded together.
+    """The rows of a tensor whose errors are weighed together.
 
     blocks       of each matrix
     tokens       int64 [matrices, blocks]: how many tokens of the text's `text_tokens` each matrix saw
     gradient_of  (matrix, block) -> the second moments of the gradients at the outputs of these rows
+    is_coupled   bool [matrices, blocks]: whether rows are encoded together: their gradients and their inputs saw enough tokens
     """
 
     blocks: RowBlocks
     tokens: np.ndarray = field(repr=False)
     text_tokens: int
     gradient_of: Callable[[int, int], Covariance] = field(repr=False)
+    is_coupled: np.ndarray = field(repr=False)
 
     def couple(self, matrix: int, block: int) -> CoupledRows | None:
-        """What couples the rows of a block; None: too few tokens were seen."""
-        return couple(self.gradient_of(matrix, block))
+        """What couples the rows of a block; None: nothing."""
+        return couple(self.gradient_of(matrix, block)) if self.is_coupled[matrix, block] else None
 
 
 class PreparedCache:
@@ -249,7 +259,7 @@ class Covariances:
                 f"the covariance of {tensor.name} is of {collected.columns} columns and {len(collected.tokens)} matrices, the "
                 f"tensor has {columns} and {matrices}: this covariance was collected from another model"
             )
-        few = sum(not enough_tokens(int(tokens), columns) for tokens in collected.tokens)
+        few = int((~collected.has_enough_tokens).sum())
         if few:
             return "too few tokens were seen" + (f" by {few} of {matrices} matrices" if few < len(collected.tokens) else "")
         return ""
@@ -259,7 +269,14 @@ class Covariances:
 
         Raises PlanError for the curvature of another number of rows or matrices.
         """
-        if self.curvature is None or self.collected(tensor) is None:
+        gradients = self.gradients(tensor)
+        return gradients if gradients is not None and gradients.is_coupled.any() else None
+
+    def gradients(self, tensor: SourceTensor) -> RowCoupling | None:
+        """What weighs the errors of a tensor's rows, though too few tokens may have been seen for encoding any together; None:
+        nothing was collected of its inputs or its outputs. Raises as `row_coupling`."""
+        inputs = self.collected(tensor)
+        if self.curvature is None or inputs is None:
             return None
         curvature, name = self.curvature, self._name(tensor)
         collected, (_, rows, matrices) = curvature.output_of(name), dims(tensor.shape)
@@ -275,8 +292,10 @@ class Covariances:
         def gradient_of(matrix: int, block: int) -> Covariance:
             return curvature.gradient_of(name, matrix if len(collected.tokens) > 1 else 0, block)
 
-        tokens = np.broadcast_to(collected.tokens, (matrices, blocks.count))
-        return RowCoupling(blocks, tokens, curvature.tokens, gradient_of)
+        # What a matrix follows may take the place of a covariance of too few tokens.
+        is_coupled = collected.has_enough_tokens & (inputs.has_enough_tokens[:, None] | self.follows)
+        tokens, is_coupled = (np.broadcast_to(each, (matrices, blocks.count)) for each in (collected.tokens, is_coupled))
+        return RowCoupling(blocks, tokens, curvature.tokens, gradient_of, is_coupled)
 
     def reason_alone(self, tensor: SourceTensor) -> str:
         """Why rows of a tensor, or some of them, are encoded by themselves although there is curvature; '' if none are."""
@@ -288,8 +307,9 @@ class Covariances:
         collected = self.collected(tensor)
         if collected is None or not takes_covariance(target):
             return None, 0
-        each = collected.nbytes if self.reason_unusable(tensor) else prepared_bytes(collected.columns, triangles_of(target))
-        return self.key_of(tensor, 0), min(len(collected.tokens), self.cache.threads) * each
+        usable = int(collected.has_enough_tokens.sum())
+        each = prepared_bytes(collected.columns, triangles_of(target)) if usable else collected.nbytes
+        return self.key_of(tensor, 0), min(usable or len(collected.tokens), self.cache.threads) * each
 
     def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
         """matrix of a tensor -> its prepared covariance; None: not collected."""

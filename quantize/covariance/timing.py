@@ -23,6 +23,7 @@ from ..timing import REST, is_copied, predict_seconds
 from .coupling import couple
 from .covariance_matrix import Covariance
 from .prepared import PreparedCovariance, prepare
+from .refine import takes_covariance
 from .source import Covariances
 
 PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
@@ -47,15 +48,19 @@ def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: P
     weighed = Counter[str]()
     for name, kind in plan.outputs.entries():
         tensor = source.tensors.get(name)
-        if tensor is None or is_copied(kind) or covariances.reason_for_diagonal(tensor, kind.type):
+        if tensor is None or is_copied(kind) or not takes_covariance(kind.type):
             continue
         collected, coupling = covariances.collected(tensor), covariances.row_coupling(tensor)
-        assert collected is not None
-        weights[_Work(kind.type.name, collected.columns, coupling is not None)] += kind.n_elements
-        weighed[kind.type.name] += kind.n_elements
-        prepared |= {covariances.key_of(tensor, i): collected.columns for i in range(len(collected.tokens))}
+        if collected is None or not collected.has_enough_tokens.any():
+            continue
+        enough, is_coupled = collected.has_enough_tokens, np.zeros(1, bool) if coupling is None else coupling.is_coupled
+        together, with_more = round(is_coupled.mean() * kind.n_elements), round(enough.mean() * kind.n_elements)
+        weights[_Work(kind.type.name, collected.columns, True)] += together
+        weights[_Work(kind.type.name, collected.columns, False)] += with_more - together
+        weighed[kind.type.name] += with_more
+        prepared |= {covariances.key_of(tensor, i): collected.columns for i in np.flatnonzero(enough).tolist()}
         if coupling is not None:
-            blocks[coupling.blocks.size] += len(coupling.tokens) * coupling.blocks.count
+            blocks[coupling.blocks.size] += int(is_coupled.sum())
     seconds = predict_seconds(plan, threads, without=weighed)
     if not weights:
         return seconds
@@ -63,7 +68,7 @@ def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: P
     preparing, large_prepared = _timed(lambda: _prepared(large))
     samples = {_WIDTHS[0]: _prepared(small), _WIDTHS[1]: large_prepared}
     lines = {}
-    for work, count in weights.items():
+    for work, count in (+weights).items():
         kind = work.type_name, work.coupled
         if kind not in lines:
             lines[kind] = [_seconds_of_a_weight(*kind, samples[n], covariances.effort, threads) for n in _WIDTHS]

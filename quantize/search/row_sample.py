@@ -148,7 +148,7 @@ def sample_rows(
         return SampledRows(matrix, x, weights[matrix] if weights is not None else None)
 
     rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-    coupling = covariances.row_coupling(tensor) if covariances is not None else None
+    coupling = covariances.gradients(tensor) if covariances is not None else None
     if coupling is None:
         runs = [read(*place) for place in _places(tensor, rows, rng)]
     else:

@@ -199,9 +199,9 @@ class Outputs:
         span = self.blocks[name].span(block)
         return covariance(span.stop - span.start, self.tokens, 10 * matrix + block)
 
-    def covariances(self, **changed) -> Covariances:
+    def covariances(self, down=(4096,) * 3, **changed) -> Covariances:
         curvature = Curvature(self.output_of, self.gradient_of, 5000)
-        return replace(Collected(down=(4096,) * 3).covariances(), curvature=curvature, **changed)
+        return replace(Collected(down=down).covariances(), curvature=curvature, **changed)
 
 
 def bytes_of(path) -> dict[str, bytes]:
@@ -242,6 +242,42 @@ def test_rows_without_curvature_are_encoded_by_themselves(tmp_path):
     del none.blocks["blk.0.attn_q.weight"]
     told = plan(tmp_path, none.covariances()).warnings
     assert any("blk.0.attn_q.weight" in line and "none was collected" in line for line in told)
+
+
+DOWN = "blk.0.ffn_down_exps.weight"
+
+
+@pytest.mark.parametrize(("down", "tokens"), [((10, 10, 10), 4096), ((4096, 4096, 4096), 4)])
+def test_rows_that_nothing_couples_are_not_cut_into_blocks(tmp_path, down, tokens):
+    """Too few tokens were seen of inputs or of gradients; where weights follow others, a text decides on the inputs."""
+    outputs, tensor = Outputs(tokens), model().tensors[DOWN]
+    covariances = outputs.covariances(down)
+    assert covariances.row_coupling(tensor) is None
+    assert covariances.gradients(tensor) is not None  # which a search weighs errors by
+    assert (covariances.following("text", "").row_coupling(tensor) is None) == (tokens == 4)
+    planned = plan(tmp_path, covariances)
+    assert next(one for one in planned.outputs if one.name == DOWN).cuts == ()
+    alone = execute(plan(tmp_path / "alone", Collected(down=down).covariances())).paths[0]
+    assert bytes_of(execute(planned).paths[0])[DOWN] == bytes_of(alone)[DOWN]
+
+
+def test_gradients_of_matrices_that_nothing_couples_are_not_read(tmp_path):
+    outputs, read = Outputs(), []
+    gradient_of = outputs.gradient_of
+    outputs.gradient_of = lambda name, matrix, block: read.append((name, matrix)) or gradient_of(name, matrix, block)
+    few, all_seen = (execute(plan(tmp_path / str(n), outputs.covariances((4096, n, 4096)))).paths[0] for n in (10, 4096))
+    assert read.count((DOWN, 1)) == 1
+    assert read.count((DOWN, 0)) == 2
+    ours, theirs = (open_gguf(path).tensors[DOWN].read(0, 48) for path in (few, all_seen))
+    assert np.array_equal(np.delete(ours, slice(16, 32), 0), np.delete(theirs, slice(16, 32), 0))
+    assert not np.array_equal(ours[16:32], theirs[16:32])
+
+
+def test_the_memory_of_covariances_is_that_of_usable_ones(tmp_path):
+    """One of three matrices has too few tokens: the others are prepared, one at a time by a thread."""
+    nbytes = [Collected(down=down).covariances().memory_of(model().tensors[DOWN], TYPES["q4_0"])[1] for down in
+              [(4096, 10, 4096), (10, 10, 10)]]  # fmt: skip
+    assert nbytes == [prepared_bytes(64, 1), 0]
 
 
 def test_curvature_of_another_model(tmp_path):

@@ -16,11 +16,11 @@ NARROW, WIDE = 256, 512
 SHAPES = {"a": (256, 64), "b": (256, 64), "c": (1024, 32), "d": (256, 64)}  # d has no covariance
 
 
-def covariances(curvature):
+def covariances(curvature, tokens=9999):
     columns = {name: shape[0] for name, shape in SHAPES.items() if name != "d"}
 
     def input_of(name):
-        return CollectedInput(columns[name], np.array([9999])) if name in columns else None
+        return CollectedInput(columns[name], np.array([tokens if name == "c" else 9999])) if name in columns else None
 
     def output_of(name):
         rows = SHAPES[name][1]
@@ -36,8 +36,8 @@ class Source:
         self.tensors = {name: type("Tensor", (), {"name": name, "shape": shape}) for name, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize("curvature", [False, True])
-def test_widths_and_preparing(monkeypatch, curvature):
+@pytest.fixture
+def constants(monkeypatch):
     """1 us a weight of 256 columns and 2 of 512, so 4 of 1,024, and twice that for rows that are encoded together; 3 s for a
     covariance of 512 columns, or for coupling 128 rows."""
     monkeypatch.setattr(timing, "_WIDTHS", (NARROW, WIDE))
@@ -50,11 +50,26 @@ def test_widths_and_preparing(monkeypatch, curvature):
         return prepared.columns / NARROW * (2e-6 if coupled else 1e-6)
 
     monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
+
+
+def predicted(covariances):
     produce = lambda start, stop: np.zeros((stop - start, 0), np.uint8)  # noqa: E731
     outputs = [Output(name, shape, "f32", TYPES["q4_K"], "", produce) for name, shape in SHAPES.items()]
-    found = timing.predict_seconds_with(covariances(curvature), Source(), make_plan(outputs, {}, "out.gguf"), 2)
+    return timing.predict_seconds_with(covariances, Source(), make_plan(outputs, {}, "out.gguf"), 2)
+
+
+@pytest.mark.parametrize("curvature", [False, True])
+def test_widths_and_preparing(constants, curvature):
+    found = predicted(covariances(curvature))
     size, more = 256 * 64, 2 if curvature else 1
     assert found["q4_K"] == pytest.approx((2 * size + 4 * 32 * 1024) * 1e-6 * more / 2 + size * 1e-6 / 2)
     preparing = (0.5**3 + 2**3) * 3  # a and b have one
     coupling = 5 * (32 / 128) ** 3 * 3 if curvature else 0
     assert found[timing.PREPARING] == pytest.approx((preparing + coupling) / 2)
+
+
+def test_a_covariance_of_too_few_tokens_takes_no_time(constants):
+    """c is encoded by its diagonal alone, as d is, and its rows by themselves."""
+    found = predicted(covariances(True, tokens=10))
+    assert found["q4_K"] == pytest.approx((2 * 256 * 64 * 2 + 256 * 64 + 1024 * 32) * 1e-6 / 2)
+    assert found[timing.PREPARING] == pytest.approx((0.5**3 * 3 + 4 * (32 / 128) ** 3 * 3) / 2)
