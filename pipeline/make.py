@@ -18,7 +18,7 @@ from ..quantize.importance import AssumedImportance
 from ..recipes import bundled_text
 from ..request_fields import shared, values_of
 from ..runtime import Model, load_model
-from ..runtime.memory import TensorSize
+from ..runtime.placement.memory import TensorSize
 from .collecting.own_text import WINDOWS as OWN_WINDOWS
 from .collecting.own_text import provide_own_text
 from .common.arguments import refuse_unused

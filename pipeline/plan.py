@@ -20,10 +20,10 @@ from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import names
 from ..request_fields import fields_of, shared, values_of
-from ..runtime.compute_buffers import Use
-from ..runtime.memory import CPU, Placement, TensorSize, overrides_of, place
+from ..runtime.placement.compute_buffers import Use
+from ..runtime.placement.memory import CPU, Placement, TensorSize, overrides_of, place
+from ..runtime.placement.torch_devices import TorchDevice, accelerators_here, choose_devices
 from ..runtime.settings import CacheTypes
-from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import as_bytes, as_file_type, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import warn

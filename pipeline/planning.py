@@ -15,7 +15,7 @@ from ..errors import PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..formats.loaders import loader_of
 from ..jobs.plan import Plan
-from ..quantize.covariance.covariance_matrix import EFFORTS
+from ..quantize.covariance.matrix.covariance_matrix import EFFORTS
 from ..quantize.importance import Importance
 from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers

@@ -10,7 +10,7 @@ from ..errors import UsageError, installation
 from ..operating_system.memory import total_bytes
 from ..quantize import gguf_source
 from ..runtime import Model
-from ..runtime.device_placement import needed_bytes
+from ..runtime.placement.device_placement import needed_bytes
 from ..runtime.settings import settings_from
 from .common.arguments import as_bytes, read_template, refuse_unused
 from .common.models import CHECKPOINT_OPTIONS, open_generating_model

@@ -18,7 +18,7 @@ from ..operating_system.processors import available_cpus
 from ..quantize.gguf_source import gguf_source
 from ..recipes import BUNDLED
 from ..runtime import Model, load_model
-from ..runtime.torch_devices import import_torch
+from ..runtime.placement.torch_devices import import_torch
 from .common.arguments import refuse_inputs
 from .common.figures import size_text
 from .common.messages import note

@@ -15,13 +15,13 @@ from ..formats.layouts import layout_of
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import raise_nonfinite
-from .covariance.covariance_matrix import EFFORTS, SecondMoments
+from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode
 from .scale_range import Report, mended, suspects
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
-    from .covariance.prepared import PreparedCovariance
+    from .covariance.matrix.prepared import PreparedCovariance
 
 __all__ = ["can_encode", "decode", "encode", "encode_unchecked"]
 
@@ -47,7 +47,7 @@ def encode(
                 for the diagonal of the covariance, if there is one
     covariance  of the inputs: the codes of each row are then chosen for a small error r H r^T (r: the row minus what it decodes
                 to, H: the damped covariance), which is never larger than without. Covariances that will be used again should
-                be prepared once (`quantize.covariance.prepared.prepare`). One of too few tokens counts as its diagonal
+                be prepared once (`quantize.covariance.matrix.prepared.prepare`). One of too few tokens counts as its diagonal
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
     coupled     what `coupling.couple` makes of the second moments of the gradients at the outputs of these rows: their errors R
                 are then weighed together, tr(A R H R^T). Only with a covariance
@@ -77,7 +77,7 @@ def encode(
         importance = _limited(importance)
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
-        from .covariance.prepared import prepare
+        from .covariance.matrix.prepared import prepare
 
         if effort not in EFFORTS:
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")

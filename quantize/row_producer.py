@@ -20,7 +20,7 @@ from .scale_range import plain_range
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
-    from .covariance.prepared import PreparedCovariance
+    from .covariance.matrix.prepared import PreparedCovariance
     from .covariance.source import Covariances, RowCoupling
 
 

@@ -18,7 +18,7 @@ from .row_producer import UNWEIGHTED, ErrorWeights, RowProducer
 from .tensor_scale import scale_for, scale_outputs
 
 if TYPE_CHECKING:
-    from .covariance.prepared import PreparedCovariance
+    from .covariance.matrix.prepared import PreparedCovariance
     from .covariance.source import Covariances
 
 

@@ -16,14 +16,14 @@ from .backends import Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
-from .device_placement import device_compiler, place_model
 from .graph import Graph
 from .graph.rounding import rounded
 from .hparams import HParams
 from .model import Model
 from .models import build_graph
+from .placement.device_placement import device_compiler, place_model
+from .placement.thread_placement import place_threads
 from .settings import check_latent, settings_from
-from .thread_placement import place_threads
 
 _DECODED_BYTES = 4 << 30
 _STREAMED_BATCH = 32768  # tokens per visit of a layer whose weights are copied to a device for it

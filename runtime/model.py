@@ -13,15 +13,15 @@ from ..formats import MillError, PlanError, TensorSource
 from ..simd.compile.compile_time import compiling_for
 from ..simd.workers import Workers
 from .backends import Cache, Executable, PassInputs
-from .device_placement import DevicePlacement
 from .draft_head import DraftHead
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
 from .graph.values import StateSpec
-from .mapped_files import MappedFiles
 from .micro_batches import PIECE, divide_passes
 from .models import build_draft_graphs
+from .placement.device_placement import DevicePlacement
+from .placement.mapped_files import MappedFiles
 from .session import Session as Session
 from .settings import Settings
 from .text.tokenizer import Tokenizer

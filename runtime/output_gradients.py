@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..operating_system.memory import free_bytes
-from .torch_devices import import_torch
+from .placement.torch_devices import import_torch
 
 _COPIED_BYTES, _COPIED_SHARE = 4 << 30, 4  # of weights that are no mapped file: as many, or one in so many of those free
 

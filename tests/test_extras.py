@@ -50,7 +50,7 @@ def serve():
 
 
 def torch():
-    from ggufmill.runtime.torch_devices import import_torch
+    from ggufmill.runtime.placement.torch_devices import import_torch
 
     import_torch("--device")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...quantize.covariance.triangles import DTYPES, FoldedCovariance
+from ...quantize.covariance.matrix.triangles import DTYPES, FoldedCovariance
 from ...runtime.graph import ExpertInputs, Observer, Op, Weight
 from ...runtime.graph.ops import Linear
 from ...simd.workers import ALONE, Workers

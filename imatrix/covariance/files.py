@@ -14,9 +14,9 @@ from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular
 from ...formats.metadata_values import text_of
-from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.matrix.covariance_matrix import Covariance
+from ...quantize.covariance.matrix.triangles import DTYPES, FoldedCovariance, triangle_size
 from ...quantize.covariance.row_blocks import RowBlocks
-from ...quantize.covariance.triangles import DTYPES, FoldedCovariance, triangle_size
 
 FILE_TYPE, VERSION = "covariance", 1
 OUTPUTS, OUTPUT_ROWS, OUTPUT_RUNS = "covariance.outputs", "covariance.output_rows", "covariance.output_runs"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import MillError
+from ...quantize.covariance.matrix.triangles import FoldedCovariance, fold_rows
 from ...quantize.covariance.row_blocks import RowBlocks
-from ...quantize.covariance.triangles import FoldedCovariance, fold_rows
 from ...simd.memory import scratch
 from ...simd.workers import default_workers
 from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...quantize.covariance.triangles import FoldedCovariance, row_runs, triangle_size
+from ...quantize.covariance.matrix.triangles import FoldedCovariance, row_runs, triangle_size
 from ...simd.compile import kernel
 from ...simd.memory import scratch
 from ...simd.workers import default_workers

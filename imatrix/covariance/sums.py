@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.triangles import FoldedCovariance, fold_rows
+from ...quantize.covariance.matrix.triangles import FoldedCovariance, fold_rows
 from ...simd.memory import scratch
 from ...simd.workers import Workers
 from ..windows import NotFiniteError

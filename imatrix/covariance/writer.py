@@ -15,9 +15,9 @@ from ...errors import MillError, PlanError
 from ...formats import TYPES
 from ...formats.gguf_header import header_bytes
 from ...operating_system.files import sync_folder
-from ...quantize.covariance.covariance_matrix import Covariance
+from ...quantize.covariance.matrix.covariance_matrix import Covariance
+from ...quantize.covariance.matrix.triangles import DTYPES, FoldedCovariance, fold, triangle_size
 from ...quantize.covariance.row_blocks import RowBlocks
-from ...quantize.covariance.triangles import DTYPES, FoldedCovariance, fold, triangle_size
 from .files import (
     CHECKSUMS,
     FILE_TYPE,

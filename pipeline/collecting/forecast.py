@@ -16,7 +16,7 @@ from ...imatrix.covariance.job import CovarianceJob
 from ...imatrix.covariance.outputs import outputs_of
 from ...imatrix.entries import MIN_TOKENS
 from ...imatrix.files import file_size
-from ...quantize.covariance.covariance_matrix import wanted_tokens
+from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
 

@@ -14,7 +14,7 @@ from .memory import memory_budget
 
 if TYPE_CHECKING:
     from ...imatrix.covariance import CovarianceFile
-    from ...quantize.covariance.covariance_matrix import Covariance
+    from ...quantize.covariance.matrix.covariance_matrix import Covariance
     from ...quantize.covariance.source import Covariances, Curvature
 
 
@@ -37,7 +37,7 @@ def load_covariances(
     curvature that the file does not have.
     """
     from ...imatrix.covariance import open_covariance
-    from ...quantize.covariance.prepared import KEPT
+    from ...quantize.covariance.matrix.prepared import KEPT
     from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 
     file = open_covariance(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtime.torch_devices import accelerators_here, choose_devices
+from ...runtime.placement.torch_devices import accelerators_here, choose_devices
 from .messages import note, warn
 
 

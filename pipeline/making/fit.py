@@ -11,11 +11,11 @@ from ...formats import TensorSource
 from ...jobs.plan import Plan
 from ...operating_system.memory import total_bytes
 from ...request_fields import values_of, words_of
-from ...runtime.compute_buffers import Use
 from ...runtime.hparams import HParams
-from ...runtime.memory import CPU, Placement, TensorSize, overrides_of, place
+from ...runtime.placement.compute_buffers import Use
+from ...runtime.placement.memory import CPU, Placement, TensorSize, overrides_of, place
+from ...runtime.placement.torch_devices import accelerators_here
 from ...runtime.settings import CacheTypes, LayerPlacement
-from ...runtime.torch_devices import accelerators_here
 from ..common.arguments import as_bytes
 from ..common.figures import size_text
 from ..common.messages import note

@@ -11,7 +11,7 @@ from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
 from ...runtime.evaluate.compare import Comparison, compare
 from ...runtime.evaluate.provenance import describe_program, describe_settings, describe_text
-from ...runtime.stored_sizes import stored_nbytes
+from ...runtime.placement.stored_sizes import stored_nbytes
 from ..common.arguments import as_pattern, refuse_unused
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from ..common.progress import Stage, reporting

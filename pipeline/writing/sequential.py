@@ -25,14 +25,14 @@ from ...jobs.outputs import Produce
 from ...jobs.plan import Plan
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
-from ...quantize.covariance.covariance_matrix import EFFORTS, enough_tokens
 from ...quantize.covariance.drift import Correction, DriftSums, correction_of
-from ...quantize.covariance.prepared import PreparedCovariance, prepare
+from ...quantize.covariance.matrix.covariance_matrix import EFFORTS, enough_tokens
+from ...quantize.covariance.matrix.prepared import PreparedCovariance, prepare
 from ...quantize.gguf_source import gguf_source
 from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
 from ...runtime.graph.ops import ExpertLinear
-from ...runtime.torch_devices import import_torch
+from ...runtime.placement.torch_devices import import_torch
 from ..common.figures import duration, size_text
 from ..common.messages import note
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
-from .covariance_matrix import Covariance
-from .factor import factor
-from .panels import from_panels, padded
+from .matrix.covariance_matrix import Covariance
+from .matrix.factor import factor
+from .matrix.panels import from_panels, padded
 
 _DAMPING = 0.05  # of the mean of the diagonal, at least: measured on models of 8 M weights, where 0.01 to 0.2 do the same
 

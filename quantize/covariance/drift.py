@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .covariance_matrix import Covariance, enough_tokens
-from .panels import in_panels, multiply_rows, padded
+from .matrix.covariance_matrix import Covariance, enough_tokens
+from .matrix.panels import in_panels, multiply_rows, padded
 
 _SAMPLED_ROWS = 256  # of a matrix, on which the step is chosen
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from ...simd.memory import scratch
 from .coupling import Coupling, coupled_error
-from .descent import row_errors
-from .panels import multiply_rows, padded
-from .prepared import DampedCovariance, PreparedCovariance
+from .descent.scalar_descent import row_errors
+from .matrix.panels import multiply_rows, padded
+from .matrix.prepared import DampedCovariance, PreparedCovariance
 
 
 def product_errors(x: np.ndarray, decoded: np.ndarray, damped: DampedCovariance) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from ...formats import TYPES, TensorType
 from ..codecs.fields import BlockFields
 from .coupling import CoupledRows
-from .prepared import DampedCovariance, PreparedCovariance
+from .matrix.prepared import DampedCovariance, PreparedCovariance
 from .refinement import Refinement
 from .scalar_refinement import ScalarRefinement
 from .values import ScalarRows, is_scalar

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...simd.memory import scratch
 from .coupling import ALONE, CoupledRows, coupled_error, mixed_row
-from .descent import row_errors
-from .panels import multiply_rows
-from .prepared import DampedCovariance, FeedbackMatrix
+from .descent.scalar_descent import row_errors
+from .matrix.panels import multiply_rows
+from .matrix.prepared import DampedCovariance, FeedbackMatrix
 from .scales import refit
 from .values import ScalarRows
 from .vectors import VectorRows

@@ -18,8 +18,8 @@ import numpy as np
 
 from ...simd.memory import aligned_empty
 from .coupling import CoupledRows
-from .panels import WIDTH, add_products, padded
-from .prepared import DampedCovariance
+from .matrix.panels import WIDTH, add_products, padded
+from .matrix.prepared import DampedCovariance
 from .refine import refine_damped, refinement_of, taken_apart
 from .values import is_scalar, value_table
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from .coupling import CoupledRows
-from .descent import MAX_SWEEPS, descend, feed_back
-from .pairs import sweep_pairs
-from .parity import FOURS, descend_fours, sweep_fours
-from .prepared import DampedCovariance
+from .descent.pairs import sweep_pairs
+from .descent.parity import FOURS, descend_fours, sweep_fours
+from .descent.scalar_descent import MAX_SWEEPS, descend, feed_back
+from .matrix.prepared import DampedCovariance
 from .refinement import Refinement
 from .scale_codes import fit_scale_codes
 from .scales import MAX_GROUP, search_scales

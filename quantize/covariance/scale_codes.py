@@ -6,7 +6,7 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
-from .panels import WIDTH, add_products, multiply_rows
+from .matrix.panels import WIDTH, add_products, multiply_rows
 from .values import ScalarRows
 from .vectors import VectorRows
 

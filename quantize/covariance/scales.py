@@ -15,8 +15,8 @@ import numpy as np
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
 from ...simd.memory import scratch
-from .descent import nearest_entry
-from .panels import add_products
+from .descent.scalar_descent import nearest_entry
+from .matrix.panels import add_products
 from .values import ScalarRows
 from .vectors import VectorRows
 

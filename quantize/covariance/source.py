@@ -18,8 +18,8 @@ from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
 from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
-from .covariance_matrix import Covariance, CovarianceOf, wanted_tokens
-from .prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
+from .matrix.covariance_matrix import Covariance, CovarianceOf, wanted_tokens
+from .matrix.prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
 from .refine import takes_covariance, triangles_of
 from .row_blocks import RowBlocks
 

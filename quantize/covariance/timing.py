@@ -21,8 +21,8 @@ from ...jobs.plan import Plan
 from ..encode import encode
 from ..timing import REST, is_copied, predict_seconds
 from .coupling import couple
-from .covariance_matrix import Covariance
-from .prepared import PreparedCovariance, prepare
+from .matrix.covariance_matrix import Covariance
+from .matrix.prepared import PreparedCovariance, prepare
 from .refine import takes_covariance
 from .source import Covariances
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from ...simd.lanes import LANES
 from .coupling import CoupledRows, Coupling
-from .prepared import DampedCovariance, FeedbackMatrix
+from .descent.vector_descent import SWEEPS, invert_diagonal_blocks
+from .matrix.prepared import DampedCovariance, FeedbackMatrix
 from .refinement import Refinement
 from .scale_codes import fit_scale_codes
-from .vector_descent import SWEEPS, invert_diagonal_blocks
 from .vectors import VectorRows, trellis_tree
 
 _SWEEPS = (1, 4, 8, 8)  # by effort

@@ -21,7 +21,7 @@ from ..importance import Importance
 
 if TYPE_CHECKING:
     from ..covariance.coupling import RowGradients
-    from ..covariance.prepared import PreparedCovariance
+    from ..covariance.matrix.prepared import PreparedCovariance
     from ..covariance.source import Covariances, RowCoupling
 
 RUN_ROWS = 8  # neighbouring rows per run: as many as the widest interleaved type without a base type needs

@@ -1,5 +1,5 @@
-"""Codes in fours of even parity (iq4_kss) chosen on a device: the steps of `quantize.covariance.parity`, a four of all rows at
-a time."""
+"""Codes in fours of even parity (iq4_kss) chosen on a device: the steps of `quantize.covariance.descent.parity`, a four of all
+rows at a time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..covariance.descent import MAX_SWEEPS
-from ..covariance.panels import WIDTH
-from ..covariance.parity import FOURS, MOVES
-from ..covariance.prepared import DampedCovariance
+from ..covariance.descent.parity import FOURS, MOVES
+from ..covariance.descent.scalar_descent import MAX_SWEEPS
+from ..covariance.matrix.panels import WIDTH
+from ..covariance.matrix.prepared import DampedCovariance
 from ..covariance.values import ScalarRows, ValueTable
 from .blocks import wide
 from .device_refinement import Owner

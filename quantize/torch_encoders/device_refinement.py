@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from ..covariance.panels import from_panels
-from ..covariance.prepared import DampedCovariance, FeedbackMatrix
+from ..covariance.matrix.panels import from_panels
+from ..covariance.matrix.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.refinement import Refinement
 from .memory import one_at_a_time, sent
 

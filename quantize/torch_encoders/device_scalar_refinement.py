@@ -1,4 +1,5 @@
-"""Codes of scalar types chosen on a device: the steps of `quantize.covariance.descent`, a column of all rows at a time.
+"""Codes of scalar types chosen on a device: the steps of `quantize.covariance.descent.scalar_descent`, a column of all
+rows at a time.
 
 A block's 64 columns are done one after the other, with what each changes added to the rest of the block; what the block changed
 then meets all other columns in one product of matrices. Sums have another order than on the CPU.
@@ -10,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..covariance.descent import MAX_SWEEPS
-from ..covariance.panels import WIDTH, from_panels
-from ..covariance.prepared import DampedCovariance
+from ..covariance.descent.scalar_descent import MAX_SWEEPS
+from ..covariance.matrix.panels import WIDTH, from_panels
+from ..covariance.matrix.prepared import DampedCovariance
 from ..covariance.scalar_refinement import ScalarRefinement
 from ..covariance.values import ScalarRows, ValueTable
 from .device_refinement import OnDevice, kept_on

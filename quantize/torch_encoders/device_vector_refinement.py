@@ -1,4 +1,4 @@
-"""Entries of codebook types chosen on a device: the sweep of `quantize.covariance.vector_descent`, a vector of all
+"""Entries of codebook types chosen on a device: the sweep of `quantize.covariance.descent.vector_descent`, a vector of all
 rows at a time.
 
 The error p H' p^T - 2 p g'^T / f of an entry p is linear in its elements, their products of two and their squares. So the
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ...simd.lanes import LANES
 from ..covariance.coupling import ALONE, Coupling
-from ..covariance.panels import WIDTH
-from ..covariance.prepared import DampedCovariance, FeedbackMatrix
-from ..covariance.vector_descent import MARGIN, invert_diagonal_blocks
+from ..covariance.descent.vector_descent import MARGIN, invert_diagonal_blocks
+from ..covariance.matrix.panels import WIDTH
+from ..covariance.matrix.prepared import DampedCovariance, FeedbackMatrix
 from ..covariance.vector_refinement import VectorRefinement
 from ..covariance.vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES, VectorRows, vector_table
 from .device_refinement import OnDevice, Owner, kept_on

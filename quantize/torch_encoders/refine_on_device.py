@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats import TYPES
 from ..codecs.fields import BlockFields
-from ..covariance.prepared import DampedCovariance, PreparedCovariance
+from ..covariance.matrix.prepared import DampedCovariance, PreparedCovariance
 from ..covariance.refine import rows_of, takes_covariance
 from ..covariance.values import ScalarRows
 from ..covariance.vectors import VectorRows, is_vector

@@ -18,7 +18,7 @@ from ...jobs.patterns import NamePattern, compile_pattern
 from ..graph import Observer, Op, Weight
 from ..graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from ..model import Model
-from ..stored_sizes import stored_nbytes
+from ..placement.stored_sizes import stored_nbytes
 from .divergence import ModelPredictions, score
 from .perplexity import make_windows
 from .score_statistics import ScoreStatistics

@@ -20,8 +20,8 @@ from ...operating_system.processors import processor_name
 from ...version import __version__
 from ..hparams import HParams
 from ..model import Model
+from ..placement.stored_sizes import tensor_sizes
 from ..settings import CACHE_SETTINGS, PLACEMENT
-from ..stored_sizes import tensor_sizes
 from .score_statistics import paired_ratio
 
 HEAD_BYTES = 16 << 20  # holds the header of a GGUF with a large vocabulary, and the first tensors

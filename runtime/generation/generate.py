@@ -10,8 +10,8 @@ import numpy as np
 
 from ...formats import MillError, PlanError
 from ...simd.compile.compile_time import seconds_without_compilation
+from ..placement.stored_sizes import tensor_sizes
 from ..session import Session, SessionModel
-from ..stored_sizes import tensor_sizes
 from .drafter import Drafter
 from .grammar import Grammar
 from .recommended import recommended_sampling

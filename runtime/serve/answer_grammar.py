@@ -8,10 +8,10 @@ from typing import Any
 from ...formats import PlanError
 from ..generation.grammar import Grammar, compile_grammar, json_rule
 from ..text.tokenizer import Tokenizer
-from .checks import RequestError, invalid
-from .requests import CompletionRequest
-from .tool_formats import ToolFormat
-from .tool_grammar import tool_grammar
+from .requests.checks import RequestError, invalid
+from .requests.fields import CompletionRequest
+from .tool_calls.tool_formats import ToolFormat
+from .tool_calls.tool_grammar import tool_grammar
 
 _NO_CALL = r'/[^{](.|\n)*/ | ""'  # an answer of a family whose calls have no tags, only their position
 

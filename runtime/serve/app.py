@@ -21,11 +21,11 @@ from ..draft_head import check_draft_layers
 from ..generation.sampling_options import Sampling
 from ..model import Model
 from ..text.chat import ChatTemplate, find_template
-from .checks import RequestError
 from .engine import Engine
 from .memory_middleware import MemoryMiddleware
 from .model_info import model_name
 from .page import PAGES, load_page
+from .requests.checks import RequestError
 from .responses import error_response
 from .routes.anthropic import anthropic_routes
 from .routes.embeddings import embedding_routes

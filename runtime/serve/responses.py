@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ...formats import MillError, PlanError
-from .checks import RequestError
 from .engine import Busy, Engine
 from .replies.openai_replies import Answer
+from .requests.checks import RequestError
 from .tasks import EndEvent, Event, PromptEvent, Task
 
 _KEEP_ALIVE_SECONDS = 15.0  # after so much silence a stream sends a comment: proxies close idle connections

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, NamedTuple
 
-from .checks import RequestError
 from .page import PAGES
+from .requests.checks import RequestError
 from .tasks import origin
 
 Scope = MutableMapping[str, Any]

@@ -26,9 +26,9 @@ from starlette.routing import Route
 
 from ...formats import MillError
 from ...operating_system.memory import trim_free_memory
-from .checks import RequestError
 from .engine import Busy
 from .model_folder import ModelFile, ModelFolder
+from .requests.checks import RequestError
 from .responses import as_request_error, wait_for_disconnect
 from .service import Service
 from .work_threads import WorkThreads

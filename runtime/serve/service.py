@@ -18,19 +18,19 @@ from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
 from .answer_grammar import answer_grammar
-from .checks import CONTEXT_EXCEEDED, JsonObject, RequestError
 from .engine import Engine
-from .field_limits import Limits
-from .json_body import check_fields, load_body
 from .model_info import describe
-from .prompt_renderer import PromptRenderer
 from .replies.blocks import BlockResponse, BlockWriter
 from .replies.openai_replies import Prompt, ReplyBuilder
-from .request_body import READ, ReadBody, read_bytes
-from .requests import CompletionRequest
+from .requests.checks import CONTEXT_EXCEEDED, JsonObject, RequestError
+from .requests.field_limits import Limits
+from .requests.fields import CompletionRequest
+from .requests.json_body import check_fields, load_body
+from .requests.request_body import READ, ReadBody, read_bytes
 from .responses import Replies, TaskResponse
-from .stream_parser import StreamParser
-from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
+from .tool_calls.prompt_renderer import PromptRenderer
+from .tool_calls.stream_parser import StreamParser
+from .tool_calls.tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 from .work_threads import SHORT, WorkThreads
 
 MAX_PROMPT_TOKENS = 1 << 18  # of all prompts of a request, where the context is not longer

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from ...formats import FormatError
-from .checks import RequestError
 from .engine import Busy
+from .requests.checks import RequestError
 from .responses import as_request_error
 
 SHORT = 1 << 16  # characters, bytes or tokens of what is short work

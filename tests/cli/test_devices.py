@@ -12,7 +12,7 @@ from op_graphs import DEVICE
 from ggufmill.cli.program import group
 from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import torch_devices
+from ggufmill.runtime.placement import torch_devices
 
 pytestmark = pytest.mark.oracle
 

@@ -16,7 +16,7 @@ from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
-from ggufmill.quantize.covariance.triangles import FoldedCovariance, triangle_size
+from ggufmill.quantize.covariance.matrix.triangles import FoldedCovariance, triangle_size
 from ggufmill.recipes import FOLDER
 
 pytestmark = [

@@ -38,7 +38,7 @@ if atheris is not None and "--coverage" not in sys.argv:
         "ggufmill.runtime.hparams",
         "ggufmill.runtime.models.llama",
     ]
-    _READ += ["ggufmill.runtime.serve.requests", "ggufmill.cli"]
+    _READ += ["ggufmill.runtime.serve.requests.fields", "ggufmill.cli"]
     with atheris.instrument_imports(include=_READ):
         import targets
 elif "--coverage" not in sys.argv:

@@ -14,7 +14,7 @@ from ggufmill.imatrix.collect_state import CollectState
 from ggufmill.imatrix.covariance.files import Origin
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.imatrix.entries import Imatrix
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.recipes import FOLDER
 
 

@@ -54,8 +54,8 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results
 from ggufmill.runtime.generation.sampling_options import Sampling
-from ggufmill.runtime.serve.checks import RequestError
-from ggufmill.runtime.serve.requests import parse_chat, parse_completion
+from ggufmill.runtime.serve.requests.checks import RequestError
+from ggufmill.runtime.serve.requests.fields import parse_chat, parse_completion
 from ggufmill.runtime.text.template_sandbox import run_template
 from ggufmill.runtime.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ggufmill.quantize import decode
 from ggufmill.quantize.codecs.fields import BlockFields
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 
 _SCALES = {"iq2_kl": 2e-5, "iq1_kt": 2e-6, "iq2_kt": 2e-6, "iq3_kt": 2e-5, "iq4_kt": 2e-5}  # d that suits weights of 0.02
 

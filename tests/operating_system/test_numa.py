@@ -12,8 +12,8 @@ from ggufmill.errors import PlanError
 from ggufmill.operating_system import numa
 from ggufmill.operating_system.numa import Node, ThreadPlace, numa_nodes, parse_cpus
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import thread_placement
-from ggufmill.runtime.thread_placement import place_threads
+from ggufmill.runtime.placement import thread_placement
+from ggufmill.runtime.placement.thread_placement import place_threads
 from ggufmill.simd.workers import Workers
 
 

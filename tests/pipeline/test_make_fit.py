@@ -6,7 +6,7 @@ from ggufmill.pipeline.make import _largest
 from ggufmill.pipeline.making.fit import find_fit, run_options, working_type
 from ggufmill.pipeline.requests.make import MakeRequest
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime.memory import LayerPlacement, TensorSize, overrides_of, place
+from ggufmill.runtime.placement.memory import LayerPlacement, TensorSize, overrides_of, place
 
 GIB = 1 << 30
 

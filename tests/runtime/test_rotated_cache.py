@@ -10,9 +10,9 @@ from ggufmill.errors import PlanError
 from ggufmill.runtime import Settings, load_model
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.cache_layout import entry_parts, grouped_parts, latent_parts, rows_text, types_text
-from ggufmill.runtime.compute_buffers import Use
-from ggufmill.runtime.memory import cache_token_bytes
 from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.placement.compute_buffers import Use
+from ggufmill.runtime.placement.memory import cache_token_bytes
 
 ROTATED = {"k_cache_hadamard": True, "v_cache_hadamard": True}
 FLOATS = {"cache_k": "f32", "cache_v": "f32", "exact": True}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ..checks import JsonObject, RequestError, flag, invalid, json_object
+from ..requests.checks import JsonObject, RequestError, flag, invalid, json_object
 from ..tasks import EndEvent
 from .blocks import CALL, TEXT, THOUGHT, BlockWriter, ContentBlock
 

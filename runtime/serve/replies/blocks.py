@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from ..checks import JsonObject, RequestError
+from ..requests.checks import JsonObject, RequestError
 from ..responses import TaskResponse, error_of, json_response
-from ..stream_parser import StreamParser
 from ..tasks import EndEvent, TextEvent
+from ..tool_calls.stream_parser import StreamParser
 
 TEXT, THOUGHT, CALL = "text", "thought", "call"
 _KINDS = {"content": TEXT, "reasoning_content": THOUGHT}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....request_fields import fields_of
 from ...generation.sampling_options import Sampling
-from ..checks import JsonObject
+from ..requests.checks import JsonObject
 
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's number for one
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...generation.sampling import SampledToken
 from ...text.tokenizer import Tokenizer
-from ..checks import JsonObject
+from ..requests.checks import JsonObject
 from ..tasks import EndEvent, Event, PromptEvent
 from .openai_replies import Answer, Prompt, timings_object
 

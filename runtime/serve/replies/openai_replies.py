@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from ...generation.generate import Timings
 from ...generation.sampling import SampledToken
 from ...text.tokenizer import Tokenizer
-from ..checks import JsonObject
-from ..stream_parser import StreamParser
+from ..requests.checks import JsonObject
 from ..tasks import EndEvent, Event, PromptEvent, TextEvent
+from ..tool_calls.stream_parser import StreamParser
 
 # reason of a Generation -> finish_reason
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}

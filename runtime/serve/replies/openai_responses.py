@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ..checks import JsonObject, RequestError, invalid, json_object, text
+from ..requests.checks import JsonObject, RequestError, invalid, json_object, text
 from ..tasks import EndEvent
 from .blocks import CALL, THOUGHT, BlockWriter, ContentBlock
 

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..checks import JsonObject, fields_named
-from ..field_limits import ANTHROPIC
 from ..replies.anthropic_messages import MessageWriter, chat_request
-from ..requests import CompletionRequest, parse_chat
+from ..requests.checks import JsonObject, fields_named
+from ..requests.field_limits import ANTHROPIC
+from ..requests.fields import CompletionRequest, parse_chat
 from ..responses import json_response
 from ..service import Service
 

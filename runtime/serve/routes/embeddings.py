@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from ....formats import MillError, PlanError
 from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
-from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
-from ..field_limits import EMBEDDINGS, RERANK
+from ..requests.checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
+from ..requests.field_limits import EMBEDDINGS, RERANK
 from ..responses import as_request_error, json_response, result_while_connected
 from ..service import Service
 

@@ -13,16 +13,16 @@ from starlette.routing import Route
 from ....formats import PlanError
 from ....version import __version__
 from ...text.tokenizer import Tokenizer
-from ..checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
-from ..field_limits import CHAT, DETOKENIZE, INFILL, LLAMA_COMPLETION, TOKENIZE
 from ..metrics import metrics_text
-from ..prompt_renderer import PromptRenderer
 from ..replies.generation_settings import request_settings, shown_settings
 from ..replies.llama_replies import LlamaReplies
 from ..replies.openai_replies import Prompt
-from ..requests import is_token_list, parse_chat, parse_completion
+from ..requests.checks import CONTEXT_EXCEEDED, JsonObject, RequestError, flag, invalid, number, text
+from ..requests.field_limits import CHAT, DETOKENIZE, INFILL, LLAMA_COMPLETION, TOKENIZE
+from ..requests.fields import is_token_list, parse_chat, parse_completion
 from ..responses import dump_in_pieces, json_response
 from ..service import Service
+from ..tool_calls.prompt_renderer import PromptRenderer
 
 _INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
 # Fields of /completion that are read here, or make no difference: prompts are always cached.

@@ -10,11 +10,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ....version import __version__
-from ..checks import JsonObject, invalid
-from ..field_limits import MODEL
-from ..json_body import check_fields, load_body
 from ..model_folder import ModelFile
-from ..request_body import READ, ReadBody, read_bytes
+from ..requests.checks import JsonObject, invalid
+from ..requests.field_limits import MODEL
+from ..requests.json_body import check_fields, load_body
+from ..requests.request_body import READ, ReadBody, read_bytes
 from ..responses import json_response
 from ..served_models import ServedModels
 from ..service import MAX_PROMPT_TOKENS

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..checks import JsonObject, RequestError, fields_named
-from ..field_limits import CHAT, COMPLETION, RESPONSES
 from ..replies.openai_replies import Prompt
 from ..replies.openai_responses import ResponseWriter, chat_request
-from ..requests import CompletionRequest, parse_chat, parse_completion
+from ..requests.checks import JsonObject, RequestError, fields_named
+from ..requests.field_limits import CHAT, COMPLETION, RESPONSES
+from ..requests.fields import CompletionRequest, parse_chat, parse_completion
 from ..responses import json_response
 from ..service import Service
 

@@ -17,10 +17,10 @@ from starlette.routing import Route
 from ....formats import MillError
 from ...session import Session
 from ...session_file import is_saved_session, restore_session, save_session
-from ..checks import JsonObject, RequestError, invalid
 from ..engine import Busy
-from ..field_limits import SLOT
 from ..replies.generation_settings import shown_settings
+from ..requests.checks import JsonObject, RequestError, invalid
+from ..requests.field_limits import SLOT
 from ..responses import as_request_error, json_response
 from ..service import Service
 from ..tasks import SlotState

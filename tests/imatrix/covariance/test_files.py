@@ -10,9 +10,9 @@ from ggufmill.formats import FormatError, MillError, PlanError, SourceTensor, Te
 from ggufmill.imatrix.covariance import is_covariance, open_covariance
 from ggufmill.imatrix.covariance.files import Origin
 from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.triangles import DTYPES, fold, unfold
 from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
-from ggufmill.quantize.covariance.triangles import DTYPES, fold, unfold
 
 ORIGIN = Origin("llama", "A model", ("a.txt", "b.txt"), 7, 512)
 QKV = PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"), 48, 1)

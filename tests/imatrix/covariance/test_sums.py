@@ -6,7 +6,7 @@ import pytest
 from ggufmill.errors import MillError
 from ggufmill.imatrix.covariance.sums import Sums
 from ggufmill.imatrix.windows import NotFiniteError
-from ggufmill.quantize.covariance.triangles import DTYPES
+from ggufmill.quantize.covariance.matrix.triangles import DTYPES
 from ggufmill.simd.workers import Workers
 
 

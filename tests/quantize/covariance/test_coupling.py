@@ -14,9 +14,9 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.codecs.codec import NonFiniteError
 from ggufmill.quantize.covariance.coupling import ALONE, Coupling, couple, coupled_error
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
-from ggufmill.quantize.covariance.descent import feed_back
-from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.descent.scalar_descent import feed_back
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 from ggufmill.quantize.covariance.refine import refinement_of, takes_covariance
 from ggufmill.quantize.covariance.row_feedback import encode_coupled
 from ggufmill.quantize.covariance.scalar_refinement import ScalarRefinement
@@ -193,7 +193,7 @@ import numpy as np
 from covariances import covariance, weights
 from ggufmill.quantize import encode
 from ggufmill.quantize.covariance.coupling import couple
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 coupled = couple(Covariance(covariance(72, 12, 3).matrix, 5000))
 for name in ("q4_K", "iq2_k", "iq4_kss", "iq3_s", "iq2_kt"):
     print(encode(weights(72, 256), name, covariance=covariance(256, 30), effort=2, coupled=coupled).tobytes().hex())

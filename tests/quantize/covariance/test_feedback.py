@@ -7,11 +7,11 @@ import pytest
 from covariances import covariance, random_rows, weights
 
 from ggufmill.quantize import decode
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
-from ggufmill.quantize.covariance.factor import factor
-from ggufmill.quantize.covariance.panels import from_panels
-from ggufmill.quantize.covariance.parity import FOURS
-from ggufmill.quantize.covariance.prepared import DampedCovariance, prepare
+from ggufmill.quantize.covariance.descent.scalar_descent.parity import FOURS
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.factor import factor
+from ggufmill.quantize.covariance.matrix.panels import from_panels
+from ggufmill.quantize.covariance.matrix.prepared import DampedCovariance, prepare
 from ggufmill.quantize.covariance.scalar_refinement import ScalarRefinement
 from ggufmill.quantize.covariance.scale_codes import fit_scale_codes
 from ggufmill.quantize.covariance.values import ScalarRows

@@ -14,8 +14,8 @@ from lesser_levels import output_at_each_level
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
-from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 from ggufmill.quantize.covariance.values import is_scalar
 
 SCALAR_TYPES = [TYPES[name].name for name in TYPES if is_scalar(name)]
@@ -91,7 +91,7 @@ import hashlib
 import numpy as np
 from covariances import covariance, weights
 from ggufmill.quantize.covariance.refine import refine
-from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 blocks = np.random.default_rng(0).integers(0, 256, (5, 16, 18), np.uint8)
 blocks[:, :, :2] = np.array([0.003], np.float16).view(np.uint8)
 q, x, h = blocks.reshape(5, -1), weights(5, 512), prepare(covariance(512, 40))

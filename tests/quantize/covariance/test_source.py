@@ -15,8 +15,8 @@ from ggufmill.jobs.execute import execute
 from ggufmill.quantize import encode
 from ggufmill.quantize.covariance import source as source_module
 from ggufmill.quantize.covariance.coupling import couple
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
-from ggufmill.quantize.covariance.prepared import prepared_bytes
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.prepared import prepared_bytes
 from ggufmill.quantize.covariance.row_blocks import RowBlocks, row_blocks
 from ggufmill.quantize.covariance.source import (
     CollectedInput,

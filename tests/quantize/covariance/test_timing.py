@@ -8,7 +8,7 @@ from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize import timing as ordinary
 from ggufmill.quantize.covariance import timing
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.row_blocks import row_blocks
 from ggufmill.quantize.covariance.source import CollectedInput, CollectedOutput, Covariances, Curvature, PreparedCache
 

@@ -12,7 +12,7 @@ from lesser_levels import output_at_each_level
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.codecs.fields import BlockFields
-from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 from ggufmill.quantize.covariance.refine import refine
 from ggufmill.quantize.covariance.vector_refinement import VectorRefinement
 from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
@@ -140,7 +140,7 @@ _SCRIPT = """
 import hashlib
 from covariances import covariance, random_rows, weights
 from ggufmill.quantize.covariance.refine import refine
-from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 h = prepare(covariance(512, 40))
 for name in ("iq3_xxs", "iq4_kt"):
     refined = refine(weights(4, 512), random_rows(name, 4, 512), name, h, 1)

@@ -5,7 +5,7 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError, SourceTensor
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ggufmill.quantize.importance import Importance
 from ggufmill.quantize.search.quant_error import relative_errors, usable_types

@@ -6,7 +6,7 @@ import pytest
 from ggufmill.formats import TYPES, SourceTensor
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.covariance.coupling import couple
-from ggufmill.quantize.covariance.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.row_blocks import row_blocks
 from ggufmill.quantize.covariance.source import CollectedInput, CollectedOutput, Covariances, Curvature, PreparedCache
 from ggufmill.quantize.search.row_sample import sample_rows

@@ -24,9 +24,9 @@ from ggufmill.runtime.generation.generate import _overlap
 from ggufmill.runtime.generation.repetition import find_breakers
 from ggufmill.runtime.line_limit import LineLimit
 from ggufmill.runtime.serve import connections, make_app, memory_middleware
-from ggufmill.runtime.serve.prompt_renderer import PromptRenderer
 from ggufmill.runtime.serve.responses import dump_in_pieces
 from ggufmill.runtime.serve.security_middleware import known_hosts
+from ggufmill.runtime.serve.tool_calls.prompt_renderer import PromptRenderer
 
 HERE = "http://127.0.0.1:8080"
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from .....formats import PlanError
 from .....simd.workers import Workers
-from ....compute_buffers import SCORES_BYTES
 from ....graph.ops import Attention
 from ....graph.values import alibi_slopes
+from ....placement.compute_buffers import SCORES_BYTES
 from ....settings import PLAIN_TYPES
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention

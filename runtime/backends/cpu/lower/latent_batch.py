@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .....simd.workers import Workers
-from ....compute_buffers import SCORES_BYTES, Expansion
+from ....placement.compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm

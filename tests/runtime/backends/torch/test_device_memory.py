@@ -12,7 +12,7 @@ from ggufmill.imatrix.collect import CollectOptions, collect
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch import weights as weights_module
 from ggufmill.runtime.evaluate.perplexity import perplexity
-from ggufmill.runtime.memory import layer_number
+from ggufmill.runtime.placement.memory import layer_number
 
 pytestmark = pytest.mark.oracle
 

@@ -1,0 +1,1 @@
+"""Where a model lies and runs: memory, devices, processors."""

@@ -1,0 +1,307 @@
+"""What a model takes in memory, and where: weights by device, the cache of keys and values, buffers to compute in.
+
+Placement follows llama.cpp: `-ngl` puts the last layers (and beyond them the output) on the GPUs, `-ot regex=DEVICE` overrules
+it tensor by tensor, first match first. The cache's formulae are those of ik_llama.cpp with latent attention; buffers are in
+`compute_buffers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...formats import PlanError, TensorType
+from ...formats.metadata_values import MAX_LAYERS
+from ...jobs.patterns import NamePattern, compile_pattern
+from ...jobs.streamed_json import StreamedJson
+from ..cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
+from ..hparams import HParams, n_layers
+from ..models.attention import Heads
+from ..models.compressed_attention import compressed_states, run_length, selects_entries
+from ..models.gemma4 import own_layers
+from ..models.latent_attention import LatentHeads
+from ..models.recurrent.layers import keeps_rows, layer_states
+from ..settings import LayerPlacement, Settings
+from .compute_buffers import Use, compute_bytes, of_layer, processor_bytes, sequence_length
+
+CPU = "CPU"
+MIB = 1 << 20
+_COMPRESSED = "deepseek4"  # the architecture whose layers keep a window and entries
+_SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """A tensor as it will lie in the file."""
+
+    name: str
+    type: TensorType
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TensorOverride:
+    """`regex=DEVICE` of -ot, or what another option stands for; shown as it was given. origin: the option."""
+
+    pattern: NamePattern
+    device: str
+    origin: str
+
+    def __str__(self) -> str:
+        return self.origin if self.origin.startswith("--") else f"{self.pattern.text}={self.device}"
+
+
+_PAIR = re.compile(r"=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)", re.IGNORECASE)
+
+
+def parse_overrides(text: str, origin: str = "-ot") -> list[TensorOverride]:
+    """'exps=CPU,attn_kv_b=CUDA0' as llama.cpp's -ot takes it; a comma within a regex is no end. Raises PlanError."""
+    overrides, at = [], 0
+    while text[at:].strip():
+        end = _PAIR.search(text, at)
+        pattern = text[at : end.start()].strip() if end is not None else ""
+        if end is None or not pattern:
+            raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
+        overrides.append(TensorOverride(compile_pattern(pattern, origin), end[1].upper().replace(":", ""), origin))
+        at = end.end()
+    return overrides
+
+
+def overrides_of(rules: LayerPlacement) -> list[TensorOverride]:
+    """Which tensors lie where whatever the layers do: `-ot`, then `--n-cpu-moe`, then `--cpu-moe`. Raises PlanError for a text
+    that says no such thing."""
+    texts = [rules.override_tensor] if isinstance(rules.override_tensor, str) else rules.override_tensor
+    overrides = [rule for text in texts for rule in parse_overrides(text)]
+    overrides += _experts_to_cpu(rules.n_cpu_moe) if rules.n_cpu_moe is not None else []
+    return overrides + (_experts_to_cpu() if rules.cpu_moe else [])
+
+
+def _experts_to_cpu(layers: int | None = None) -> list[TensorOverride]:
+    """What --cpu-moe (None) and --n-cpu-moe N stand for: the experts of all layers, or of the first N, stay in RAM."""
+    if layers is None:
+        return [TensorOverride(NamePattern(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
+    which = "|".join(map(str, range(layers)))
+    pattern = NamePattern(rf"blk\.({which})\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+    return [TensorOverride(pattern, CPU, f"--n-cpu-moe {layers}")] if layers else []
+
+
+@dataclass
+class Device:
+    """Bytes on one device. capacity None: not said."""
+
+    name: str
+    capacity: int | None
+    weights: int = 0
+    cache: int = 0
+    compute: int = 0
+    tensors: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+    @property
+    def free(self) -> int | None:
+        return None if self.capacity is None else self.capacity - self.total
+
+
+@dataclass
+class Placement(StreamedJson):
+    """What goes where, tensor name -> (device, what decided it); warnings for people.
+
+    hits        override -> (tensors, bytes)
+    layers      layer -> the device of its cache and its operations without weights; the number after the last: the output's
+    tied_output the device of the copy of the embeddings that serves as output matrix; '': there is none
+    """
+
+    devices: list[Device]
+    places: dict[str, tuple[str, str]]
+    hits: dict[str, tuple[int, int]]
+    layers: dict[int, str]
+    tied_output: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def fits(self) -> bool:
+        return all(device.free is None or device.free >= 0 for device in self.devices)
+
+    def json_fields(self) -> dict[str, Any]:
+        return {
+            "devices": [vars(d) | {"total": d.total, "free": d.free} for d in self.devices],
+            "rules": [{"rule": rule, "tensors": n, "nbytes": size} for rule, (n, size) in self.hits.items()],
+            "tensors": ({"name": name, "device": device, "rule": rule} for name, (device, rule) in self.places.items()),
+            "fits": self.fits,
+            "warnings": self.warnings,
+        }
+
+
+def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, tensors: Collection[str] = ()) -> int:
+    """Bytes that a layer keeps per token. tensors: names, which show the layers with keys of an indexer.
+
+    Raises PlanError for types that do not fit the model or the kind of attention.
+    """
+    hparams = HParams(dict(metadata), "the model")
+    settings = use.settings(hparams).of_layer(layer, n_layers(hparams))
+    if hparams.architecture == _COMPRESSED:
+        parts = _entry_parts(hparams, settings, layer, tensors)
+        return sum(part.token_bytes for part in parts.values())
+    if not keeps_rows(hparams, layer) or (hparams.architecture in _SHARING and layer >= own_layers(hparams)):
+        return 0
+    if hparams.is_latent:
+        heads = LatentHeads.of(hparams)
+        parts = latent_parts(heads.n, heads.nope + heads.rope, heads.v_width, heads.rank, heads.rope, settings)
+    else:
+        heads = _heads(hparams, layer)
+        parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
+    if any(f"blk.{layer}.indexer.{name}.weight" in tensors for name in ("attn_k", "k_proj")):
+        every = run_length(hparams, layer) or 1
+        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"), every=every)
+    return sum(part.token_bytes for part in parts.values())
+
+
+def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Collection[str]) -> dict[str, CachePart]:
+    """The parts of the cache for entries that each stand for a run of tokens, and of the keys that an indexer has of them."""
+    every = run_length(hparams, layer)
+    if not every:
+        return {}
+    parts = entry_parts(hparams.size("attention.key_length"), every, settings)
+    if selects_entries(layer, tensors):
+        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"), every=every)
+    return parts
+
+
+def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0, tensors: Collection[str] = ()) -> int:
+    """Bytes of a layer's recurrent state; 0: it has none. tensors: as in `cache_token_bytes`."""
+    hparams = HParams(dict(metadata), "the model")
+    is_compressed = hparams.architecture == _COMPRESSED
+    shapes = compressed_states(hparams, layer, tensors) if is_compressed else layer_states(hparams, layer)
+    return sum(StatePart(shape).nbytes for shape in shapes.values())
+
+
+def _heads(hparams: HParams, layer: int) -> Heads:
+    n_head = of_layer(hparams, "attention.head_count", layer)
+    size = hparams.int("embedding_length") // max(1, n_head)
+    shared = of_layer(hparams, "attention.head_count_kv", layer, n_head)
+    suffix = "_swa" if _is_local(hparams, layer) and "attention.key_length_swa" in hparams else ""
+    widths = (hparams.int(f"attention.{part}_length{suffix}", size) for part in ("key", "value"))
+    return Heads(n_head, shared, *widths)
+
+
+def _is_local(hparams: HParams, layer: int) -> bool:
+    """Whether a layer has a window, and so heads of another width (Gemma 4); without a pattern all have one."""
+    flags = hparams.flags("attention.sliding_window_pattern", hparams.size("block_count", maximum=MAX_LAYERS))
+    return flags[layer] if flags else "attention.sliding_window" in hparams
+
+
+def place(
+    weights: Collection[TensorSize],
+    metadata: Mapping[str, Any],
+    use: Use,
+    overrides: Sequence[TensorOverride],
+    capacities: Mapping[str, int | None],
+) -> Placement:
+    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. Raises PlanError for a rule with another device."""
+    devices = {name: Device(name, size) for name, size in capacities.items()}
+    gpus = [name for name in devices if name != CPU]
+    for rule in overrides:
+        if rule.device not in devices:
+            raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
+    n_layer = HParams(dict(metadata), "the model").size("block_count", maximum=MAX_LAYERS)
+    layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
+    placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
+    matched, pairs = dict.fromkeys(map(str, overrides), ""), dict[tuple[str, str], tuple[str, str]]()
+    for weight in weights:
+        rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
+        for rule in rules:
+            matched[str(rule)] = matched[str(rule)] or weight.name
+        device, why = _default_device(weight.name, layers, n_layer), "-ngl" if gpus else ""
+        if rules:
+            device, why = rules[0].device, str(rules[0])
+            count, size = placement.hits[why]
+            placement.hits[why] = (count + 1, size + weight.nbytes)
+        placement.places[weight.name] = pairs.setdefault((device, why), (device, why))
+        devices[device].weights += weight.nbytes
+        devices[device].tensors += 1
+    names, tokens = placement.places, sequence_length(HParams(dict(metadata), "the model"), use.n_ctx)
+    _copy_tied_output(placement, weights, layers[n_layer])
+    for layer in range(n_layer):
+        state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
+        devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
+        devices[CPU].cache += Settings.checkpoints * state
+    buffer = compute_bytes(metadata, use) if gpus else processor_bytes(metadata, use)
+    for name in gpus or [CPU]:
+        devices[name].compute = buffer if not gpus or name in layers.values() else 0
+    _warn(placement, weights, matched, overrides)
+    return placement
+
+
+def _shares(gpus: Sequence[str], capacities: Mapping[str, int | None], split: Sequence[float] | None) -> dict[str, float]:
+    """GPU -> its share of the layers, of any sum: as given, or its memory. Raises PlanError for shares that do not fit."""
+    if split is None:
+        return {name: capacities[name] or 1 for name in gpus}
+    if len(split) != len(gpus) or min(split) < 0 or not sum(split):
+        raise PlanError(f"--tensor-split {','.join(map(str, split))}: one share for each of {', '.join(gpus) or 'no GPUs'}")
+    return dict(zip(gpus, split, strict=True))
+
+
+def _layer_devices(n_layer: int, wanted: int | None, gpus: Mapping[str, float]) -> dict[int, str]:
+    """Layer -> device; n_layer stands for the output. Several GPUs take runs of layers in proportion to their shares."""
+    count = min(n_layer + 1, n_layer + 1 if wanted is None else wanted) if gpus else 0
+    first = n_layer + 1 - count if count > n_layer else n_layer - count
+    names, sizes = list(gpus), list(gpus.values())
+    devices = dict.fromkeys(range(n_layer + 1), CPU)
+    on_gpu = range(first, n_layer + 1 if count > n_layer else n_layer)
+    for i, layer in enumerate(on_gpu):
+        share, at = (i + 0.5) / len(on_gpu) * sum(sizes), 0
+        while share > sum(sizes[: at + 1]):
+            at += 1
+        devices[layer] = names[at]
+    return devices
+
+
+def _copy_tied_output(placement: Placement, weights: Collection[TensorSize], device: str) -> None:
+    """Embeddings that serve as output matrix lie in RAM, to be looked up, and once more where the output is computed."""
+    table = next((weight for weight in weights if weight.name == "token_embd.weight"), None)
+    if table is None or "output.weight" in placement.places or device == CPU:
+        return
+    if placement.hits.get(placement.places[table.name][1]):
+        return
+    placement.tied_output = device
+    next(each for each in placement.devices if each.name == device).weights += table.nbytes
+
+
+def layer_number(name: str) -> int:
+    """The layer that a tensor belongs to; -1: to none."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    return int(match[1]) if match else -1
+
+
+def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
+    """The device of a weight that no rule takes: its layer's; embeddings stay in RAM, since they are only looked up."""
+    layer = layer_number(name)
+    if layer >= 0:
+        return layers.get(layer, CPU)
+    return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
+
+
+def _warn(
+    placement: Placement, weights: Collection[TensorSize], matched: Mapping[str, str], overrides: Sequence[TensorOverride]
+) -> None:
+    for rule in dict.fromkeys(map(str, overrides)):
+        if not placement.hits[rule][0]:
+            taker = placement.places[matched[rule]][1] if matched[rule] else ""
+            why = f"{taker} comes first and takes {matched[rule]}" if taker else "it matches no tensor"
+            placement.warnings.append(f"-ot {rule} does nothing: {why}")
+    packed = [w for w in weights if w.type.rows > 1 and placement.places[w.name][0] != CPU]
+    if packed:
+        more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+        where = placement.places[packed[0].name][0]
+        placement.warnings.append(
+            f"{packed[0].name} ({packed[0].type.name}){more} would lie on {where}: interleaved rows are for CPUs; give it the "
+            "plain type, or keep it in RAM"
+        )
+    for device in placement.devices:
+        if device.free is not None and device.free < 0:
+            placement.warnings.append(f"{device.name} lacks {-device.free / MIB:,.0f} MiB")
