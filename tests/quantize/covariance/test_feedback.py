@@ -7,7 +7,7 @@ import pytest
 from covariances import covariance, random_rows, weights
 
 from ggufmill.quantize import decode
-from ggufmill.quantize.covariance.descent.scalar_descent.parity import FOURS
+from ggufmill.quantize.covariance.descent.parity import FOURS
 from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.matrix.factor import factor
 from ggufmill.quantize.covariance.matrix.panels import from_panels
