@@ -21,20 +21,18 @@ from ..common.messages import note
 class Effort:
     """What is done at a level of effort.
 
+    number     --effort, which with covariance or curvature is that of `quantize` too
     data       '', 'imatrix', 'covariance' (with an imatrix) or 'curvature' (with both)
     windows    of calibration text, None: all
-    encoder    [quantize] effort, with covariance or curvature
     search     keys of [search] beside text and ctx
     judged     windows of held-out text, None: all
-    sequential whether matrices are encoded for what those before them, quantised, make of the text: needs torch
     """
 
+    number: int
     data: str
     windows: int | None
-    encoder: int
     search: dict[str, int]
     judged: int | None
-    sequential: bool = False
 
     @property
     def needs_text(self) -> bool:
@@ -43,11 +41,11 @@ class Effort:
 
 
 LEVELS = (
-    Effort("", 0, 0, {"rows": 32}, 16),
-    Effort("imatrix", 50, 0, {"rows": 32, "chunks": 2, "measurements": 16}, 16),
-    Effort("covariance", 100, 1, {"rows": 64, "chunks": 4, "measurements": 32}, 32),
-    Effort("curvature", 200, 2, {"rows": 64, "chunks": 8, "measurements": 64}, 64),
-    Effort("curvature", None, 2, {"rows": 64, "chunks": 8, "measurements": 128, "refine": 1}, None, sequential=True),
+    Effort(0, "", 0, {"rows": 32}, 16),
+    Effort(1, "imatrix", 50, {"rows": 32, "chunks": 2, "measurements": 16}, 16),
+    Effort(2, "covariance", 100, {"rows": 64, "chunks": 4, "measurements": 32}, 32),
+    Effort(3, "curvature", 200, {"rows": 64, "chunks": 8, "measurements": 64}, 64),
+    Effort(4, "curvature", None, {"rows": 64, "chunks": 8, "measurements": 128, "refine": 1}, None),
 )
 _MOST_PASSES = 8  # over the text, where memory for sums is short
 _DISK_SHARE = 0.5  # of what is free, for a file of second moments

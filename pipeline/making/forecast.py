@@ -34,7 +34,6 @@ _ENCODING = {
     ("curvature", 0): 0.4e-6,
     ("curvature", 1): 0.6e-6,
     ("curvature", 2): 2.6e-6,
-    ("curvature", 3): 5e-6,
 }
 # What is expected of the result is measured on a few windows with the weights encoded without data, where that takes no longer
 # than _TRIAL seconds; else it is the mean relative error of the weights, times what it cost the demo. Then it is multiplied by
@@ -96,8 +95,14 @@ def forecast_make(
     return MakeForecast(seconds, (middle / spread, middle * spread), is_measured)
 
 
+def _seconds_of_a_weight(level: Effort) -> float | None:
+    """Of a thread; None without second moments. Efforts beyond those of the table encode as its last one does."""
+    efforts = [effort for data, effort in _ENCODING if data == level.data and effort <= level.number]
+    return _ENCODING[level.data, max(efforts)] if efforts else None
+
+
 def _encode_seconds(plan: Plan, level: Effort, threads: int) -> float:
-    own = _ENCODING.get((level.data, level.encoder))
+    own = _seconds_of_a_weight(level)
     if own is None:
         return sum(predict_seconds(plan, threads).values())
     return own * sum(kind.n_elements * n for kind, n in plan.outputs.counts()) / threads
@@ -106,7 +111,7 @@ def _encode_seconds(plan: Plan, level: Effort, threads: int) -> float:
 def _search_seconds(search: SearchJob, level: Effort, window: float, threads: int) -> float:
     """Encoding a sample of each tensor in each type, and for each group of tensors two runs of the text."""
     speeds = {name: encode_speed(TYPES[name], threads) for name in {t.name for c in search.candidates.values() for t in c}}
-    own = _ENCODING.get((level.data, level.encoder))
+    own = _seconds_of_a_weight(level)
     per_weight = {name: own / threads if own is not None else 1 / speed for name, speed in speeds.items()}
     sampled = 0.0
     for name, tensor in search.tensors.items():

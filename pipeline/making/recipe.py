@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ...convert.hub.fetch import is_repository
+from ...errors import installation
 from ...formats import TensorSource
 from ...quantize.recipes.recipe import PATH_KEYS
 from ...quantize.recipes.variants import toml_text
 from ...recipes import BUNDLED, bundled_text
 from ...request_fields import fields_of
+from ..common.messages import note
+from ..planning import HIGHEST_EFFORT
 from ..recipe_search.options import parse_types
 from ..requests.groups import SourceOptions
 from ..requests.make import MakeRequest
-from ..writing.sequential import WINDOWS, windows_within
+from ..writing.sequential import windows_within
 from .effort import Effort
 from .fit import Fit
 from .texts import Texts
@@ -36,11 +39,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     if level.data:
         more = {level.data: True} if level.data != "imatrix" else {}
         tables["imatrix"] = {"text": names[0] if len(names) == 1 else names, **cut, **more}
-    encoder: dict[str, Any] = {"effort": level.encoder} if level.data in ("covariance", "curvature") else {}
-    # No more of the text than was calibrated on: what follows may be what is judged with.
-    chunks = WINDOWS if texts.windows is None else windows_within(texts.windows, texts.n_ctx)
-    if encoder and level.sequential and chunks and request.cluster is None and find_spec("torch") is not None:
-        encoder |= {"sequential": _name(texts.calibration[0].path), "sequential_chunks": chunks}
+    encoder = {"effort": _encoder_effort(request, level, texts)} if level.data in ("covariance", "curvature") else {}
     tables["quantize"] = {"target_size": fit.nbytes, **encoder, **tables.pop("quantize", {})}
     search: dict[str, Any] = dict(level.search)
     if "chunks" in search:
@@ -55,6 +54,22 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     head = [f"{MADE} at effort {request.effort}. `ggufmill run` makes the same file again of it, to the byte, with the"]
     head += [f"# model and the texts that it names. Size: {fit.why}."]
     return "\n".join([*head, "", toml_text(tables, tuple(tables))])
+
+
+def _encoder_effort(request: MakeRequest, level: Effort, texts: Texts) -> int:
+    """[quantize] effort: the level's, or the one below where nothing can be encoded in the order of the model."""
+    if level.number < HIGHEST_EFFORT:
+        return level.number
+    reason = ""
+    if find_spec("torch") is None:
+        reason = f"the order of the model needs torch ({installation('torch')})"
+    elif texts.windows is not None and not windows_within(texts.windows, texts.n_ctx):
+        reason = "the text fills no window in the order of the model"
+    elif request.cluster is not None:
+        reason = "the order of the model is for one machine"
+    if reason:
+        note(f"note: encoding at effort {HIGHEST_EFFORT - 1}: {reason}")
+    return HIGHEST_EFFORT - bool(reason)
 
 
 def _source(request: MakeRequest, source: TensorSource) -> dict[str, str]:
