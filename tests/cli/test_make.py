@@ -42,7 +42,7 @@ def made(mill, folder, *more, code=0):
     "effort", [0, 1, 2, pytest.param(3, marks=pytest.mark.oracle), pytest.param(4, marks=pytest.mark.oracle)]
 )
 def test_the_recipe_makes_the_same_file(mill, folder, effort):
-    """Effort has one meaning in `make`, `run` and `quantize`: the recipe has it from where there is something to spend it on."""
+    """Effort has one meaning in `make`, `run` and `quantize`: the recipe has it where there is something to spend it on."""
     if effort > 2:
         pytest.importorskip("torch")
         (folder / "long.txt").write_text(5 * (folder / "long.txt").read_text())
