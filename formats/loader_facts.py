@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gguf import TokenType
 
+from .token_types import BYTE
 from .types import TensorType
 
 LLAMA_CPP, IK_LLAMA_CPP = "llama.cpp", "ik_llama.cpp"
@@ -114,7 +114,7 @@ def _wide_heads(keys: Mapping[str, Any], tensors: Tensors) -> bool:
 def _no_byte_tokens(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     """A SentencePiece vocabulary without <0x00> to <0xFF>."""
     kinds = np.asarray(keys.get("tokenizer.ggml.token_type", ()))
-    return keys.get("tokenizer.ggml.model") == "llama" and bool(kinds.size) and not np.any(kinds == TokenType.BYTE)
+    return keys.get("tokenizer.ggml.model") == "llama" and bool(kinds.size) and not np.any(kinds == BYTE)
 
 
 def _layers(keys: Mapping[str, Any]) -> int:

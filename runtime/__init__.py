@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .generation.sampling_options import Sampling
     from .loading import load_model
     from .model import Model, Session
-    from .models import ARCHITECTURES
+    from .models.architectures import ARCHITECTURES
     from .settings import Settings
     from .text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ _MODULES = {
     "generation.sampling_options": ("Sampling",),
     "loading": ("load_model",),
     "model": ("Model", "Session"),
-    "models": ("ARCHITECTURES",),
+    "models.architectures": ("ARCHITECTURES",),
     "settings": ("Settings",),
     "text.tokenizer": ("Tokenizer",),
 }

@@ -20,7 +20,7 @@ from ..convert.source import MLA_LAYOUTS, describe
 from ..formats import SourceTensor, TensorSource
 from ..formats.source import LORA_A, LORA_B
 from .graph.ops import ExpertLinear, Linear
-from .models import build_graph
+from .models.architectures import build_graph
 
 
 def with_adapters(source: TensorSource, lora: Sequence[str]) -> TensorSource:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from ..formats import TYPES, PlanError
-from .graph import Graph
-from .graph.ops import LatentAttention
 from .graph.values import CacheSpec, StateSpec
 from .settings import CACHE_TYPES, Settings
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 _LANES = 16  # rows of the float types are filled up to a multiple of this many numbers, which kernels read at once
 
@@ -146,6 +148,8 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
 
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
+    from .graph.ops import LatentAttention  # planning needs no ops
+
     count = 1 + max((spec.layer for spec in graph.cache), default=-1)
     latent = {op.layer: op for op in graph.ops if isinstance(op, LatentAttention)}
     plain, observed = [], []

@@ -20,7 +20,7 @@ from .graph import Graph
 from .graph.rounding import rounded
 from .hparams import HParams
 from .model import Model
-from .models import build_graph
+from .models.architectures import build_graph
 from .placement.device_placement import device_compiler, place_model
 from .placement.thread_placement import place_threads
 from .settings import check_latent, settings_from

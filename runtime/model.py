@@ -19,7 +19,7 @@ from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
 from .graph.values import StateSpec
 from .micro_batches import PIECE, divide_passes
-from .models import build_draft_graphs
+from .models.architectures import build_draft_graphs
 from .placement.device_placement import DevicePlacement
 from .placement.mapped_files import MappedFiles
 from .session import Session as Session

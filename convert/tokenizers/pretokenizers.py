@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from ...formats.pretokenizers import PRE_TOKENIZERS
 
 # Names that are compared, in this order: of several with the same behaviour the first is written.
@@ -75,6 +73,8 @@ def _splitter(pre_tokenizer: dict[str, Any]) -> Splitter:
         "decoder": None,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
+    from tokenizers import Tokenizer  # not for planning
+
     built = Tokenizer.from_str(json.dumps(minimal)).pre_tokenizer
     return lambda text: [piece for piece, _ in built.pre_tokenize_str(text)]
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from ...formats import FormatError
 from ...formats.file_range import read_file
-from .token_list import BYTE, BYTE_TOKEN, NORMAL, UNKNOWN, AddedTokens, token_list
+from ...formats.token_types import BYTE, NORMAL, UNKNOWN
+from .token_list import BYTE_TOKEN, AddedTokens, token_list
 
 FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _PIECE_TYPES = range(1, 7)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError
+from ...formats.token_types import CONTROL, NORMAL
 from ..config import read_json
 from . import tiktoken
 from .byte_level_bpe import to_characters
 from .pretokenizers import identify
-from .token_list import CONTROL, NORMAL, token_list
+from .token_list import token_list
 
 FILE = "tekken.json"
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -13,19 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ...formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from . import sentencepiece, wordpiece
 from .pretokenizers import identify
-from .token_list import (
-    BYTE,
-    BYTE_TOKEN,
-    CONTROL,
-    LOOKS_SPECIAL,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    read_added_tokens,
-)
+from .token_list import BYTE_TOKEN, LOOKS_SPECIAL, read_added_tokens
 
 SPACE = "\u2581"
 

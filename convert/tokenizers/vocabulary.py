@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError
+from ...formats.token_types import CONTROL, NORMAL, USER_DEFINED
 from ..config import Config, read_json
 from . import byte_level_bpe, sentencepiece, tekken, tiktoken, tokenizer_json, wordpiece
 from .chat_templates import chat_templates
-from .token_list import CONTROL, NORMAL, USER_DEFINED, AddedTokens, read_added_tokens, token_list
+from .token_list import AddedTokens, read_added_tokens, token_list
 
 # name in tokenizer_config.json (NAME_token) and config.json (NAME_token_id) -> metadata key; the misspelling is GGUF's
 SPECIAL_KEYS = {

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...formats import FormatError
 from ...formats.file_range import read_text
-from .token_list import CONTROL, NORMAL, AddedTokens, token_list
+from ...formats.token_types import CONTROL, NORMAL
+from .token_list import AddedTokens, token_list
 
 CONTINUES = "##"  # before a piece that continues a word, in the files
 SPECIAL_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}

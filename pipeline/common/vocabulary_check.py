@@ -7,12 +7,13 @@ to the texts between added tokens, for example. So both encode some texts.
 from __future__ import annotations
 
 import json
-
-from tokenizers import Tokenizer as Original
+from typing import TYPE_CHECKING
 
 from ...errors import MillError
 from ...formats import TensorSource
-from ...runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ...runtime.text.tokenizer import Tokenizer
 
 _FILE = "tokenizer.json"
 # Ordinary texts, in Unicode's composed form: what is rare, the tests of vocabularies look for.
@@ -51,6 +52,10 @@ def vocabulary_differences(source: TensorSource) -> list[str]:
     path = next((path for path in source.files if path.name == _FILE), None)
     if path is None or "tokenizer.ggml.tokens" not in source.metadata:
         return []
+    from tokenizers import Tokenizer as Original
+
+    from ...runtime.text.tokenizer import Tokenizer
+
     try:
         original, ours = Original.from_file(str(path)), Tokenizer(source.metadata)
         expected = [each.ids for each in original.encode_batch(list(TEXTS), add_special_tokens=False)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import PlanError, installation
+from ...formats.token_types import UNUSED
 from ..text.tokenizer import Tokenizer
-from ..text.vocabulary import UNUSED
 from .gbnf import gbnf_to_lark
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...formats import FormatError
-from ..graph import GraphBuilder, Value
-from ..graph.compressed_attention_ops import AverageRun
 from ..graph.values import RotaryEmbedding, StateSpec, Temperature
 from ..hparams import HParams
+
+if TYPE_CHECKING:
+    from ..graph import GraphBuilder, Value
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class RunIndexer:
         return {"index_run": (self.block, self.width)}
 
     def select(self, graph: GraphBuilder, x: Value, layer: int, rope: RotaryEmbedding, epsilon: float) -> Value:
+        from ..graph.compressed_attention_ops import AverageRun
+
         prefix = f"blk.{layer}.indexer."
         q = graph.reshape(graph.linear(x, f"{prefix}q_proj", self.heads * self.width), self.heads, self.width)
         k = graph.linear(x, f"{prefix}k_proj", self.width)

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder, Value
 from ..hparams import HParams, n_layers
 from .attention import Heads, grouped_attention
 from .feed_forward import FeedForward, feed_forward
 from .rotary import rotary_embedding
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """What the architecture's name says. rotates: whether queries and keys are rotated; alibi: the largest of the linear
-    biases; activation: of a feed-forward block with a gate."""
-
-    rotates: bool = False
-    alibi: float = 0.0
-    activation: str = "gelu_erf"
-
-
-ENCODERS = {
-    "bert": Encoder(),
-    "nomic-bert": Encoder(rotates=True, activation="silu"),
-    "nomic-bert-moe": Encoder(rotates=True),
-    "jina-bert-v2": Encoder(alibi=8.0),
-    "jina-bert-v3": Encoder(rotates=True),
-}
+from .variants import ENCODERS
 
 
 def pair_separator(source: TensorSource) -> int:

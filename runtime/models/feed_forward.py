@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...formats import FormatError, PlanError
-from ..graph import GraphBuilder, Value
-from ..graph.values import RoutingValue, Weight
 from ..hparams import HParams
+
+if TYPE_CHECKING:
+    from ..graph import GraphBuilder, Value
+    from ..graph.values import RoutingValue, Weight
 
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # values of expert_gating_func in GGUF
 GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid", SQRT_SOFTPLUS: "sqrt_softplus"}

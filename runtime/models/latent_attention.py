@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...formats import FormatError
-from ..graph import GraphBuilder, Value
-from ..graph.values import RotaryEmbedding, Temperature
 from ..hparams import HParams
 from .rotary import rotated_dims
+
+if TYPE_CHECKING:
+    from ..graph import GraphBuilder, Value
+    from ..graph.values import RotaryEmbedding, Temperature
 
 INDEXER_EPSILON = 1e-6  # of the norm of its keys; the metadata does not say it
 

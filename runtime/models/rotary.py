@@ -7,13 +7,16 @@ tensor has (Llama 3's, or LongRoPE's two sets, arXiv:2402.13753).
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...formats import FormatError, PlanError
-from ..graph import GraphBuilder
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams
+
+if TYPE_CHECKING:
+    from ..graph import GraphBuilder
 
 
 def rotated_dims(hparams: HParams, width: int) -> int:

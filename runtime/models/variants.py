@@ -239,3 +239,22 @@ VARIANTS = {
     "baichuan": Variant(interleaved=True, alibi=_alibi_of_13b),
     "chatglm": Variant(interleaved=True),
 }
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What the architecture's name says. rotates: whether queries and keys are rotated; alibi: the largest of the linear
+    biases; activation: of a feed-forward block with a gate."""
+
+    rotates: bool = False
+    alibi: float = 0.0
+    activation: str = "gelu_erf"
+
+
+ENCODERS = {
+    "bert": Encoder(),
+    "nomic-bert": Encoder(rotates=True, activation="silu"),
+    "nomic-bert-moe": Encoder(rotates=True),
+    "jina-bert-v2": Encoder(alibi=8.0),
+    "jina-bert-v3": Encoder(rotates=True),
+}

@@ -16,9 +16,8 @@ from ...formats.metadata_values import MAX_LAYERS, whole_number
 from ...operating_system.processors import allowed_cpus
 from ...request_fields import values_of
 from ..hparams import HParams
-from ..models.bert import ENCODERS
 from ..models.latent_attention import LatentHeads
-from ..models.variants import VARIANTS
+from ..models.variants import ENCODERS, VARIANTS
 from ..settings import CacheTypes, Settings, check_latent, settings_from
 
 MIB = 1 << 20

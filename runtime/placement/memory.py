@@ -3,6 +3,8 @@
 Placement follows llama.cpp: `-ngl` puts the last layers (and beyond them the output) on the GPUs, `-ot regex=DEVICE` overrules
 it tensor by tensor, first match first. The cache's formulae are those of ik_llama.cpp with latent attention; buffers are in
 `compute_buffers`.
+
+Modules of single architectures are imported where one of them is planned: with their ops they take longer than a plan does.
 """
 
 from __future__ import annotations
@@ -19,8 +21,6 @@ from ...jobs.streamed_json import StreamedJson
 from ..cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from ..hparams import HParams, n_layers
 from ..models.attention import Heads
-from ..models.compressed_attention import compressed_states, run_length, selects_entries
-from ..models.gemma4 import own_layers
 from ..models.latent_attention import LatentHeads
 from ..models.recurrent.layers import keeps_rows, layer_states
 from ..settings import LayerPlacement, Settings
@@ -147,7 +147,7 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     if hparams.architecture == _COMPRESSED:
         parts = _entry_parts(hparams, settings, layer, tensors)
         return sum(part.token_bytes for part in parts.values())
-    if not keeps_rows(hparams, layer) or (hparams.architecture in _SHARING and layer >= own_layers(hparams)):
+    if not keeps_rows(hparams, layer) or _is_shared(hparams, layer):
         return 0
     if hparams.is_latent:
         heads = LatentHeads.of(hparams)
@@ -156,13 +156,26 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
     if any(f"blk.{layer}.indexer.{name}.weight" in tensors for name in ("attn_k", "k_proj")):
+        from ..models.compressed_attention import run_length
+
         every = run_length(hparams, layer) or 1
         parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"), every=every)
     return sum(part.token_bytes for part in parts.values())
 
 
+def _is_shared(hparams: HParams, layer: int) -> bool:
+    """Whether a layer uses the keys and values of an earlier one."""
+    if hparams.architecture not in _SHARING:
+        return False
+    from ..models.gemma4 import own_layers
+
+    return layer >= own_layers(hparams)
+
+
 def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Collection[str]) -> dict[str, CachePart]:
     """The parts of the cache for entries that each stand for a run of tokens, and of the keys that an indexer has of them."""
+    from ..models.compressed_attention import run_length, selects_entries
+
     every = run_length(hparams, layer)
     if not every:
         return {}
@@ -175,8 +188,12 @@ def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Coll
 def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0, tensors: Collection[str] = ()) -> int:
     """Bytes of a layer's recurrent state; 0: it has none. tensors: as in `cache_token_bytes`."""
     hparams = HParams(dict(metadata), "the model")
-    is_compressed = hparams.architecture == _COMPRESSED
-    shapes = compressed_states(hparams, layer, tensors) if is_compressed else layer_states(hparams, layer)
+    if hparams.architecture == _COMPRESSED:
+        from ..models.compressed_attention import compressed_states
+
+        shapes = compressed_states(hparams, layer, tensors)
+    else:
+        shapes = layer_states(hparams, layer)
     return sum(StatePart(shape).nbytes for shape in shapes.values())
 
 

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer as Backend
 
 from ...formats import FormatError, MillError, PlanError
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from ...formats.token_types import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from .charsmap import check_charsmap
-from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
+from .vocabulary import Vocabulary, byte_characters
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`, whose threads a fork would not have
 # Lone surrogates are not characters. Those from U+DC80 on stand for bytes that are not valid UTF-8 (PEP 383).

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError, PlanError
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
+from ...formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 # Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
 _EOG_TEXTS = frozenset(

@@ -28,7 +28,7 @@ from model_cases.common import COMMON, VISION
 from safetensors.numpy import load_file, save_file
 
 from ggufmill.convert import open_source
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 from ggufmill.runtime.models.recurrent.variants import RECURRENT_VARIANTS
 from ggufmill.runtime.models.variants import VARIANTS
 

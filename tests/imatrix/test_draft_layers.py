@@ -17,7 +17,7 @@ from ggufmill.quantize import gguf_source
 from ggufmill.quantize.prune import draft_layer_prefixes, draft_layers, drop_draft_layers, drop_layers
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity, run_windows
-from ggufmill.runtime.models import DRAFTING
+from ggufmill.runtime.models.architectures import DRAFTING
 
 WINDOW = 30
 CASE_OF = {"deepseek2": "v3-two", "glm4moe": "glm4moe-three", "bailingmoe2": "bailingmoe2-two"}

@@ -22,7 +22,7 @@ from ggufmill.quantize import gguf_source
 from ggufmill.runtime import ARCHITECTURES as RUNNABLE
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 
 CACHES = {  # cases that go through a text token by token: one of each kind of cache and of what looks back
     *("llama", "gemma3", "gpt-oss", "v3", "deepseek32", "deepseek4", "longcat-flash", "minimax-m3-odd", "llama4"),

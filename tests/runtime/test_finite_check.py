@@ -9,7 +9,7 @@ from ggufmill.formats import MillError
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.reference import compile_graph
 from ggufmill.runtime.finite_check import FiniteCheck
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 
 
 def damaged(source, name, matrix=0):

@@ -10,7 +10,7 @@ from ggufmill.errors import PlanError
 from ggufmill.runtime import Settings, load_model
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.cache_layout import entry_parts, grouped_parts, latent_parts, rows_text, types_text
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 from ggufmill.runtime.placement.compute_buffers import Use
 from ggufmill.runtime.placement.memory import cache_token_bytes
 

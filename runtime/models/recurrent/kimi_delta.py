@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...graph import GraphBuilder, Value
 from ...hparams import HParams
+
+if TYPE_CHECKING:
+    from ...graph import GraphBuilder, Value
 
 PARTS = ("q", "k", "v")
 

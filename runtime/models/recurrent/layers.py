@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...hparams import HParams
-from .. import qwen4exp
 from ..delta_net import DELTA_NET_ARCHITECTURES, DeltaHeads, recurrent_layers
 from .kimi_delta import KimiDeltaHeads
 from .state_space import StateSpace
@@ -16,6 +15,8 @@ def layer_states(hparams: HParams, layer: int) -> dict[str, tuple[int, ...]]:
     if architecture in DELTA_NET_ARCHITECTURES:
         return DeltaHeads.of(hparams).states if any(recurrent_layers(hparams)[layer : layer + 1]) else {}
     if architecture == "qwen4exp":
+        from .. import qwen4exp  # with its graph, which no other architecture needs here
+
         return qwen4exp.layer_states(hparams, layer, any(recurrent_layers(hparams)[layer : layer + 1]))
     variant = RECURRENT_VARIANTS.get(architecture)
     if variant is None or not (variant.both or _is_recurrent(hparams, layer)):

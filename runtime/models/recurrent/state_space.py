@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....formats import FormatError
-from ...graph import GraphBuilder, Value
 from ...hparams import HParams
+
+if TYPE_CHECKING:
+    from ...graph import GraphBuilder, Value
 
 
 @dataclass(frozen=True)

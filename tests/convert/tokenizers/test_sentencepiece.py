@@ -8,9 +8,9 @@ import pytest
 from tokenizer_texts import BROKEN, CORPUS, NASTY, read, with_replacements
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from ggufmill.convert.tokenizers.token_list import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.convert.tokenizers.tokenizer_json import _sentencepiece_keys
 from ggufmill.formats import FormatError
+from ggufmill.formats.token_types import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 

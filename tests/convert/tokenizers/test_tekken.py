@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from ggufmill.convert.checkpoint import TOKENIZER_FILES
 from ggufmill.convert.hub.fetch import _SMALL_FILES
 from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
-from ggufmill.convert.tokenizers.token_list import CONTROL, NORMAL, UNUSED
 from ggufmill.formats import FormatError
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
+from ggufmill.formats.token_types import CONTROL, NORMAL, UNUSED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 N_SPECIAL = 24

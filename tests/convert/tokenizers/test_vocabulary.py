@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ggufmill.convert.config import Config
-from ggufmill.convert.tokenizers.token_list import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import FormatError
+from ggufmill.formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 CORPUS = [

@@ -13,7 +13,7 @@ from ggufmill.runtime.backends.reference import elementwise, functions
 from ggufmill.runtime.backends.reference.reference_pass import ReferenceCache, ReferencePass
 from ggufmill.runtime.graph import Observer, Value, ops
 from ggufmill.runtime.graph.values import RotaryEmbedding, alibi_slopes
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 
 TOLERANCE = checkpoints.TOLERANCE
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import MillError, PlanError
+from ggufmill.formats.token_types import UNUSED
 from ggufmill.runtime import Sampler, Sampling, generate, load_model
-from ggufmill.runtime.text.vocabulary import UNUSED
 
 
 @pytest.fixture(scope="module")

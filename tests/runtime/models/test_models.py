@@ -9,7 +9,8 @@ import pytest
 from ggufmill.formats import FormatError, PlanError, SourceTensor, TensorSource
 from ggufmill.runtime.graph import Weight, ops
 from ggufmill.runtime.graph.values import CacheSpec
-from ggufmill.runtime.models import ARCHITECTURES, build_graph, variants
+from ggufmill.runtime.models import variants
+from ggufmill.runtime.models.architectures import ARCHITECTURES, build_graph
 
 N_EMBD, N_FF, EXPERTS = 32, 48, 8
 BASE = {

@@ -20,7 +20,7 @@ from ggufmill.runtime.backends.torch.functions import FUNCTIONS
 from ggufmill.runtime.backends.torch.gradients import Gradients
 from ggufmill.runtime.graph import ops
 from ggufmill.runtime.graph.gradients import is_choice, observed_weights, reached_ops
-from ggufmill.runtime.models import build_graph
+from ggufmill.runtime.models.architectures import build_graph
 from ggufmill.runtime.output_gradients import gradients_of
 
 pytestmark = pytest.mark.oracle

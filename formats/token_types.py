@@ -1,0 +1,3 @@
+"""Values of tokenizer.ggml.token_type."""
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
