@@ -19,7 +19,7 @@ import click
 import ml_dtypes
 import numpy as np
 
-from ggufmill.convert.source import describe
+from ggufmill.convert.checkpoint_source import describe
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"

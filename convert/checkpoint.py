@@ -18,6 +18,7 @@ from ..quantize.tensor_scale import takes_scale
 from .architectures.encoders.pooling import read_modules
 from .config import Config, read_config
 from .draft_layers import with_draft_layers
+from .hub.fetch import TOKENIZER_FILES
 from .model_spec import ModelSpec, TensorSpec
 from .quantization.methods import WeightFinder, missing_name
 from .quantization.stored_weights import StoredWeight, WeightTensors
@@ -35,27 +36,6 @@ IGNORED_SUFFIXES = (
     ".output_scale",
     ".k_scale",
     ".v_scale",
-)
-# Files in addition to config.json and the weights; a checkpoint may have any of them.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "tekken.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tiktoken.model",
-    "qwen.tiktoken",
-    "hy.tiktoken",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "vocab.txt",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "modules.json",
 )
 
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..convert.checkpoint_source import describe
 from ..convert.lora import load_adapters, merge_adapters
 from ..convert.lora.load import with_notes
 from ..convert.lora.merge import identity_with, sum_of_changes
 from ..convert.model_spec import ModelSpec
-from ..convert.source import MLA_LAYOUTS, describe
+from ..convert.source import MLA_LAYOUTS
 from ..formats import SourceTensor, TensorSource
 from ..formats.source import LORA_A, LORA_B
 from .graph.ops import ExpertLinear, Linear

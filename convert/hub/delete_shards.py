@@ -11,8 +11,8 @@ from typing import Any
 from ...formats import PlanError, TensorSource, open_gguf
 from ...formats.deleted_shards import delete_shard, deleted_shard_names, record_path
 from ...jobs.plan import Plan
+from ..checkpoint_source import describe
 from ..model_spec import ModelSpec
-from ..source import describe
 from .fetch import fetch_repository, is_repository
 
 

@@ -25,8 +25,28 @@ from ...formats import FormatError, PlanError
 from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
 from ...operating_system.files import cache_home
-from ..checkpoint import TOKENIZER_FILES
 
+# Files in addition to config.json and the weights; a checkpoint may have any of them.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tekken.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "hy.tiktoken",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "vocab.txt",
+    "generation_config.json",
+    "hf_quant_config.json",
+    "modules.json",
+)
 PREFIX = "hf:"
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
 # What is fetched with the weights, if the repository has it; of folders only those of chat templates and of the modules of

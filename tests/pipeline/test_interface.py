@@ -81,7 +81,12 @@ HEAVY = (
         "torch",
         "tqdm",
     ),
-    *("ggufmill.runtime.graph.ops", "ggufmill.runtime.models.architectures", "ggufmill.runtime.backends"),
+    *(
+        "ggufmill.runtime.graph.ops",
+        "ggufmill.runtime.models.architectures",
+        "ggufmill.runtime.backends",
+        "ggufmill.convert.checkpoint_source",
+    ),
 )
 
 
