@@ -15,8 +15,8 @@ from .messages import is_quiet, say
 from .options.fields import options_of
 
 if TYPE_CHECKING:
-    from ..runtime.serve.app import RefusedRequest
     from ..runtime.serve.served_models import ModelEvent
+    from ..runtime.serve.server_settings import RefusedRequest
     from ..runtime.serve.tasks import EndEvent
 
 

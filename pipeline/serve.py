@@ -39,7 +39,7 @@ def serve_model(request: ServeRequest) -> None:
         >>> serve_model(FOLDER / "demo", port=0, no_warmup=True, stop=end, on_ready=lambda address: end.set())
     """
     try:
-        from ..runtime.serve import serve, serve_models
+        from ..runtime.serve import ServerSettings, serve, serve_models
     except ImportError as error:
         raise UsageError(f"serving needs starlette and uvicorn ({error}): {installation('starlette')}") from None
     from ..runtime.serve.security_middleware import is_loopback
@@ -50,28 +50,30 @@ def serve_model(request: ServeRequest) -> None:
         raise UsageError(f"{request.host} lets other machines in: --api-key asks them for a key, --no-key does not")
     if (request.model is None) == (request.models is None):
         raise UsageError("serve takes either a MODEL or, with --models DIR, a folder of models")
-    shared: dict[str, Any] = {
-        "max_queue": request.max_queue,
-        "max_connections": request.max_connections,
-        "warm_up": not request.no_warmup,
-        "on_ready": request.on_ready,
-        "on_end": request.on_end,
-        "on_refused": request.on_refused,
-        "stop": request.stop,
-        "hosts": tuple(request.allow_host),
-        "template": read_template(request.template),
-        "api_key": request.api_key,
-        "max_body": request.max_body * MIB,
-        "metrics": request.metrics,
-        "slot_save_path": None if request.slot_save_path is None else Path(request.slot_save_path),
-    }
+    server = ServerSettings(
+        host=request.host,
+        port=request.port,
+        hosts=tuple(request.allow_host),
+        api_key=request.api_key,
+        max_connections=request.max_connections,
+        max_queue=request.max_queue,
+        max_body=request.max_body * MIB,
+        template=read_template(request.template),
+        metrics=request.metrics,
+        slot_save_path=None if request.slot_save_path is None else Path(request.slot_save_path),
+        warm_up=not request.no_warmup,
+        on_ready=request.on_ready,
+        on_end=request.on_end,
+        on_refused=request.on_refused,
+        stop=request.stop,
+    )
     limits = {"n_predict": request.n_predict, "draft_max": request.draft_max}
     settings = settings_of(request)
     if request.model is not None:
         refuse_unused(request, "--models", "models_max", "models_memory", "models_autoload")
         opened = open_generating_model(request.model, settings)
         options = limits | sampling_of(request, opened)
-        serve(opened, request.host, request.port, alias=request.alias, options=options, **shared)
+        serve(opened, server, alias=request.alias, options=options)
         return
     assert request.models is not None
     refuse_unused(request, "MODEL: with --models each has the name of its file", "alias")
@@ -90,13 +92,11 @@ def serve_model(request: ServeRequest) -> None:
     serve_models(
         request.models,
         open_file,
-        needed,
-        request.host,
-        request.port,
+        server,
+        needed=needed,
         memory=memory if memory is not None else (total_bytes() or _UNKNOWN) * 9 // 10,
         is_strict=memory is not None,
         most=request.models_max,
         autoload=request.models_autoload,
-        on_model=request.on_model,
-        **shared,
+        on_event=request.on_model,
     )

@@ -17,8 +17,8 @@ from .running import RunningModel
 
 if TYPE_CHECKING:
     from ...runtime import Model
-    from ...runtime.serve.app import RefusedRequest
     from ...runtime.serve.served_models import ModelEvent
+    from ...runtime.serve.server_settings import RefusedRequest
     from ...runtime.serve.tasks import EndEvent
     from ..common.models import ModelLike
 

@@ -3,5 +3,6 @@
 from .app import make_app
 from .engine import Engine
 from .listen import serve, serve_models
+from .server_settings import ServerSettings
 
-__all__ = ["Engine", "make_app", "serve", "serve_models"]
+__all__ = ["Engine", "ServerSettings", "make_app", "serve", "serve_models"]

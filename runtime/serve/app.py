@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -35,92 +35,43 @@ from .routes.openai import openai_routes
 from .routes.slots import slot_routes
 from .security_middleware import SecurityMiddleware
 from .served_models import ServedModels
+from .server_settings import DEFAULTS, RefusedRequest, ServerSettings
 from .service import Service
 from .work_threads import WorkThreads
 
 
-class RefusedRequest(NamedTuple):
-    """A request that was answered with an error."""
-
-    method: str
-    path: str
-    error: RequestError
-
-    def __str__(self) -> str:
-        """One line: what was asked, the status, the field at fault, and the message."""
-        field = f" ({self.error.param})" if self.error.param else ""
-        line = f"refused {self.method} {self.path[:80]}: {self.error.status}{field} {self.error.message[:300]}"
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-
-
 def make_app(
     model: Model,
+    settings: ServerSettings = DEFAULTS,
     *,
     engine: Engine | None = None,
-    template: str | None = None,
     alias: str | None = None,
-    api_key: str | None = None,
-    host: str = "127.0.0.1",
-    hosts: Collection[str] = (),
-    max_body: int = 8 << 20,
-    body_seconds: float = 60.0,
-    on_refused: Callable[[RefusedRequest], None] | None = None,
     options: Mapping[str, Any] | None = None,
-    metrics: bool = False,
-    slot_save_path: Path | None = None,
 ) -> Starlette:
     """Returns an ASGI application that serves a model. A model without a chat template serves completions only.
 
-    engine        generates (default: a new one); it is closed with the application
-    template      chat template, as for `find_template`
-    alias         the model's name in the API (default: general.name)
-    api_key       key that clients have to send
-    host          name or address that the server is bound to
-    hosts         further names of this machine that a request's Host may have
-    max_body      largest size of a request in bytes
-    body_seconds  time that a client has for the body of a request
-    on_refused    called with each request that is answered with an error
-    options       n_predict, draft_max and fields of `Sampling` for requests that do not set them
-    metrics       /metrics shows what the server has done
-    slot_save_path  folder of prompts that clients save and restore
+    engine   generates (default: a new one); it is closed with the application
+    alias    the model's name in the API (default: general.name)
+    options  n_predict, draft_max and fields of `Sampling` for requests that do not set them
 
-    Raises PlanError if `template` does not exist, options are out of range, or draft_max is set for a model without draft
-    layers.
+    Raises PlanError if the chat template does not exist, options are out of range, or draft_max is set for a model without
+    draft layers.
     """
-    service = make_service(
-        model,
-        engine,
-        WorkThreads(),
-        template=template,
-        alias=alias,
-        max_body=max_body,
-        body_seconds=body_seconds,
-        options=options,
-        metrics=metrics,
-    )
+    service = make_service(model, engine, WorkThreads(), settings, alias, options)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await run_in_threadpool(service.engine.close)
 
-    app = _application(service_routes(service, slot_save_path), lifespan, api_key, host, hosts, on_refused)
+    app = _application(service_routes(service, settings.slot_save_path), lifespan, settings)
     app.state.engine = service.engine
     return app
 
 
-def make_models_app(
-    models: ServedModels,
-    *,
-    api_key: str | None = None,
-    host: str = "127.0.0.1",
-    hosts: Collection[str] = (),
-    max_body: int = 8 << 20,
-    body_seconds: float = 60.0,
-    on_refused: Callable[[RefusedRequest], None] | None = None,
-) -> Starlette:
-    """Returns an ASGI application that serves the models of a folder, each when it is asked for; arguments as of `make_app`.
-    All models are unloaded with the application."""
+def make_models_app(models: ServedModels, settings: ServerSettings = DEFAULTS) -> Starlette:
+    """Returns an ASGI application that serves the models of a folder, each when it is asked for. All models are unloaded with
+    the application."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -133,36 +84,31 @@ def make_models_app(
 
     # Only to know the paths: a handler is that of the model that a request names.
     of_each = service_routes(cast(Service, None), None)
-    return _application(models_routes(models, of_each, max_body, body_seconds), lifespan, api_key, host, hosts, on_refused)
+    return _application(models_routes(models, of_each, settings), lifespan, settings)
 
 
 def make_service(
     model: Model,
     engine: Engine | None,
     threads: WorkThreads,
-    *,
-    template: str | None = None,
+    settings: ServerSettings = DEFAULTS,
     alias: str | None = None,
-    max_body: int = 8 << 20,
-    body_seconds: float = 60.0,
     options: Mapping[str, Any] | None = None,
-    metrics: bool = False,
 ) -> Service:
     """What serves a model; arguments as of `make_app`, threads: of the server. Raises PlanError as that."""
     defaults = {"n_predict": -1, **(options or {})}
     Sampling(**{key: value for key, value in defaults.items() if key not in ("n_predict", "draft_max")})  # raises PlanError
     if defaults.get("draft_max"):
         check_draft_layers(model)
+    template = settings.template
     has_tool_template = template is None and "tokenizer.chat_template.tool_use" in model.metadata
     templates = _template(model, template), _template(model, "tool_use" if has_tool_template else template)
     name = alias or model_name(model)
-    service = Service(model, engine or Engine(model), templates, name, defaults, max_body, body_seconds, threads)
-    service.has_metrics = metrics
-    return service
+    return Service(model, engine or Engine(model), templates, name, defaults, settings, threads)
 
 
 def service_routes(service: Service, slot_save_path: Path | None) -> list[Route]:
-    """The routes that a model has, always in the same order. slot_save_path: as of `make_app`."""
+    """The routes that a model has, always in the same order. slot_save_path: as of `ServerSettings`."""
     return [
         *openai_routes(service),
         *llama_server_routes(service),
@@ -175,17 +121,14 @@ def service_routes(service: Service, slot_save_path: Path | None) -> list[Route]
 def _application(
     routes: Sequence[Route],
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
-    api_key: str | None,
-    host: str,
-    hosts: Collection[str],
-    on_refused: Callable[[RefusedRequest], None] | None,
+    settings: ServerSettings,
 ) -> Starlette:
     """The application with the page, these routes, and what all requests pass through."""
 
     def respond(request: Request | Mapping[str, Any], error: RequestError) -> Response:
         scope = request.scope if isinstance(request, Request) else request
-        if on_refused is not None:
-            on_refused(RefusedRequest(scope["method"], scope["path"], error))
+        if settings.on_refused is not None:
+            settings.on_refused(RefusedRequest(scope["method"], scope["path"], error))
         return error_response(error, typed=scope["path"].startswith("/v1/messages"))
 
     async def on_request_error(request: Request, error: Exception) -> Response:
@@ -213,7 +156,7 @@ def _application(
         routes=[*(Route(path, page, methods=["GET"]) for path in PAGES), Route("/favicon.ico", icon, methods=["GET"]), *routes],
         middleware=[
             Middleware(MemoryMiddleware),
-            Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts),
+            Middleware(SecurityMiddleware, respond=respond, host=settings.host, api_key=settings.api_key, hosts=settings.hosts),
         ],
         exception_handlers={RequestError: on_request_error, HTTPException: on_http_error, Exception: on_exception},
         lifespan=lifespan,

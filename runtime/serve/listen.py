@@ -24,7 +24,8 @@ from .app import make_app, make_models_app, make_service, service_routes
 from .connections import connection_limit, limit_logs, limited_protocol
 from .engine import Engine
 from .model_folder import ModelFolder
-from .served_models import ModelEvent, ServedModels
+from .served_models import ServedModels
+from .server_settings import ServerSettings
 from .service import Service
 from .tasks import EndEvent
 from .work_threads import WorkThreads
@@ -73,40 +74,20 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    model: Model,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    *,
-    max_queue: int = 16,
-    max_connections: int = 256,
-    header_seconds: float = 20.0,
-    warm_up: bool = True,
-    on_ready: Callable[[str], None] | None = None,
-    on_end: Callable[[EndEvent], None] | None = None,
-    stop: threading.Event | None = None,
-    **app: Any,
+    model: Model, settings: ServerSettings, *, alias: str | None = None, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Serves a model until SIGINT or SIGTERM, or until `stop` is set (needed off the main thread, which gets no signals).
-
-    host, port       address to bind; port 0: any free one
-    max_queue        requests that may wait besides the running ones
-    max_connections  connections that may be open; fewer if the process can open fewer files
-    header_seconds   time that a client has for the header of a request
-    warm_up          run a short prompt first
-    on_ready         called with the URL when the socket listens
-    on_end           called at the end of each answer
-    app              further arguments of `make_app`
+    """Serves a model until SIGINT or SIGTERM, or until `settings.stop` is set. alias, options: as of `make_app`.
 
     Raises MillError when the address cannot be bound, UsageError when the process can open too few files. After a signal its
     handler runs: by default KeyboardInterrupt is raised.
     """
-    listener = _listen(host, port)
-    engine = Engine(model, max_queue, on_end)
+    listener = _listen(settings.host, settings.port)
+    engine = Engine(model, settings.max_queue, settings.on_end)
     try:
-        application = make_app(model, engine=engine, host=host, **app)
-        if warm_up:
+        application = make_app(model, settings, engine=engine, alias=alias, options=options)
+        if settings.warm_up:
             engine.warm_up()
-        _run(application, engine.stop, listener, host, max_connections, header_seconds, on_ready, stop)
+        _run(application, engine.stop, listener, settings)
     finally:
         engine.close()
         listener.close()
@@ -115,35 +96,13 @@ def serve(
 def serve_models(
     folder: str | Path,
     open_model: Callable[[Path], tuple[Model, Mapping[str, Any]]],
-    needed: Callable[[Path], int],
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    *,
-    memory: int,
-    is_strict: bool = False,
-    most: int = 4,
-    autoload: bool = True,
-    max_queue: int = 16,
-    max_connections: int = 256,
-    header_seconds: float = 20.0,
-    max_body: int = 8 << 20,
-    body_seconds: float = 60.0,
-    template: str | None = None,
-    metrics: bool = False,
-    slot_save_path: Path | None = None,
-    warm_up: bool = True,
-    on_ready: Callable[[str], None] | None = None,
-    on_end: Callable[[EndEvent], None] | None = None,
-    on_model: Callable[[ModelEvent], None] | None = None,
-    stop: threading.Event | None = None,
-    **app: Any,
+    settings: ServerSettings,
+    **models_arguments: Any,
 ) -> None:
     """Serves the models of a folder as `serve` does one, each when a request asks for it.
 
-    open_model  loads a file: the model, and the options (of `make_app`) for requests that do not set them
-    needed      the bytes of memory that a file's model takes
-    memory, is_strict, most, autoload, on_model (on_event)  as of `ServedModels`
-    app         further arguments of `make_models_app`
+    open_model        loads a file: the model, and the options (of `make_app`) for requests that do not set them
+    models_arguments  further arguments of `ServedModels`
 
     Raises MillError as `serve`, and when the folder cannot be listed.
     """
@@ -151,65 +110,34 @@ def serve_models(
 
     def load(path: Path, name: str) -> tuple[Service, list[Route]]:
         def ended(end: EndEvent) -> None:
-            if on_end is not None:
-                on_end(replace(end, origin=f"{end.origin} [{name}]"))
+            if settings.on_end is not None:
+                settings.on_end(replace(end, origin=f"{end.origin} [{name}]"))
 
         model, options = open_model(path)
-        engine = Engine(model, max_queue, ended)
+        engine = Engine(model, settings.max_queue, ended)
         try:
-            service = make_service(
-                model,
-                engine,
-                threads,
-                template=template,
-                alias=name,
-                max_body=max_body,
-                body_seconds=body_seconds,
-                options=options,
-                metrics=metrics,
-            )
+            service = make_service(model, engine, threads, settings, name, options)
         except BaseException:
             engine.close()
             raise
-        if warm_up:
+        if settings.warm_up:
             engine.warm_up()
-        return service, service_routes(service, slot_save_path)
+        return service, service_routes(service, settings.slot_save_path)
 
-    models = ServedModels(
-        ModelFolder(folder),
-        threads,
-        load=load,
-        needed=needed,
-        memory=memory,
-        is_strict=is_strict,
-        most=most,
-        autoload=autoload,
-        max_waiting=max_queue,
-        on_event=on_model,
-    )
-    listener = _listen(host, port)
+    models = ServedModels(ModelFolder(folder), threads, load=load, max_waiting=settings.max_queue, **models_arguments)
+    listener = _listen(settings.host, settings.port)
     try:
-        application = make_models_app(models, host=host, max_body=max_body, body_seconds=body_seconds, **app)
-        _run(application, models.stop, listener, host, max_connections, header_seconds, on_ready, stop)
+        _run(make_models_app(models, settings), models.stop, listener, settings)
     finally:
         models.stop()
         listener.close()
 
 
-def _run(
-    application: Starlette,
-    end: Callable[[], None],
-    listener: socket.socket,
-    host: str,
-    max_connections: int,
-    header_seconds: float,
-    on_ready: Callable[[str], None] | None,
-    stop: threading.Event | None,
-) -> None:
-    """Runs an application, with the arguments of `serve`. end: ends all generations and returns at once."""
+def _run(application: Starlette, end: Callable[[], None], listener: socket.socket, settings: ServerSettings) -> None:
+    """Runs an application. end: ends all generations and returns at once."""
     config = uvicorn.Config(
         application,
-        http=limited_protocol(connection_limit(max_connections), header_seconds),
+        http=limited_protocol(connection_limit(settings.max_connections), settings.header_seconds),
         ws="none",
         log_level="warning",
         access_log=False,
@@ -218,10 +146,10 @@ def _run(
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     server = _Server(config, end)
-    if on_ready is not None:
-        on_ready(browser_url(host, listener.getsockname()[1]))
-    if stop is not None:
-        threading.Thread(target=_stop_when_set, args=(stop, server), daemon=True).start()
+    if settings.on_ready is not None:
+        settings.on_ready(browser_url(settings.host, listener.getsockname()[1]))
+    if settings.stop is not None:
+        threading.Thread(target=_stop_when_set, args=(settings.stop, server), daemon=True).start()
     limit_logs(LineLimit())
     server.run(sockets=[listener])
 

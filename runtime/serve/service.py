@@ -28,6 +28,7 @@ from .requests.fields import CompletionRequest
 from .requests.json_body import check_fields, load_body
 from .requests.request_body import READ, ReadBody, read_bytes
 from .responses import Replies, TaskResponse
+from .server_settings import ServerSettings
 from .tool_calls.prompt_renderer import PromptRenderer
 from .tool_calls.stream_parser import StreamParser
 from .tool_calls.tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
@@ -49,18 +50,17 @@ class Service:
         templates: tuple[ChatTemplate | PlanError, ChatTemplate | PlanError],
         name: str,
         defaults: Mapping[str, Any],
-        max_body: int,
-        body_seconds: float,
+        settings: ServerSettings,
         threads: WorkThreads,
     ):
         """templates: for conversations without tools, and with tools; threads: of the server; other arguments as of
         `make_app`."""
         self.model, self.engine, self.name = model, engine, name
         self.renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
-        self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
+        self.defaults, self.settings = defaults, settings
         self.in_thread = threads.run
         self.most_tokens = max(MAX_PROMPT_TOKENS, model.n_ctx)  # of all prompts of a request
-        self.tokenizer, self.has_metrics = model.tokenizer, False
+        self.tokenizer = model.tokenizer
         self.description, self.created = describe(model), int(time.time())
 
     async def read(self, request: Request, limits: Limits, parse: Callable[[JsonObject], T]) -> T:
@@ -68,7 +68,7 @@ class Service:
         others. Raises RequestError when the body or a field is too large, or it is not a JSON object, and what `parse` raises.
         """
         read: ReadBody | None = request.scope.pop(READ, None)
-        data, loaded = read or ReadBody(await read_bytes(request, self.max_body, self.body_seconds))
+        data, loaded = read or ReadBody(await read_bytes(request, self.settings.max_body, self.settings.body_seconds))
 
         def parsed() -> T:
             body = load_body(data, self.most_tokens) if loaded is None else loaded

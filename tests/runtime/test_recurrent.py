@@ -169,7 +169,7 @@ def test_a_saved_slot_answers_with_the_same_tokens(path, tokens, tmp_path):
     """Of a server, for a prompt that begins like the saved one."""
     TestClient = pytest.importorskip("starlette.testclient").TestClient
     pytest.importorskip("httpx")
-    from ggufmill.runtime.serve import make_app
+    from ggufmill.runtime.serve import ServerSettings, make_app
 
     def post(client, url, **body):
         reply = client.post(url, json=body, headers={"host": "127.0.0.1"})
@@ -178,12 +178,12 @@ def test_a_saved_slot_answers_with_the_same_tokens(path, tokens, tmp_path):
 
     ask = {"n_predict": 6, "temperature": 0, "ignore_eos": True, "return_tokens": True}
     prompt = tokens[:50].tolist()
-    with TestClient(make_app(load_model(path, exact=True), slot_save_path=tmp_path)) as client:
+    with TestClient(make_app(load_model(path, exact=True), ServerSettings(slot_save_path=tmp_path))) as client:
         first = post(client, "/completion", prompt=prompt, **ask)["tokens"]
         longer = [*prompt, *first[:-1], *tokens[60:70].tolist()]  # the last token was not computed
         post(client, "/slots/0?action=save", filename="a")
         expected = post(client, "/completion", prompt=longer, **ask)
-    with TestClient(make_app(load_model(path, exact=True), slot_save_path=tmp_path)) as client:
+    with TestClient(make_app(load_model(path, exact=True), ServerSettings(slot_save_path=tmp_path))) as client:
         post(client, "/completion", prompt=tokens[100:120].tolist(), **ask)
         assert post(client, "/slots/0?action=restore", filename="a")["n_restored"] == len(prompt) - 1
         restored = post(client, "/completion", prompt=longer, **ask)

@@ -62,7 +62,7 @@ def llama_server_routes(service: Service) -> list[Route]:
                 "modalities": {"vision": False, "video": False, "audio": False},
                 "endpoint_slots": True,
                 "endpoint_props": False,
-                "endpoint_metrics": service.has_metrics,
+                "endpoint_metrics": service.settings.metrics,
                 **templates,
                 "chat_template_caps": {"supports_tools": with_tools is not None and with_tools.supports_tools},
                 "bos_token": tokens[vocabulary.bos] if vocabulary.bos is not None else "",
@@ -191,7 +191,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         return await service.answer(request, parsed, shown_prompts, build=build)
 
     async def metrics(request: Request) -> Response:
-        if not service.has_metrics:
+        if not service.settings.metrics:
             raise RequestError("there are no metrics: the server was started without --metrics", status=501)
         try:
             text, media_type = metrics_text(service.engine)

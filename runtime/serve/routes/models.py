@@ -17,6 +17,7 @@ from ..requests.json_body import check_fields, load_body
 from ..requests.request_body import READ, ReadBody, read_bytes
 from ..responses import json_response
 from ..served_models import ServedModels
+from ..server_settings import ServerSettings
 from ..service import MAX_PROMPT_TOKENS
 from ..work_threads import SHORT
 from .openai import model_object
@@ -47,15 +48,11 @@ class _ForModel:
             await model.routes[self._number].app(scope, receive, send)
 
 
-def models_routes(models: ServedModels, routes_of_model: Sequence[Route], max_body: int, body_seconds: float) -> list[Route]:
-    """The routes of a server of several models.
-
-    routes_of_model  those of any of them, in the order of `ServedModel.routes`
-    max_body, body_seconds  as of `make_app`
-    """
+def models_routes(models: ServedModels, routes_of_model: Sequence[Route], settings: ServerSettings) -> list[Route]:
+    """The routes of a server of several models. routes_of_model: those of any of them, in the order of `ServedModel.routes`."""
 
     async def read(request: Request) -> ReadBody:
-        data = await read_bytes(request, max_body, body_seconds)
+        data = await read_bytes(request, settings.max_body, settings.body_seconds)
         if not data:
             return ReadBody(data)
         most = max([MAX_PROMPT_TOKENS, *(file.n_ctx for file in models.files.values())])  # the model has its own limit

@@ -63,16 +63,22 @@ def reciting(tiny):
 
 @pytest.fixture(scope="session")
 def running():
-    """running(serve or serve_models, *its arguments) -> URL of a server that runs in a thread until the tests end."""
+    """running(serve or serve_models, *its arguments, **its settings) -> URL of a server that runs in a thread until the tests
+    end."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from ggufmill.runtime.serve import ServerSettings
+
+    names = {field.name for field in dataclasses.fields(ServerSettings)}
     stops = []
 
     def start(serve, *positional, **arguments):
         ready, stop, url = threading.Event(), threading.Event(), []
-        arguments = {"port": 0, "stop": stop} | arguments
-        arguments["on_ready"] = lambda address: (url.append(address), ready.set())
-        thread = threading.Thread(target=serve, args=positional, kwargs=arguments)
+        given = {"port": 0, "stop": stop} | {each: arguments.pop(each) for each in names & arguments.keys()}
+        settings = ServerSettings(**given, on_ready=lambda address: (url.append(address), ready.set()))
+        thread = threading.Thread(target=serve, args=positional, kwargs=arguments | {"settings": settings})
         thread.start()
-        stops.append((arguments["stop"], thread))
+        stops.append((settings.stop, thread))
         assert ready.wait(20)
         return url[0]
 
@@ -86,9 +92,7 @@ def running():
 
 @pytest.fixture(scope="session")
 def served(running):
-    """served(model, **arguments of serve) -> URL of a server that runs in a thread until the tests end."""
-    pytest.importorskip("starlette")
-    pytest.importorskip("uvicorn")
+    """served(model, **arguments and settings of serve) -> URL of a server that runs in a thread until the tests end."""
     from ggufmill.runtime.serve import serve
 
     return lambda model, **arguments: running(serve, model, **({"options": {"temp": 0}} | arguments))

@@ -16,7 +16,7 @@ from ggufmill.runtime import load_model
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
-from ggufmill.runtime.serve import Engine, make_app
+from ggufmill.runtime.serve import Engine, ServerSettings, make_app
 from ggufmill.runtime.serve.engine import Busy
 from ggufmill.runtime.serve.tasks import EndEvent, Task
 
@@ -32,7 +32,7 @@ def model(reciting):
 
 @pytest.fixture(scope="module")
 def client(model):
-    with TestClient(make_app(model, options={"temp": 0}, max_body=20_000), base_url=HERE) as client:
+    with TestClient(make_app(model, ServerSettings(max_body=20_000), options={"temp": 0}), base_url=HERE) as client:
         yield client
 
 
@@ -279,7 +279,7 @@ def test_loopback_host_names_are_accepted(client, model):
     for host in ("localhost", "localhost:9", "127.0.0.1", "127.1.2.3:80", "[::1]:8080"):
         assert client.get("/health", headers={"host": host}).status_code == 200
     with TestClient(
-        make_app(model, host="0.0.0.0", hosts=["my-server.example"]), base_url="http://my-server.example"
+        make_app(model, ServerSettings(host="0.0.0.0", hosts=["my-server.example"])), base_url="http://my-server.example"
     ) as public:
         assert public.get("/health").status_code == 200
 
@@ -299,7 +299,7 @@ def test_requests_of_other_origins_are_refused(client):
 
 
 def test_all_but_the_page_and_health_need_the_key(model):
-    with TestClient(make_app(model, api_key="clé"), base_url=HERE) as client:
+    with TestClient(make_app(model, ServerSettings(api_key="clé")), base_url=HERE) as client:
         for path in ("/props", "/v1/models", "/v1/nothing"):
             response = client.get(path)
             assert error(response, 401)["type"] == "authentication_error"
@@ -323,10 +323,10 @@ def test_a_model_without_a_template_serves_completions(reciting):
         assert "--template" in body["message"]
         assert client.get("/props").json()["chat_template"] == ""
         assert client.post("/v1/completions", json={"prompt": "a:"}).json()["choices"][0]["text"] == ANSWER
-    with TestClient(make_app(model, template="chatml"), base_url=HERE) as client:
+    with TestClient(make_app(model, ServerSettings(template="chatml")), base_url=HERE) as client:
         assert client.post("/apply-template", json=ASK).json()["prompt"].startswith("<|im_start|>user\nHello")
     with pytest.raises(PlanError, match="no chat template 'nope'"):
-        make_app(model, template="nope")
+        make_app(model, ServerSettings(template="nope"))
     with pytest.raises(PlanError, match="temp"):
         make_app(model, options={"temp": -1})
 

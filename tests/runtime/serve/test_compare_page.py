@@ -26,7 +26,7 @@ def url(running, models, write_model, tmp_path_factory):
     for name in TEXTS:
         write_model(folder / f"{name}.gguf")
     return running(
-        serve_models, folder, lambda path: (models[path.stem], {"temp": 0}), lambda path: 100, memory=1000, warm_up=False
+        serve_models, folder, lambda path: (models[path.stem], {"temp": 0}), needed=lambda path: 100, memory=1000, warm_up=False
     )
 
 

@@ -23,7 +23,7 @@ from ggufmill.operating_system import process
 from ggufmill.runtime.generation.generate import _overlap
 from ggufmill.runtime.generation.repetition import find_breakers
 from ggufmill.runtime.line_limit import LineLimit
-from ggufmill.runtime.serve import connections, make_app, memory_middleware
+from ggufmill.runtime.serve import ServerSettings, connections, make_app, memory_middleware
 from ggufmill.runtime.serve.responses import dump_in_pieces
 from ggufmill.runtime.serve.security_middleware import known_hosts
 from ggufmill.runtime.serve.tool_calls.prompt_renderer import PromptRenderer
@@ -183,7 +183,7 @@ def test_a_body_that_does_not_arrive(model):
         yield b'"x"}'
 
     async def ask():
-        app = make_app(model, body_seconds=0.3)
+        app = make_app(model, ServerSettings(body_seconds=0.3))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE) as client:
             return await client.post("/v1/completions", content=slow_body())
 
@@ -434,7 +434,8 @@ def test_overlap_of_text_and_stop_text():
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0", "::"])
 def test_host_names_are_checked_on_every_address(model, bound):
-    with TestClient(make_app(model, host=bound, hosts=("Mill.Example.org",), api_key="k"), base_url=HERE) as client:
+    settings = ServerSettings(host=bound, hosts=("Mill.Example.org",), api_key="k")
+    with TestClient(make_app(model, settings), base_url=HERE) as client:
 
         def status(host):
             return client.get("/health", headers={"Host": host}).status_code
@@ -461,7 +462,7 @@ def test_names_of_this_machine(monkeypatch):
 
 def test_refused_requests_are_reported_with_their_field(model):
     refused = []
-    with TestClient(make_app(model, on_refused=refused.append), base_url=HERE) as client:
+    with TestClient(make_app(model, ServerSettings(on_refused=refused.append)), base_url=HERE) as client:
         client.post("/v1/completions", json={"prompt": "x", "temperature": "hot"})
         client.get("/nothing%0A%1B[31mred")
         client.get("/health", headers={"Host": "attacker.example.com"})

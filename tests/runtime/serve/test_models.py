@@ -68,7 +68,7 @@ def folder(tmp_path, write_model):
 def start(running, opening, folder):
     """start(**arguments of serve_models) -> its URL"""
     return lambda **arguments: running(
-        serve_models, folder, opening.open, opening.needed, **({"memory": 1000, "warm_up": False} | arguments)
+        serve_models, folder, opening.open, needed=opening.needed, **({"memory": 1000, "warm_up": False} | arguments)
     )
 
 
@@ -386,7 +386,7 @@ def test_memory_is_given_back(running, tmp_path):
         kept[path.stem] += [weakref.ref(model), weakref.ref(model.workers), weakref.ref(model.executable)]
         return model, {"temp": 0}
 
-    url = running(serve_models, tmp_path, open_file, lambda path: 1, memory=10)
+    url = running(serve_models, tmp_path, open_file, needed=lambda path: 1, memory=10)
     assert text_of(url, "n")
     before = own_threads()
     for _ in range(2):

@@ -14,8 +14,8 @@ import httpx
 from starlette.testclient import TestClient
 
 import ggufmill.runtime.serve as serve_package
+from ggufmill.runtime.serve import ServerSettings, make_app
 from ggufmill.runtime.serve import app as serve_app
-from ggufmill.runtime.serve import make_app
 from ggufmill.runtime.serve.model_folder import ModelFolder
 from ggufmill.runtime.serve.replies import anthropic_messages, openai_responses
 from ggufmill.runtime.serve.requests import field_limits, fields
@@ -50,7 +50,7 @@ def make(request, model, tmp_path_factory, write_model):
         return service, serve_app.service_routes(service, slots)
 
     if request.param == "one model":
-        return lambda: make_app(model, slot_save_path=slots)
+        return lambda: make_app(model, ServerSettings(slot_save_path=slots))
     return lambda: serve_app.make_models_app(
         ServedModels(ModelFolder(folder), WorkThreads(), load=load, needed=lambda path: 1, memory=10)
     )
