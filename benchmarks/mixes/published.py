@@ -1,15 +1,14 @@
 """Mixes of types that others have published, at equal size against those that `search` finds.
 
-\\b
+\b
     python benchmarks/mixes/published.py --out benchmarks/results/published.json
 
 A published mix says which type each tensor of a large model has. Here it is applied to a model at hand: a tensor gets the type
 that the tensor of its kind has at the same relative depth among the layers with that kind (of 58 layers with experts, layer 1
 of 3 stands for the first 19, and gets the type of the middle one). Interleaved types stand as the plain ones that have
 their values. For the size that the file then has, `search` chooses types by the importance matrix (with and without
-measured sensitivities) and by the curvature, which does not see embeddings: once more with those and the output matrix in the
-types of the mix. Everything is encoded with the same importance matrix, the published mix and the last recipe also with the
-curvature, and judged on held-out text against bf16. Needs torch for the curvature.
+measured sensitivities) and by the curvature. Everything is encoded with the same importance matrix, the published mix and what
+the curvature chose also with the curvature, and judged on held-out text against bf16. Needs torch for the curvature.
 
 OUT.json keeps what was measured: the same command again measures what is missing.
 
@@ -203,7 +202,7 @@ class Work:
     def searched(self, name: str, nbytes: int, **how: Any) -> Path:
         """The file of at most this size that `search` finds."""
         recipe = self.folder / f"{name}.txt"
-        label = "-".join(sorted(how.keys() - {"rules"})) or "importance"
+        label = "-".join(sorted(how)) or "importance"
         ggufmill.search_recipe(
             self.bf16,
             recipe,
@@ -247,15 +246,9 @@ def compare(work: Work, name: str, mix: Mix) -> dict[str, Any]:
     }
     for label, how in ways.items():
         files[label] = work.searched(f"{short}-{re.sub(r'[^a-z]+', '-', label)}", size, **how)
-    fixed = work.folder / f"{short}-embeddings.txt"
-    fixed.write_text("".join(line for line in recipe_of(mix, work.tensors).splitlines(True) if "blk" not in line), "utf-8")
-    files["curvature, embeddings as published"] = work.searched(
-        f"{short}-curvature-rest", size, rules=fixed, **ways["curvature"]
-    )
-    by_curvature = {"curvature": work.curvature, "effort": 1}
-    for label, of in (("published", short), ("curvature, embeddings as published", f"{short}-curvature-rest")):
+    for label, of in (("published", short), ("curvature", f"{short}-curvature")):
         again = work.folder / f"{of}.txt"
-        files[f"{label}, encoded with the curvature"] = work.quantized(f"{of}-encoded", again, **by_curvature)
+        files[f"{label}, encoded with the curvature"] = work.quantized(f"{of}-encoded", again, **ways["curvature"])
     return {"bits": 8 * size / sum(math.prod(each.shape) for each in work.tensors.values()), "rows": work.divergences(files)}
 
 

@@ -63,7 +63,7 @@ def llama(type_name="f32", experts=0, n_kv=2, width=WIDTH):
     return source_of(metadata, shapes, type_name)
 
 
-def latent():
+def latent(rank=RANK):
     metadata = {
         "general.architecture": "deepseek2",
         "deepseek2.block_count": 2,
@@ -72,7 +72,7 @@ def latent():
         "deepseek2.feed_forward_length": N_FF,
         "deepseek2.leading_dense_block_count": 2,
         "deepseek2.attention.head_count": N_HEAD,
-        "deepseek2.attention.kv_lora_rank": RANK,
+        "deepseek2.attention.kv_lora_rank": rank,
         "deepseek2.attention.key_length": 2 * WIDTH,
         "deepseek2.attention.value_length": WIDTH,
         "deepseek2.rope.dimension_count": WIDTH,
@@ -84,9 +84,9 @@ def latent():
         shapes |= {
             f"blk.{i}.attn_norm.weight": (N_EMBD,),
             f"blk.{i}.attn_q.weight": (N_EMBD, N_HEAD * 2 * WIDTH),
-            f"blk.{i}.attn_kv_a_mqa.weight": (N_EMBD, RANK + WIDTH),
-            f"blk.{i}.attn_kv_a_norm.weight": (RANK,),
-            f"blk.{i}.attn_kv_b.weight": (RANK, N_HEAD * 2 * WIDTH),
+            f"blk.{i}.attn_kv_a_mqa.weight": (N_EMBD, rank + WIDTH),
+            f"blk.{i}.attn_kv_a_norm.weight": (rank,),
+            f"blk.{i}.attn_kv_b.weight": (rank, N_HEAD * 2 * WIDTH),
             f"blk.{i}.attn_output.weight": (N_HEAD * WIDTH, N_EMBD),
             f"blk.{i}.ffn_norm.weight": (N_EMBD,),
             f"blk.{i}.ffn_gate.weight": (N_EMBD, N_FF),

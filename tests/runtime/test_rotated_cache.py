@@ -69,6 +69,40 @@ def test_every_backend_and_way_of_attention(build, case, device, flash):
     assert np.abs(found - expected[[29, 30, 59, len(tokens) - 1]]).max() < 1e-3 * expected.std()
 
 
+WIDTHS = {
+    **{f"head of {width}": (lambda width=width: llama(width=width)) for width in (16, 40, 64, 96, 128, 256, 512)},
+    **{f"latent of {rank}": (lambda rank=rank: latent(rank)) for rank in (96, 128, 256, 512)},
+}
+
+
+@pytest.mark.parametrize("settings", [{"flash": True}, {"flash": False}, {"device": DEVICE}], ids=["flash", "plain", "torch"])
+@pytest.mark.parametrize("case", list(WIDTHS))
+def test_rotation_is_undone_at_every_width(tokens, case, settings):
+    """A prompt in pieces, and tokens after it."""
+    if "device" in settings:
+        pytest.importorskip("torch")
+    source, found = WIDTHS[case](), {}
+    for rotated in ({}, ROTATED if case.startswith("head") else {"k_cache_hadamard": True}):
+        model = load_model(source, threads=1, **FLOATS, **settings, **rotated)
+        session = model.session()
+        parts = [session.feed(part) for part in np.split(tokens[:40], [20, 37, 38, 39])]
+        found[bool(rotated)] = np.array(parts)
+    assert "device" in settings or all(rotations(model))
+    assert np.abs(found[True] - found[False]).max() < 2e-5 * found[False].std()
+
+
+@pytest.mark.parametrize("device", [None, DEVICE])
+@pytest.mark.parametrize("case", [case for case in WIDTHS if case not in ("head of 16", "head of 40")])  # no blocks of 32
+def test_quantised_rows_lose_little_at_every_width(tokens, case, device):
+    """Queries and results are rotated as the rows are: else nothing would be near."""
+    if device is not None:
+        pytest.importorskip("torch")
+    source, where = WIDTHS[case](), {} if device is None else {"device": device}
+    expected = load_model(source, **FLOATS).logits(tokens)
+    logits = load_model(source, exact=True, cache_k="q8_0", cache_v="q8_0", **where).logits(tokens)
+    assert np.sqrt(np.mean((logits - expected) ** 2)) < 0.02 * expected.std()
+
+
 def with_outliers(source):
     """The same model with one number of each head's keys that is 30 times as large, and its query that much smaller."""
     rows = slice(3, None, 32)
