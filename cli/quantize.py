@@ -13,12 +13,12 @@ from .display.console import call
 from .display.plans import written_text
 from .options.fields import options_of
 from .options.sections import HELP_ALL, shows_all
-from .options.types import Output
+from .options.types import OutputPath
 
 _COMMON = "Q8_0, Q6_K, Q5_K_M, Q4_K_M, IQ4_XS, IQ4_K, Q3_K_M, IQ3_K, IQ2_M, IQ2_KS"
 
 
-class _OutputBeforeType(Output):
+class _OutputBeforeType(OutputPath):
     """An output that is not named like a type: llama-quantize takes a type without an output."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

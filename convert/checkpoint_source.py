@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..formats import TensorSource
+from ..formats.loaders import MLA_LAYOUTS
 from ..formats.safetensors import LocalShard
 from ..formats.source import LOST_CONFIG
 from .architectures.registry import model_spec
@@ -14,7 +15,6 @@ from .hub.fetch import FetchedRepository
 from .metadata import general_keys, sampling_keys, size_label
 from .model_card import card_metadata
 from .model_spec import ModelSpec
-from .source import MLA_LAYOUTS
 from .tokenizers.vocabulary import NO_VOCABULARY, read_vocabulary
 
 

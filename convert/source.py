@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..formats import FormatError, PlanError, TensorSource
+from ..formats.loaders import MLA_LAYOUTS
 from ..quantize import gguf_source
 from ..quantize.prune import drop_draft_layers
 from .hub.fetch import FetchedRepository, fetch_repository, is_repository
@@ -15,8 +16,6 @@ from .hub.fetch import FetchedRepository, fetch_repository, is_repository
 if TYPE_CHECKING:
     from .lora import AdapterFile
     from .model_spec import ModelSpec
-
-MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
 
 def open_source(

@@ -14,6 +14,7 @@ from .loader_facts import ANY, DIFFERENCES, IK_LLAMA_CPP, LLAMA_CPP, PROBLEMS, F
 
 OLLAMA = "ollama"
 PROGRAMS = (LLAMA_CPP, IK_LLAMA_CPP, OLLAMA)
+MLA_LAYOUTS = ("ik", "mainline", "legacy")  # of latent attention: ik_llama.cpp's, llama.cpp's, and that of files before it
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..convert.export.checkpoint_tensors import (
     narrowed,
 )
 from ..convert.export.facts import plain
-from ..convert.export.find_config import Difference, FoundConfig, find_config
+from ..convert.export.find_config import ConfigDifference, FoundConfig, find_config
 from ..convert.export.folder_files import folder_files
 from ..errors import FormatError, MillError, PlanError
 from ..formats import TensorSource
@@ -147,7 +147,7 @@ def _files(entries: list[ShardTensor], max_bytes: int) -> list[ShardLayout]:
     return [*lay_out(own, max_bytes), *dense]
 
 
-def _check(source: TensorSource, difference: Difference) -> None:
+def _check(source: TensorSource, difference: ConfigDifference) -> None:
     """Raises FormatError for tensors that cannot be placed."""
     problems = []
     for names, what in (

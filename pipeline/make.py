@@ -25,7 +25,7 @@ from .common.arguments import refuse_unused
 from .common.models import file_stem
 from .common.progress import OnProgress, reporting
 from .common.shown import shown
-from .making.effort import LEVELS, Collection, plan_collection
+from .making.effort import LEVELS, PlannedCollection, plan_collection
 from .making.fit import Fit, find_fit, run_options, working_type
 from .making.forecast import MakeForecast, forecast_make
 from .making.recipe import MADE, recipe_text
@@ -101,7 +101,7 @@ def make_model(request: MakeRequest) -> MakeResult:
     writes = level.needs_text and any(text.path == own for text in texts.calibration)
     with _folder(folder, request.dry_run), reporting(request.progress) as report:
         there = _with_own_text(model, texts, own, report, is_planned=request.dry_run) if writes else texts
-        collection = Collection(level, None)
+        collection = PlannedCollection(level, None)
         if level.needs_text:
             windows = cut_windows(model, read_segments(model, there.calibration), there.n_ctx, chunks=there.windows)
             there, texts = (replace(each, windows=len(windows.windows)) for each in (there, texts))

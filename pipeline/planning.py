@@ -26,7 +26,7 @@ from ..request_fields import values_of
 from ..version import __version__
 from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refuse_unused
 from .common.encoder_device import encoder_device
-from .recipe_search.options import SearchOptions, Target, parse_target, parse_types, search_options
+from .recipe_search.options import SearchOptions, SearchTarget, parse_target, parse_types, search_options
 from .requests.convert import ConvertRequest
 from .requests.groups import CheckpointOutput, Measuring, moments_of
 from .requests.quantize import QuantizeRequest, TensorTypes
@@ -144,7 +144,7 @@ class Quantization:
         return merged(Measuring(text=self.asked.calibration), self.given)
 
     @cached_property
-    def target(self) -> Target | None:
+    def target(self) -> SearchTarget | None:
         """What types are searched for, unless they are known."""
         return parse_target(self.request, self._measuring, f"{self.given.recipe.name}, [search] gpu")
 

@@ -17,7 +17,7 @@ from .common.arguments import as_adapters, as_file_type, refuse_inputs
 from .common.messages import note
 from .common.progress import OnProgress, reporting
 from .planning import Quantization, plan_of, refuse_without_effect
-from .recipe_search.options import Target
+from .recipe_search.options import SearchTarget
 from .recipe_search.result import name_recipe_in_warnings
 from .recipe_search.search_job import SearchJob
 from .requests.quantize import QuantizeRequest
@@ -116,7 +116,7 @@ def _check(job: Quantization, options: WriteOptions) -> None:
         raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
 
 
-def _searched(job: Quantization, target: Target, options: WriteOptions, inputs: list[Path], report: OnProgress) -> str:
+def _searched(job: Quantization, target: SearchTarget, options: WriteOptions, inputs: list[Path], report: OnProgress) -> str:
     """The text of the recipe that is searched for. inputs: gets the text that is measured on."""
     asked, search = job.asked, job.search_options(job.asked.threads)
     inputs += [search.text] if search.text is not None else []
@@ -128,7 +128,7 @@ def _searched(job: Quantization, target: Target, options: WriteOptions, inputs: 
         return _find_recipe(SearchJob(job, search, state=state, workers=workers, report=report), target, options, inputs)
 
 
-def _find_recipe(search: SearchJob, target: Target, options: WriteOptions, inputs: Sequence[Path]) -> str:
+def _find_recipe(search: SearchJob, target: SearchTarget, options: WriteOptions, inputs: Sequence[Path]) -> str:
     """The text of the recipe for a target. Raises PlanError for what stands in the way of the output before any measuring."""
     if not options.dry_run:
         out = Path(search.job.request.out)

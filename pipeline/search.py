@@ -8,7 +8,7 @@ from ..errors import PlanError
 from ..jobs.atomic_write import write_text
 from ..recipes import find_text
 from ..request_fields import shared, values_of
-from ..runtime.settings import Placement
+from ..runtime.settings import PlacementOptions
 from .cluster.measuring import search_workers
 from .common.arguments import check_new, refuse_inputs, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
@@ -68,8 +68,8 @@ def search_recipe(request: SearchRequest) -> SearchResult:
 
 def _placement(request: SearchRequest) -> dict[str, object]:
     """The settings of `load_model` that say where sensitivities are measured: those that were given."""
-    usual = values_of(Placement())
-    return {name: value for name, value in values_of(request, Placement).items() if value != usual[name]}
+    usual = values_of(PlacementOptions())
+    return {name: value for name, value in values_of(request, PlacementOptions).items() if value != usual[name]}
 
 
 def _refuse_without_effect(request: SearchRequest, placed: dict[str, object]) -> None:

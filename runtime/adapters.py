@@ -17,8 +17,8 @@ from ..convert.lora import load_adapters, merge_adapters
 from ..convert.lora.load import with_notes
 from ..convert.lora.merge import identity_with, sum_of_changes
 from ..convert.model_spec import ModelSpec
-from ..convert.source import MLA_LAYOUTS
 from ..formats import SourceTensor, TensorSource
+from ..formats.loaders import MLA_LAYOUTS
 from ..formats.source import LORA_A, LORA_B
 from .graph.ops import ExpertLinear, Linear
 from .models.architectures import build_graph

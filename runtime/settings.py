@@ -112,7 +112,7 @@ class LayerPlacement:
 
 
 @request
-class Placement(LayerPlacement):
+class PlacementOptions(LayerPlacement):
     """What runs where."""
 
     section: ClassVar[str] = "Devices"
@@ -137,11 +137,11 @@ class Placement(LayerPlacement):
     )
 
 
-PLACEMENT = tuple(field.name for field in fields_of(Placement))
+PLACEMENT = tuple(field.name for field in fields_of(PlacementOptions))
 
 
 @request
-class Settings(CacheTypes, Placement):
+class Settings(CacheTypes, PlacementOptions):
     """How a model is run; every field can be given to `load_model` by name."""
 
     reference: ClassVar[str] = "Settings of `load_model`, see `Settings`; none for a model that is loaded"

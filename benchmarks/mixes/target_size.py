@@ -23,7 +23,7 @@ from ggufmill.formats import PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.jobs.plan import Plan
 from ggufmill.pipeline.planning import Quantization
-from ggufmill.pipeline.recipe_search.options import SearchOptions, Target, parse_types
+from ggufmill.pipeline.recipe_search.options import SearchOptions, SearchTarget, parse_types
 from ggufmill.pipeline.recipe_search.search_job import SearchJob
 from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
@@ -92,7 +92,7 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
         aim = min(mixes, key=lambda m: abs(m["bits"] - target_bits))
         best = min((m for m in mixes if m["nbytes"] <= aim["nbytes"]), key=lambda m: m["kld"])
         for label, job in searches.items():
-            result = job.find(Target(bits=8 * aim["nbytes"] / weights))
+            result = job.find(SearchTarget(bits=8 * aim["nbytes"] / weights))
             point = {"name": label, "aim": aim["name"], **measured(source, job.plan(result.text), reference)}
             point |= {"best": best["name"], "best_kld": best["kld"], "ratio": point["kld"] / best["kld"]}
             point |= {"used": point["nbytes"] / aim["nbytes"], "predicted": result.assignment.predicted, "recipe": result.text}

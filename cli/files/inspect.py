@@ -13,7 +13,7 @@ from ..command import Verb
 from ..display.console import call, table
 from ..display.metadata import metadata_text
 from ..options.fields import options_of
-from ..options.types import Source
+from ..options.types import SourceName
 
 if TYPE_CHECKING:
     from ...pipeline.common.checkpoints import CheckpointSummary
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@options_of(InspectRequest, file={"type": Source(), "required": False})
+@options_of(InspectRequest, file={"type": SourceName(), "required": False})
 @click.option(
     "--cpu", is_flag=True, help="Show the processor's instruction sets and which of them kernels use; this needs no FILE."
 )

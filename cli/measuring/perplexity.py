@@ -32,7 +32,7 @@ from ..messages import say
 from ..options import flags
 from ..options.fields import options_of
 from ..options.sections import SectionedOption
-from ..options.types import MODEL, Model
+from ..options.types import MODEL, ModelPath
 
 if TYPE_CHECKING:
     from ...pipeline.common.progress import Progress
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _STORED = "-"  # --kl-divergence without a value
 
 
-class _Baseline(Model):
+class _Baseline(ModelPath):
     """A model or a file of predictions; True for the one that --kl-divergence-base names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

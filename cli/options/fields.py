@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ...request_fields import Field, fields_of, section_of
 from ...runtime.generation.sampling_options import Sampling
-from ...runtime.settings import Placement, Settings
+from ...runtime.settings import PlacementOptions, Settings
 from . import running
 from .flags import Decorator, as_json, together
 from .sections import SectionedOption
@@ -28,10 +28,10 @@ from .types import (
     SIZES,
     TEXT,
     TYPE,
-    CalibrationText,
+    CalibrationPath,
     Listed,
     Override,
-    Source,
+    SourceName,
 )
 
 
@@ -45,7 +45,7 @@ def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 # A field's kind -> how click reads it: a type, or several arguments of click.Option.
 KINDS: dict[str, Any] = {
-    "checkpoint": Source(file_okay=False),
+    "checkpoint": SourceName(file_okay=False),
     "existing_folder": click.Path(exists=True, file_okay=False, path_type=Path),
     "file": FILE,
     "file_type": FILE_TYPE,
@@ -69,9 +69,9 @@ KINDS: dict[str, Any] = {
     "regexes": {"type": REGEX, "metavar": "REGEX", "multiple": True},
     "shards": {"type": click.Path(dir_okay=False, path_type=Path), "nargs": -1},
     "size": {"type": SIZE, "metavar": "SIZE"},
-    "source": Source(),
+    "source": SourceName(),
     "text": TEXT,
-    "calibration_text": CalibrationText(),
+    "calibration_text": CalibrationPath(),
     "type": TYPE,
     **running.KINDS,
 }
@@ -90,7 +90,7 @@ def options_of(request: type, *, json: bool = True, **kinds: Any) -> Decorator:
     order = list(dict.fromkeys(["", *(section for name, section in sections.items() if name not in own), *sections.values()]))
     shown = [field for field in fields_of(request) if field.option.in_cli]
     fields = sorted(shown, key=lambda field: (order.index(sections[field.name]), field.name in own))
-    settings = {field.name for field in fields_of(Settings)} if issubclass(request, Placement) else set[str]()
+    settings = {field.name for field in fields_of(Settings)} if issubclass(request, PlacementOptions) else set[str]()
     sampling = {field.name for field in fields_of(Sampling)} if settings and issubclass(request, Sampling) else set[str]()
     made = []
     for field in fields:

@@ -25,7 +25,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-class Model(click.Path):
+class ModelPath(click.Path):
     """A GGUF or a folder of a checkpoint, which exists. hub: whether the command takes hf:OWNER/NAME too."""
 
     def __init__(self, *, hub: bool = False, **options: Any):
@@ -45,7 +45,7 @@ class Model(click.Path):
         return super().convert(value, param, ctx)
 
 
-MODEL = Model()
+MODEL = ModelPath()
 
 
 def _copy_of_pipe(path: str, ctx: click.Context) -> str:
@@ -65,7 +65,7 @@ def _copy_of_pipe(path: str, ctx: click.Context) -> str:
     return copies[path]
 
 
-class Text(click.Path):
+class TextPath(click.Path):
     """A file that exists, a pipe, or - for what stands on stdin."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Text(click.Path):
         return super().convert(_copy_of_pipe(str(bundled(value)), ctx) if ctx is not None else value, param, ctx)
 
 
-TEXT = Text()
+TEXT = TextPath()
 
 
-class CalibrationText(Text):
+class CalibrationPath(TextPath):
     """A text, or `bundled`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -171,7 +171,7 @@ class Regex(click.ParamType):
 REGEX = Regex()
 
 
-class Output(click.Path):
+class OutputPath(click.Path):
     """A file to write, in a folder that exists: a typing error in a path makes no folders."""
 
     name = "path"
@@ -185,17 +185,17 @@ class Output(click.Path):
         return path
 
 
-OUT = Output(path_type=Path)
-OUT_FILE = Output(dir_okay=False, path_type=Path)
+OUT = OutputPath(path_type=Path)
+OUT_FILE = OutputPath(dir_okay=False, path_type=Path)
 
 
-class Source(click.ParamType):
+class SourceName(click.ParamType):
     """A path that exists, or hf:OWNER/NAME[@REVISION]. path: options of click.Path."""
 
     name = "source"
 
     def __init__(self, **path: Any):
-        self.path = Model(hub=True, **path)
+        self.path = ModelPath(hub=True, **path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
         if str(value).startswith("hf:") and not Path(value).exists():

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...errors import FormatError, PlanError
 from ...formats import TensorSource
+from ...formats.loaders import MLA_LAYOUTS
 from ..architectures.registry import ARCHITECTURES, architecture_function
 from ..config import Config
 from ..draft_layers import with_draft_layers
@@ -38,7 +39,7 @@ _PAIRS = 400  # pairs of open questions that are tried where no single answer he
 
 
 @dataclass
-class Difference:
+class ConfigDifference:
     """Between the GGUF that a config gives and the one at hand.
 
     missing   names of tensors that the file has and the conversion does not make
@@ -73,7 +74,7 @@ class FoundConfig:
 
     values: dict[str, Any]
     model: ModelSpec
-    difference: Difference
+    difference: ConfigDifference
     layout: str
 
 
@@ -86,7 +87,7 @@ class _Try:
     layout: str
     answers: Answers
     model: ModelSpec | None
-    difference: Difference
+    difference: ConfigDifference
     error: str
     asked: int
 
@@ -110,7 +111,7 @@ def find_config(source: TensorSource) -> FoundConfig:
 
 def _found(source: TensorSource, facts: Facts) -> FoundConfig:
     has_layouts = facts.key("attention.kv_lora_rank") or facts.key("attention.indexer.head_count")
-    layouts = ("ik", "mainline", "legacy") if has_layouts else ("ik",)
+    layouts = MLA_LAYOUTS if has_layouts else ("ik",)
     order = [*ARCHITECTURES]
     first: list[_Try] = []
     for name, function in ARCHITECTURES.items():
@@ -168,14 +169,14 @@ def _attempt(facts: Facts, name: str, layout: str, chosen: dict[tuple[str, ...],
     try:
         model = architecture_function(name)(config, layout)
         if model.architecture != facts.architecture:
-            return _Try(name, layout, answers, model, Difference(), "", len(config.asked))
+            return _Try(name, layout, answers, model, ConfigDifference(), "", len(config.asked))
         model = _with_drafts(facts, model)
         return _Try(name, layout, answers, model, compare(facts, model), "", len(config.asked))
     except (FormatError, PlanError) as error:
-        return _Try(name, layout, answers, None, Difference(), str(error), len(config.asked))
+        return _Try(name, layout, answers, None, ConfigDifference(), str(error), len(config.asked))
     except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError) as error:
         # a wrong candidate may be of another type than the conversion expects of a file
-        return _Try(name, layout, answers, None, Difference(), repr(error), len(config.asked))
+        return _Try(name, layout, answers, None, ConfigDifference(), repr(error), len(config.asked))
 
 
 def _improved(facts: Facts, tried: _Try, *, pairs: bool = False) -> _Try:
@@ -240,9 +241,9 @@ def _with_drafts(facts: Facts, model: ModelSpec) -> ModelSpec:
     return with_draft_layers(model, present, keep=True)
 
 
-def compare(facts: Facts, model: ModelSpec) -> Difference:
+def compare(facts: Facts, model: ModelSpec) -> ConfigDifference:
     """What the conversion makes, held against the file."""
-    difference, tensors = Difference(), facts.source.tensors
+    difference, tensors = ConfigDifference(), facts.source.tensors
     made = {spec.name: spec for spec in model.tensors}
     difference.missing = [name for name in tensors if name not in made and not _belongs(name, made)]
     for name, spec in made.items():

@@ -67,7 +67,7 @@ def made_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRun:
     """A run of rows of a GGUF's tensor, and where its numbers belong.
 
     start, stop  of the rows
@@ -83,7 +83,7 @@ class Run:
     places: np.ndarray | None = None
 
 
-def runs(spec: TensorSpec) -> Iterator[Run]:
+def runs(spec: TensorSpec) -> Iterator[RowRun]:
     """All rows of the tensor, in runs of bounded size that stay within a matrix."""
     transform = spec.transform.move if isinstance(spec.transform, Changed) else spec.transform
     weights = place_weights(spec)
@@ -98,12 +98,12 @@ def runs(spec: TensorSpec) -> Iterator[Run]:
             found = _whole_rows(weights, tensor.read, start, stop) if by_rows else None
             if found is None:
                 by_rows = False  # nor will other runs of this tensor be
-                yield Run(start, stop, None, places=np.asarray(tensor.read(start, stop)).astype(np.int64))
+                yield RowRun(start, stop, None, places=np.asarray(tensor.read(start, stop)).astype(np.int64))
             else:
                 yield found
 
 
-def _whole_rows(weights: list[PlaceWeight], read, start: int, stop: int) -> Run | None:
+def _whole_rows(weights: list[PlaceWeight], read, start: int, stop: int) -> RowRun | None:
     """The run, if the transform hands an array of a weight through as it is."""
     for weight in weights:
         weight.by_rows, weight.asked = True, None
@@ -111,7 +111,7 @@ def _whole_rows(weights: list[PlaceWeight], read, start: int, stop: int) -> Run 
         result = read(start, stop)
         for number, weight in enumerate(weights):
             if weight.asked is not None and weight.asked[1] is result:
-                return Run(start, stop, number, rows=weight.asked[0])
+                return RowRun(start, stop, number, rows=weight.asked[0])
         return None
     finally:
         for weight in weights:

@@ -10,7 +10,7 @@ import numpy as np
 from ...runtime.graph.gradients import OutputGradient
 from ...simd.workers import Workers
 from .collector import CovarianceCollector
-from .outputs import Output
+from .outputs import MatrixOutput
 
 
 class _Run(NamedTuple):
@@ -26,9 +26,9 @@ class GradientCollector(CovarianceCollector):
     """Sums g g^T over the gradients g at the outputs of matrices, block by block of their rows, as `CovarianceCollector` does
     over inputs: in the order in which they come, in blocks of tokens that do not depend on how many come at a time."""
 
-    inputs: tuple[Output, ...]
+    inputs: tuple[MatrixOutput, ...]
 
-    def __init__(self, outputs: Sequence[Output], workers: Workers):
+    def __init__(self, outputs: Sequence[MatrixOutput], workers: Workers):
         super().__init__(outputs, workers)
         self._outputs = {one.weight: one for one in outputs}
 
@@ -56,7 +56,7 @@ class GradientCollector(CovarianceCollector):
         self._workers.map(add, runs)
 
 
-def _runs(one: Output, gradient: OutputGradient) -> Iterator[_Run]:
+def _runs(one: MatrixOutput, gradient: OutputGradient) -> Iterator[_Run]:
     blocks = one.blocks
     if gradient.matrices is None:
         for matrix in range(one.stack):

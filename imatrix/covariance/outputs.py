@@ -15,7 +15,7 @@ from .products import BLOCK
 
 
 @dataclass(frozen=True)
-class Output(Input):
+class MatrixOutput(Input):
     """What one tensor's matrices compute; as an `Input` whose columns are the rows of a block, and whose matrices are the
     blocks of all matrices, matrix after matrix.
 
@@ -35,10 +35,10 @@ class Output(Input):
         return self.matrices // self.blocks.count
 
 
-def covariance_outputs(graph: Graph, limit: int = ROWS) -> list[Output]:
+def covariance_outputs(graph: Graph, limit: int = ROWS) -> list[MatrixOutput]:
     """The outputs of all matrices on which the predictions depend in a way that has a derivative: the output matrix's first,
     then layer by layer. limit: of the rows of a block."""
-    found: dict[str, Output] = {}
+    found: dict[str, MatrixOutput] = {}
     for op in reached_ops(graph):
         for weight in observed_weights(op):
             stack, run = _stack(op, weight)
@@ -46,7 +46,7 @@ def covariance_outputs(graph: Graph, limit: int = ROWS) -> list[Output]:
             tokens = EXPERT_BLOCK if isinstance(op, ExpertLinear) else BLOCK
             names, matrices = (weight.name + OUTPUT_SUFFIX,), stack * blocks.count
             layer = layer_number(weight.name)
-            one = Output(names, blocks.size, matrices, (op.out.index,), layer, tokens, blocks=blocks)
+            one = MatrixOutput(names, blocks.size, matrices, (op.out.index,), layer, tokens, blocks=blocks)
             if weight.name in found:
                 one = replace(one, ops=(*found[weight.name].ops, *one.ops))
             found[weight.name] = one
@@ -64,6 +64,6 @@ def _stack(op: Op, weight: Weight) -> tuple[int, int]:
     return matrices, rows // groups
 
 
-def outputs_of(inputs: Sequence[Input]) -> list[Output]:
+def outputs_of(inputs: Sequence[Input]) -> list[MatrixOutput]:
     """Those that are outputs."""
-    return [one for one in inputs if isinstance(one, Output)]
+    return [one for one in inputs if isinstance(one, MatrixOutput)]

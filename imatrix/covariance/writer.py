@@ -32,7 +32,7 @@ from .files import (
     part_checksum,
 )
 from .inputs import Input
-from .outputs import Output
+from .outputs import MatrixOutput
 
 _ALIGNMENT = 64
 
@@ -154,7 +154,7 @@ class CovarianceWriter:
 
 def planned(one: Input) -> PlannedInput:
     """What a file has for an input or the outputs of a tensor."""
-    return PlannedInput(one.tensors, one.columns, one.matrices, one.blocks if isinstance(one, Output) else None)
+    return PlannedInput(one.tensors, one.columns, one.matrices, one.blocks if isinstance(one, MatrixOutput) else None)
 
 
 def _metadata(planned: Sequence[PlannedInput], origin: Origin) -> dict[str, Any]:

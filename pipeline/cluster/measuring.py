@@ -50,7 +50,7 @@ class SearchInputs:
 
 
 @dataclass(frozen=True)
-class Text:
+class MeasuringText:
     """The windows that divergences are measured on."""
 
     tokens: tuple[int, ...] = field(repr=False)
@@ -75,7 +75,7 @@ class _Divergence:
     """A piece: the divergence of the model with some tensors quantised."""
 
     inputs: SearchInputs
-    text: Text
+    text: MeasuringText
     types: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
@@ -102,7 +102,9 @@ class SearchWorkers:
         finally:
             measured.close()
 
-    def divergences(self, choices: Sequence[Mapping[str, TensorType]], text: Text) -> Generator[Divergence, None, None]:
+    def divergences(
+        self, choices: Sequence[Mapping[str, TensorType]], text: MeasuringText
+    ) -> Generator[Divergence, None, None]:
         """The divergence of each choice of types."""
         named = (tuple((name, t.name) for name, t in types.items()) for types in choices)
         return values_of(self._cluster, _measure_divergence, (_Divergence(self._inputs, text, types) for types in named))
@@ -141,13 +143,13 @@ class _Measuring:
         self.covariances = None
         if covariance is not None:
             self.covariances = load_covariances(covariance, source, inputs.effort, curvature=inputs.curvature)
-        self._text: Text | None = None
+        self._text: MeasuringText | None = None
 
     def errors(self, tensor: str, types: Sequence[str]) -> dict[str, float]:
         sample = sample_rows(self.source.tensors[tensor], self.importance, self.inputs.rows, self.inputs.seed, self.covariances)
         return sample.errors([TYPES[name] for name in types])
 
-    def divergence(self, text: Text, types: Mapping[str, TensorType]) -> Divergence:
+    def divergence(self, text: MeasuringText, types: Mapping[str, TensorType]) -> Divergence:
         if self._text != text:
             self._text = text
             self.__dict__.pop("_reference", None)

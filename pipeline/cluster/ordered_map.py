@@ -40,7 +40,7 @@ class Done(Generic[P, R]):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerReply:
     """What a worker sends back. error: one line; is_final: another attempt would fail the same way; is_unfit: only there."""
 
     value: Any
@@ -202,7 +202,7 @@ class _Map(Generic[P, R]):
             self._finished.wait(POLL_SECONDS)
         return found
 
-    def _retry(self, task: _Task[P], answer: Answer) -> None:
+    def _retry(self, task: _Task[P], answer: WorkerReply) -> None:
         """Gives the piece to another worker. Raises MillError when that has no prospect."""
         task.failed.append(answer.worker)
         if answer.is_unfit:
@@ -225,7 +225,7 @@ def submit_work(cluster: Cluster, function: Callable[[P], Any], piece: P, finish
     return future
 
 
-def answer_of(cluster: Cluster, future: Future, piece: str, timeout: float | None = None) -> Answer:
+def answer_of(cluster: Cluster, future: Future, piece: str, timeout: float | None = None) -> WorkerReply:
     """What came of a piece with this name. Raises MillError if nothing did: workers died of it, or the scheduler is lost;
     TimeoutError if it does not come in so many seconds."""
     from distributed import KilledWorker
@@ -249,17 +249,17 @@ def _rank(what: str, host: str) -> bytes:
     return hashlib.sha256(f"{what}\0{host}".encode()).digest()
 
 
-def _work(function: Callable[[Any], Any], piece: Any) -> Answer:
+def _work(function: Callable[[Any], Any], piece: Any) -> WorkerReply:
     """Runs on a worker."""
     from distributed import get_worker
 
     worker, started = get_worker().address, perf_counter()
     try:
-        return Answer(function(piece), worker, perf_counter() - started)
+        return WorkerReply(function(piece), worker, perf_counter() - started)
     except MillError as error:
-        return Answer(None, worker, perf_counter() - started, str(error), True, isinstance(error, UnfitWorker))
+        return WorkerReply(None, worker, perf_counter() - started, str(error), True, isinstance(error, UnfitWorker))
     except Exception as error:
-        return Answer(None, worker, perf_counter() - started, _described(error))
+        return WorkerReply(None, worker, perf_counter() - started, _described(error))
 
 
 def _described(error: Exception) -> str:

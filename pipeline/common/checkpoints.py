@@ -11,9 +11,9 @@ from typing import Any
 from ...convert.architectures.registry import model_spec
 from ...convert.checkpoint import Checkpoint, assemble, open_checkpoint
 from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_repository
-from ...convert.source import MLA_LAYOUTS
 from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...errors import FormatError
+from ...formats.loaders import MLA_LAYOUTS
 from ...formats.safetensors import StoredTensor
 from ...jobs.streamed_json import StreamedJson
 from .rows import Rows

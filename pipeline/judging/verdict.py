@@ -30,7 +30,7 @@ class NoiseFloor:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedTest:
     """The model with the smaller KL divergence, the other, and a paired test of the two by window."""
 
     better: str
@@ -53,7 +53,7 @@ class Comparison:
         return f"no difference between {self.better} and {self.worse} is certain: {figures}{few}"
 
 
-def compare_neighbours(results: Sequence[tuple[str, dict[str, Any]]]) -> list[Comparison]:
+def compare_neighbours(results: Sequence[tuple[str, dict[str, Any]]]) -> list[PairedTest]:
     """Each of the models, by rising KL divergence, with the next one. results: names and figures, of which those count that
     have a KL divergence by window."""
     ordered = sorted(((n, r) for n, r in results if r.get("window_klds")), key=lambda pair: (pair[1]["kld_mean"], pair[0]))
@@ -61,7 +61,7 @@ def compare_neighbours(results: Sequence[tuple[str, dict[str, Any]]]) -> list[Co
     for (better, first), (worse, second) in pairwise(ordered):
         test = paired(first["window_klds"], second["window_klds"])
         if test is not None:
-            found.append(Comparison(better, worse, test))
+            found.append(PairedTest(better, worse, test))
     return found
 
 

@@ -51,14 +51,16 @@ _MOST_PASSES = 8  # over the text, where memory for sums is short
 _DISK_SHARE = 0.5  # of what is free, for a file of second moments
 
 
-class Collection(NamedTuple):
+class PlannedCollection(NamedTuple):
     """The level with what this machine can collect, and the collection of second moments, of which nothing is done."""
 
     level: Effort
     job: CovarianceJob | None
 
 
-def plan_collection(level: Effort, model: Model, windows: Calibration, folder: Path, *, on_cluster: bool = False) -> Collection:
+def plan_collection(
+    level: Effort, model: Model, windows: Calibration, folder: Path, *, on_cluster: bool = False
+) -> PlannedCollection:
     """What can be collected: curvature needs torch, and its file and that of covariances have to fit the disk, their sums the
     memory. What is left out is a note."""
     wanted = {"curvature": ("curvature", "covariance"), "covariance": ("covariance",)}.get(level.data, ())
@@ -68,8 +70,8 @@ def plan_collection(level: Effort, model: Model, windows: Calibration, folder: P
         except PlanError as error:
             note(f"note: without {data}: {error}")
         else:
-            return Collection(replace(level, data=data), job)
-    return Collection(replace(level, data="imatrix") if wanted else level, None)
+            return PlannedCollection(replace(level, data=data), job)
+    return PlannedCollection(replace(level, data="imatrix") if wanted else level, None)
 
 
 def _planned(data: str, model: Model, windows: Calibration, folder: Path, on_cluster: bool) -> CovarianceJob:

@@ -17,10 +17,10 @@ from ...runtime import Model
 from ...runtime.evaluate.sensitivity import Reference
 from ..common.progress import OnProgress
 from ..planning import Quantization
-from ..recipe_search.options import Target, parse_types, search_options
+from ..recipe_search.options import SearchTarget, parse_types, search_options
 from ..recipe_search.search_job import PROBES, SearchJob
 from ..requests.groups import Measuring
-from .effort import Collection, Effort
+from .effort import Effort, PlannedCollection
 from .fit import Fit
 from .texts import Texts
 
@@ -65,7 +65,7 @@ def forecast_make(
     plan: Plan,
     model: Model,
     texts: Texts,
-    collection: Collection,
+    collection: PlannedCollection,
     fit: Fit,
     report: OnProgress,
     threads: int | None,
@@ -86,7 +86,7 @@ def forecast_make(
     seconds["search"] = _search_seconds(search, level, window, threads)
     seconds["quantize"] = _encode_seconds(plan, level, threads)
     seconds["validate"] = 2 * window * (texts.judged or 0)
-    types = search.find(Target(size=fit.nbytes)).assignment.types
+    types = search.find(SearchTarget(size=fit.nbytes)).assignment.types
     is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * window < _TRIAL
     middle = _DATA_LEAVES[level.data] * (
         _tried(search, types, texts, model, threads) if is_measured else _guessed(search, types)

@@ -15,7 +15,7 @@ from ...request_fields import values_of
 from ...runtime import Model, load_model
 from ...runtime.evaluate.bench import Case, Speed, bench
 from ...runtime.evaluate.provenance import describe_model, describe_program, describe_settings
-from ...runtime.settings import Placement
+from ...runtime.settings import PlacementOptions
 from ..common.dropped_config import warn_on_dropped_config
 from ..common.models import fast_settings, open_model, settings_of_each
 from ..common.progress import Stage, reporting
@@ -118,7 +118,7 @@ def benchmark(request: BenchRequest) -> BenchResult:
     points = [dict(zip(chosen, point, strict=True)) for point in itertools.product(*chosen.values())]
     paths = [request.models] if isinstance(request.models, str | Path) else list(request.models)
     given = {name: value for name, value in values_of(request, CheckpointOptions).items() if value not in (None, False)}
-    placement = {name: value for name, value in values_of(request, Placement).items() if value not in (None, (), False)}
+    placement = {name: value for name, value in values_of(request, PlacementOptions).items() if value not in (None, (), False)}
     each = settings_of_each(paths, given)
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     for source in sources:

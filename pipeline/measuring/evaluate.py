@@ -29,7 +29,7 @@ from ..judging.candidates import find_models, stock_mix
 from ..judging.domains import JudgedText, parse_domains, read_domains
 from ..judging.judge import Judge
 from ..judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
-from ..judging.verdict import Comparison, NoiseFloor, compare_neighbours, verdict
+from ..judging.verdict import NoiseFloor, PairedTest, compare_neighbours, verdict
 from ..reports.evaluation import EvaluationRow, evaluation_text, judgement_lines, plot_evaluation, row_of
 from ..reports.style import check_picture, missing_matplotlib
 from ..requests.measure import EvaluateRequest
@@ -61,7 +61,7 @@ class Evaluation:
     baseline: dict[str, Any]
     files: dict[str, str]
     noise_floor: NoiseFloor | None = None
-    paired: list[Comparison] = field(default_factory=list)
+    paired: list[PairedTest] = field(default_factory=list)
     verdict: str = ""
     answered: list[Answered] = field(default_factory=list)
 

@@ -34,7 +34,7 @@ from ..common.models import (
 )
 from ..common.progress import WINDOWS, Stage, reporting
 from ..common.shown import shown
-from ..judging.verdict import Comparison, NoiseFloor, compare_neighbours
+from ..judging.verdict import NoiseFloor, PairedTest, compare_neighbours
 from ..requests.measure import PerplexityRequest, TasksRequest
 from ..requests.running import settings_of
 from ..requests.verb import verb
@@ -87,7 +87,7 @@ class PerplexityTable:
     """
 
     results: list[PerplexityResult]
-    paired: list[Comparison] = field(default_factory=list)
+    paired: list[PairedTest] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: results, and with a baseline paired."""

@@ -20,7 +20,7 @@ from ..requests.groups import Measuring, TargetOptions
 
 
 @dataclass(frozen=True)
-class Target:
+class SearchTarget:
     """What to reach, one of: bytes of the file, bits per weight of its tensors, KL divergence in nats.
 
     gpu: tensors with a budget of their own, of gpu_bytes. Raises PlanError unless one target above 0 is given.
@@ -109,12 +109,12 @@ def parse_types(
     return tuple(parsed_types.values())
 
 
-def parse_target(asked: TargetOptions, measuring: Measuring, where: str = "--gpu") -> Target | None:
+def parse_target(asked: TargetOptions, measuring: Measuring, where: str = "--gpu") -> SearchTarget | None:
     """The target that a request asks for; None if there is none. where: what names the pattern in errors."""
     if asked.target_size is asked.target_bpw is asked.max_kld is None:
         return None
     pattern = as_pattern(measuring.gpu, where) if measuring.gpu is not None else None
-    return Target(as_bytes(asked.target_size), asked.target_bpw, asked.max_kld, pattern, as_bytes(measuring.gpu_size))
+    return SearchTarget(as_bytes(asked.target_size), asked.target_bpw, asked.max_kld, pattern, as_bytes(measuring.gpu_size))
 
 
 def search_options(measuring: Measuring, types: tuple[TensorType, ...], **more: Any) -> SearchOptions:

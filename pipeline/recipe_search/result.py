@@ -13,7 +13,7 @@ from ...quantize.search.type_search import TypeAssignment
 from ...version import __version__
 from ..common.figures import DIVERGENCE_DIGITS, bits_per_weight_text, error_text
 from ..common.shown import shown
-from .options import SearchOptions, Target
+from .options import SearchOptions, SearchTarget
 from .weighting import ErrorWeighting
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class SearchResult:
     out          the file that the recipe was written to, if it was
     """
 
-    target: Target
+    target: SearchTarget
     text: str
     assignment: TypeAssignment
     types: dict[str, TensorType]
@@ -79,7 +79,7 @@ def name_recipe_in_warnings(plan: Plan) -> None:
 def header_lines(
     source: TensorSource,
     assignment: TypeAssignment,
-    target: Target,
+    target: SearchTarget,
     options: SearchOptions,
     weighting: ErrorWeighting,
     *,

@@ -32,7 +32,7 @@ from ..common.figures import bits_per_weight_text
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key
-from .options import SearchOptions, Target
+from .options import SearchOptions, SearchTarget
 from .result import SearchResult, header_lines
 from .weighting import ErrorWeighting
 
@@ -148,12 +148,12 @@ class SearchJob:
     def _divergences(self, choices: Sequence[Mapping[str, TensorType]]) -> Iterator[tuple[float, float]]:
         """`divergence` of each choice; those that are not known yet are shared out to workers, if there are any."""
         if self._workers is not None:
-            from ..cluster.measuring import Text
+            from ..cluster.measuring import MeasuringText
 
             known = self.measurements.divergences.setdefault(self._text_key, {})
             missing = {key: types for types in choices if (key := types_key(types)) not in known}
             tokens = tuple(self._tokens[: self.options.n_ctx * self.options.chunks])
-            text = Text(tokens, self.options.n_ctx, self.options.chunks)
+            text = MeasuringText(tokens, self.options.n_ctx, self.options.chunks)
             with closing(self._workers.divergences(list(missing.values()), text)) as results:
                 for key, measured in zip(missing, results, strict=True):
                     known[key] = [measured.mean, measured.error]
@@ -210,7 +210,7 @@ class SearchJob:
 
     # -- choosing
 
-    def find(self, target: Target, command: str = "") -> SearchResult:
+    def find(self, target: SearchTarget, command: str = "") -> SearchResult:
         """The recipe for a target. command: goes into its header. Raises PlanError when the types allowed cannot reach it."""
         self.smallest_plan(target)
         assignment = self._solve(target)
@@ -227,10 +227,10 @@ class SearchJob:
         requantizes = self._requantizes(text)
         return SearchResult(target, text, assignment, types, self.plan(text), measured, requantizes, self.weighting)
 
-    def _solve(self, target: Target) -> TypeAssignment:
+    def _solve(self, target: SearchTarget) -> TypeAssignment:
         return self._of_size(target) if target.divergence is None else self._of_divergence(target.divergence)
 
-    def _refined(self, assignment: TypeAssignment, target: Target) -> TypeAssignment:
+    def _refined(self, assignment: TypeAssignment, target: SearchTarget) -> TypeAssignment:
         """The best of the choice and of those after each round of measuring around the one before."""
         try:
             tried = [assignment]
@@ -255,7 +255,7 @@ class SearchJob:
         """The plan of quantising by a recipe. changed: arguments of `plan_quantize`."""
         return self.job.plan(text, out, strict=False, **changed)
 
-    def smallest_plan(self, target: Target, out: str | Path = "out.gguf") -> Plan:
+    def smallest_plan(self, target: SearchTarget, out: str | Path = "out.gguf") -> Plan:
         """The plan with the smallest types allowed, without any measuring. Raises PlanError when the target is smaller than
         that, or cannot be searched for."""
         if target.divergence is not None and self.options.text is None and not self.weighting.curvature:
@@ -278,7 +278,7 @@ class SearchJob:
         self._gpu_budget(target, plan)
         return plan
 
-    def largest_file(self, target: Target) -> int:
+    def largest_file(self, target: SearchTarget) -> int:
         """Bytes on disk that the file for a target has at most."""
         if target.size is not None:
             return target.size
@@ -295,7 +295,7 @@ class SearchJob:
     def _elements(self) -> int:
         return sum(t.n_elements for t in self.source.tensors.values())
 
-    def _of_size(self, target: Target) -> TypeAssignment:
+    def _of_size(self, target: SearchTarget) -> TypeAssignment:
         search, lowest = self.search, self._extreme_types(0)
         plan = self.plan(self._recipe_text(lowest, target) + RESERVE)
         limit = target.limit(self._elements)
@@ -327,12 +327,12 @@ class SearchJob:
     def _error(self, types: Mapping[str, TensorType]) -> float:
         return sum(self.search.errors[name][type.name] for name, type in types.items())
 
-    def _budgets(self, target: Target, plan: Plan, nbytes: int) -> list[Budget]:
+    def _budgets(self, target: SearchTarget, plan: Plan, nbytes: int) -> list[Budget]:
         """nbytes: for the tensors whose types are chosen; plan: says what the others take."""
         gpu = self._gpu_budget(target, plan)
         return [Budget(nbytes)] if gpu is None else [gpu, Budget(nbytes - self.search.fit_budgets([gpu]).nbytes)]
 
-    def _gpu_budget(self, target: Target, plan: Plan) -> Budget | None:
+    def _gpu_budget(self, target: SearchTarget, plan: Plan) -> Budget | None:
         """Raises PlanError if no types fit into it."""
         if target.gpu is None or target.gpu_bytes is None:
             return None
@@ -379,7 +379,7 @@ class SearchJob:
     def _recipe_text(
         self,
         assignment: TypeAssignment,
-        target: Target,
+        target: SearchTarget,
         types: Mapping[str, TensorType] | None = None,
         measured: Divergence | None = None,
         command: str = "",

@@ -24,7 +24,7 @@ from ..common.figures import (
     size_text,
 )
 from ..judging.domains import DomainFigures
-from ..judging.verdict import Comparison, NoiseFloor
+from ..judging.verdict import NoiseFloor, PairedTest
 from .style import COLOURS, INK, new_axes, place_labels, save_figure, styled
 
 
@@ -125,7 +125,7 @@ def cells(row: EvaluationRow) -> tuple[object, ...]:
     )
 
 
-def judgement_lines(noise: NoiseFloor | None, comparisons: Sequence[Comparison]) -> list[str]:
+def judgement_lines(noise: NoiseFloor | None, comparisons: Sequence[PairedTest]) -> list[str]:
     """The noise floor and the paired tests, a line each."""
     lines = []
     if noise is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...request_fields import argument, option, request
-from .groups import CheckpointOutput, Output, SourceOptions, Splits
+from .groups import CheckpointOutput, OutputOptions, SourceOptions, Splits
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipes.recipe, which takes long to import
 
 
 @request
-class ConvertRequest(SourceOptions, CheckpointOutput, Splits, Output):
+class ConvertRequest(SourceOptions, CheckpointOutput, Splits, OutputOptions):
     source: str | Path = argument(
         "A checkpoint's folder, or hf:OWNER/NAME[@REVISION], which is downloaded into the hub's cache; or a folder "
         "that peft wrote (adapter_config.json), which becomes an adapter as convert_lora_to_gguf.py makes it.",

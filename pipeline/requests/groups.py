@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import UsageError
-from ...formats.loaders import PROGRAMS
+from ...formats.loaders import MLA_LAYOUTS, PROGRAMS
 from ...request_fields import option, request
 from ..common.arguments import Pattern, Size, TypeName
 from ..common.progress import OnProgress
@@ -44,7 +44,7 @@ class SourceOptions(CheckpointOptions):
     mla_layout: str | None = option(
         "Lay out the matrices of latent attention (MLA) of a DeepSeek checkpoint as this program does.",
         default=None,
-        choices=("ik", "mainline", "legacy"),
+        choices=MLA_LAYOUTS,
         shown="the recipe's, else ik",
         key="convert.mla_layout",
         rare=True,
@@ -307,7 +307,7 @@ class CheckpointOutput:
 
 
 @request
-class Output:
+class OutputOptions:
     """How a plan is carried out, whatever verb made it."""
 
     section: ClassVar[str] = "Output"

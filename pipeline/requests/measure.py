@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...request_fields import argument, option, request
-from ...runtime.settings import Placement
+from ...runtime.settings import PlacementOptions
 from ..common.arguments import Pattern
 from ..common.progress import OnProgress
 from .groups import CheckpointOptions
@@ -292,7 +292,7 @@ def _grid(help: str, flags: str, kind: str, shown: str, rare: bool = False) -> S
 
 
 @request
-class BenchRequest(Placement, CheckpointOptions):
+class BenchRequest(PlacementOptions, CheckpointOptions):
     models: str | Path | Sequence[str | Path] = argument(
         "A GGUF file or checkpoint folder, or several.", kind="model", kw_only=False
     )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ...request_fields import argument, option, request
 from ..common.arguments import FileType, TypeName
-from .groups import CheckpointOutput, Output, SourceOptions, Splits, TargetOptions, Weighting
+from .groups import CheckpointOutput, OutputOptions, SourceOptions, Splits, TargetOptions, Weighting
 
 
 @request
@@ -69,7 +69,7 @@ class TensorTypes:
 
 
 @request
-class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOptions, CheckpointOutput, Splits, Output):
+class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOptions, CheckpointOutput, Splits, OutputOptions):
     source: str | Path = argument(
         "A GGUF file, a checkpoint's folder or hf:OWNER/NAME; fp8 and bf16 are decoded on the fly.",
         kind="source",

@@ -8,11 +8,11 @@ from pathlib import Path
 from ...formats.loaders import PROGRAMS
 from ...request_fields import argument, option, request
 from ..common.arguments import Pattern
-from .groups import Output, Splits
+from .groups import OutputOptions, Splits
 
 
 @request
-class RepackRequest(Output):
+class RepackRequest(OutputOptions):
     source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
     out: str | Path = argument("The file to write.", kind="out", kw_only=False)
     pattern: Pattern | Sequence[Pattern] = option(
@@ -29,7 +29,7 @@ class RepackRequest(Output):
 
 
 @request
-class SplitRequest(Splits, Output):
+class SplitRequest(Splits, OutputOptions):
     source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
     out: str | Path = argument("The name before the number; .gguf at its end is left out.", kind="out", kw_only=False)
     split_max_tensors: int | None = option(
@@ -38,7 +38,7 @@ class SplitRequest(Splits, Output):
 
 
 @request
-class MergeRequest(Output):
+class MergeRequest(OutputOptions):
     source: str | Path = argument("Any of the shards; all have to be there.", kind="shards", kw_only=False)
     out: str | Path = argument("The file to write.", kind="out", kw_only=False)
     delete_source_shards: bool = option(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...request_fields import argument, option, request
-from .groups import Output
+from .groups import OutputOptions
 
 
 @request
-class TuneRequest(Output):
+class TuneRequest(OutputOptions):
     original: str | Path = argument(
         "The model that was quantised: a GGUF file, a checkpoint's folder or hf:OWNER/NAME.", kind="source", kw_only=False
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..requests.groups import Output
+from ..requests.groups import OutputOptions
 
 if TYPE_CHECKING:
     from ..cluster.writing import ClusterCall
@@ -42,7 +42,9 @@ class WriteOptions:
     timing: Timing | None = None
 
 
-def write_options(request: Output, cluster: ClusterCall | None = None, shards: Collection[int] | None = None) -> WriteOptions:
+def write_options(
+    request: OutputOptions, cluster: ClusterCall | None = None, shards: Collection[int] | None = None
+) -> WriteOptions:
     """How the plan of a request is carried out."""
     asked = {
         field.name: getattr(request, field.name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...formats import PlanError, TensorType
 from ...formats.file_range import read_text
-from ...formats.loaders import PROGRAMS
+from ...formats.loaders import MLA_LAYOUTS, PROGRAMS
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 from .mixes import file_type_name
@@ -181,7 +181,6 @@ def _is_regex(value: Any) -> bool:
 # Values of [convert] outtype. It applies where no rule of [quantize] matches.
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")
 TARGETS = ("target_size", "target_bpw", "max_kld")  # keys of [quantize] that start a search for types
-_MLA_LAYOUTS = ("ik", "mainline", "legacy")
 _TEXT = KeySpec("text", lambda v: isinstance(v, str))
 _NAME = KeySpec("text that is not empty", lambda v: isinstance(v, str) and v != "")
 _N_CTX = _integer(4)
@@ -196,7 +195,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
     "source": {"model": _NAME, "revision": _NAME, "working": _NAME},
     "convert": {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
-        "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
+        "mla_layout": KeySpec(f"one of {', '.join(MLA_LAYOUTS)}", lambda v: v in MLA_LAYOUTS),
         "mtp": _SWITCH,
         "vocab": _SWITCH,
         "architecture": _NAME,

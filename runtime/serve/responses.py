@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ...formats import MillError, PlanError
 from .engine import Busy, Engine
-from .replies.openai_replies import Answer
+from .replies.openai_replies import Generated
 from .requests.checks import RequestError
 from .tasks import EndEvent, Event, PromptEvent, Task
 
@@ -55,7 +55,7 @@ class Replies(Protocol):
         """The end of a stream."""
         ...
 
-    def complete(self, answers: Sequence[Answer]) -> Any: ...
+    def complete(self, answers: Sequence[Generated]) -> Any: ...
 
     def first_chunks(self) -> list[dict[str, Any]]: ...
 
@@ -121,7 +121,7 @@ class TaskResponse:
 
     async def complete(self, replies: Replies, headers: Mapping[str, str]) -> Response:
         """The response when all answers are complete: one JSON object. The first error ends the others."""
-        answers = [Answer() for _ in self._tasks]
+        answers = [Generated() for _ in self._tasks]
         events = self.events()
         try:
             async for item in events:

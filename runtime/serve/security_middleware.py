@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     """What browsers compare: pages of the same scheme, host and port are of one origin (RFC 6454)."""
 
     scheme: str
@@ -48,17 +48,17 @@ class Origin(NamedTuple):
     port: int
 
 
-def read_host(scheme: str, header: str) -> Origin | None:
+def read_host(scheme: str, header: str) -> WebOrigin | None:
     """The origin of what a Host header names: '[::1]:8080' -> '::1' and 8080, 'example.org' -> that and the scheme's port. None
     for what is no host and port (RFC 3986, without the characters that no name has)."""
     match = _HOST.fullmatch(header)
     if match is None or (match["port"] and int(match["port"]) > 65535):
         return None
     host = (match["v6"] or match["name"]).lower()
-    return Origin(scheme, host, int(match["port"] or _PORTS.get(scheme, 0)))
+    return WebOrigin(scheme, host, int(match["port"] or _PORTS.get(scheme, 0)))
 
 
-def read_origin(header: str) -> Origin | None:
+def read_origin(header: str) -> WebOrigin | None:
     """An Origin header; None for 'null' and for what is none."""
     scheme, separator, host = header.partition("://")
     return read_host(scheme.lower(), host) if separator else None

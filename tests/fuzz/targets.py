@@ -27,11 +27,11 @@ from ggufmill.convert.config import Config, read_config
 from ggufmill.convert.lora import load_adapters
 from ggufmill.convert.model_card import card_metadata, file_metadata
 from ggufmill.convert.model_spec import ModelSpec
-from ggufmill.convert.source import MLA_LAYOUTS
 from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import MillError, TensorInfo, open_gguf
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.hashes import read_manifest
+from ggufmill.formats.loaders import MLA_LAYOUTS
 from ggufmill.formats.safetensors import open_safetensors, read_safetensors
 from ggufmill.formats.source import TensorSource
 from ggufmill.formats.types import TYPES

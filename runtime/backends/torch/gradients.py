@@ -46,7 +46,7 @@ HEAD_ROWS = 128  # tokens whose logits are in memory at a time
 
 
 @dataclass
-class Group:
+class WindowGroup:
     """Windows that are computed in one pass, and what is kept of them between parts, in the machine's memory: values, rows in
     caches, and the gradients of both so far."""
 
@@ -150,7 +150,7 @@ class Gradients:
         the order of the windows; weights without a gradient are left out. It is called by the thread that calls `run`. seed: of
         the labels, which depend on it and the tokens of a window alone.
         """
-        groups = [Group(windows[part]) for part in self.groups(windows)]
+        groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
         chosen = {id(op) for op in self._reached if any(weight.name in wanted for weight in observed_weights(op))}
         first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), len(self._parts))
         steps = len(self._parts) + _BACK * (len(self._parts) - first)  # in units of a part without gradients
@@ -181,7 +181,9 @@ class Gradients:
         finally:
             torch.set_num_threads(before)
 
-    def _each(self, pool: ThreadPoolExecutor | None, groups: Sequence[Group], run: Callable[[Group], Any]) -> Iterator[Any]:
+    def _each(
+        self, pool: ThreadPoolExecutor | None, groups: Sequence[WindowGroup], run: Callable[[WindowGroup], Any]
+    ) -> Iterator[Any]:
         """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
         self.weights.release(self._copied_bytes)
         with self.weights.visit():
@@ -207,7 +209,7 @@ class Gradients:
     def _caches(self, rows: Sequence[dict[CacheKey, Tensor]]) -> list[GradientCache]:
         return [GradientCache(self.graph.cache, self.device, given) for given in rows]
 
-    def _forward(self, part: Part, group: Group) -> None:
+    def _forward(self, part: Part, group: WindowGroup) -> None:
         """Computes a part without gradients, and keeps what others read."""
         if not group.rows:
             group.rows = [{} for _ in group.windows]
@@ -224,7 +226,7 @@ class Gradients:
         for own, cache in zip(group.rows, caches, strict=True):
             own.update({key: cache.rows[key].to(_HOST) for key in part.gives})
 
-    def _head(self, seed: int, wanted: Collection[str], group: Group) -> list[OutputGradient]:
+    def _head(self, seed: int, wanted: Collection[str], group: WindowGroup) -> list[OutputGradient]:
         """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
         hidden = as_tensor(group.values[self.graph.hidden.index])
         draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
@@ -255,7 +257,7 @@ class Gradients:
         ]
 
     def _backward(
-        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: Group
+        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: WindowGroup
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
         again = self._again(part, group, self.weights, chosen)
@@ -267,7 +269,7 @@ class Gradients:
             if grad is not None
         ]
 
-    def _again(self, part: Part, group: Group, weights: Weights, chosen: Collection[int] = ()) -> _Again:
+    def _again(self, part: Part, group: WindowGroup, weights: Weights, chosen: Collection[int] = ()) -> _Again:
         """Computes a part again, with gradients of everything that it reads. chosen: ops whose results are to be captured."""
         leaves = {index: _leaf(_moved(group.values[index], self.device)) for index in part.reads}
         rows = [{key: own[key].to(self.device).detach().requires_grad_() for key in part.takes} for own in group.rows]
@@ -281,7 +283,7 @@ class Gradients:
         return again
 
     def _carry_back(
-        self, part: Part, group: Group, again: _Again, inputs: Sequence[Tensor], is_end: bool
+        self, part: Part, group: WindowGroup, again: _Again, inputs: Sequence[Tensor], is_end: bool
     ) -> Sequence[Tensor | None]:
         """Takes the gradients of what a part made through it, adds them to those of what it read, and forgets what it made.
         Returns those of `inputs`, tensors within the part."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...graph import Graph
 from .gradient_parts import Part
-from .gradients import HEAD_ROWS, Gradients, Group, as_tensor
+from .gradients import HEAD_ROWS, Gradients, WindowGroup, as_tensor
 from .tunable import TunableWeights, WithLeaves
 from .weights import Weights
 
@@ -42,7 +42,7 @@ class ParameterGradients(Gradients):
 
         windows: int64 [n, n_ctx], each from scratch; hidden: for each what the original model hands to its head.
         """
-        groups = [Group(windows[part]) for part in self.groups(windows)]
+        groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
         sums: dict[str, Tensor] = {}
 
         def add(found: dict[str, Tensor]) -> None:
@@ -64,7 +64,7 @@ class ParameterGradients(Gradients):
                     add(found)
         return total / windows.size, {name: gradient.numpy() / windows.size for name, gradient in sums.items()}
 
-    def _divergence(self, group: Group, original: np.ndarray) -> tuple[float, dict[str, Tensor]]:
+    def _divergence(self, group: WindowGroup, original: np.ndarray) -> tuple[float, dict[str, Tensor]]:
         """The sum of a group's divergences, and the gradients of what the head is made of; the rest are left for the parts."""
         hidden, total = as_tensor(group.values[self.graph.hidden.index]), 0.0
         wanted = torch.from_numpy(np.ascontiguousarray(original, np.float32))
@@ -92,7 +92,7 @@ class ParameterGradients(Gradients):
             self._compute(op, step, values, weights=weights)  # type: ignore[arg-type]
         return values[graph.logits.index]
 
-    def _of_part(self, part: Part, is_end: bool, group: Group) -> dict[str, Tensor]:
+    def _of_part(self, part: Part, is_end: bool, group: WindowGroup) -> dict[str, Tensor]:
         weights = WithLeaves(self._tunable)
         again = self._again(part, group, cast(Weights, weights))
         names = [*weights.leaves]

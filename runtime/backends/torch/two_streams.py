@@ -52,7 +52,7 @@ class MatrixInput:
 
 
 @dataclass
-class Step:
+class StreamStep:
     """Ops that are computed in one go, and the inputs that are handed over then. stop: how many ops are computed by then."""
 
     ops: list[Op] = field(default_factory=list)
@@ -91,7 +91,7 @@ def last_uses(graph: Graph) -> dict[int, int]:
     return {value.index: place for place, op in enumerate((*graph.ops, *graph.head)) for value in op.inputs}
 
 
-def kept_bytes(graph: Graph, steps: Sequence[Step]) -> int:
+def kept_bytes(graph: Graph, steps: Sequence[StreamStep]) -> int:
     """Bytes per token, at most, that both streams keep between steps, what layers have in caches included."""
     made, last = {value.index: (place, value) for place, op in enumerate(graph.ops) for value in op.outputs}, last_uses(graph)
     rows = {spec.layer: 0 for spec in graph.cache}
@@ -105,10 +105,10 @@ def kept_bytes(graph: Graph, steps: Sequence[Step]) -> int:
     return 2 * 4 * (most + max(rows.values(), default=0))
 
 
-def steps_of(graph: Graph, inputs: Mapping[str, MatrixInput]) -> list[Step]:
+def steps_of(graph: Graph, inputs: Mapping[str, MatrixInput]) -> list[StreamStep]:
     """The steps of a pass in which weights are replaced; ops behind the last of them are not computed. inputs: theirs."""
     known = set[MatrixInput]()
-    steps = [Step()]
+    steps = [StreamStep()]
     for place, op in enumerate((*graph.ops, *graph.head)):
         needed = list(dict.fromkeys(inputs[weight.name] for weight in op.weights if weight.name in inputs))
         new = [one for one in needed if one not in known]
@@ -117,7 +117,7 @@ def steps_of(graph: Graph, inputs: Mapping[str, MatrixInput]) -> list[Step]:
         for group in ([one for one in new if one.kind != "sums"], [one for one in new if one.kind == "sums"]):
             if group:
                 steps[-1].inputs, steps[-1].stop = group, place
-                steps.append(Step())
+                steps.append(StreamStep())
         steps[-1].ops.append(op)
     return steps[:-1]
 
@@ -169,7 +169,7 @@ class TwoStreams:
         finally:
             torch.set_num_threads(before)
 
-    def _compute(self, pool: ThreadPoolExecutor, step: Step) -> None:
+    def _compute(self, pool: ThreadPoolExecutor, step: StreamStep) -> None:
         all_ops = (*self.graph.ops, *self.graph.head)
         layers = {op.layer for op in all_ops[step.stop :] if hasattr(op, "layer")}  # type: ignore[attr-defined]
         sums = [one for one in step.inputs if one.kind == "sums"]

@@ -10,7 +10,7 @@ from ...generation.sampling import SampledToken
 from ...text.tokenizer import Tokenizer
 from ..requests.checks import JsonObject
 from ..tasks import EndEvent, Event, PromptEvent
-from .openai_replies import Answer, Prompt, timings_object
+from .openai_replies import Generated, Prompt, timings_object
 
 # reason of a Generation -> stop_type
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
@@ -43,7 +43,7 @@ class LlamaReplies:
         self._has_new_line = [False] * len(prompts)
         self._n_tokens = [0] * len(prompts)
 
-    def complete(self, answers: Sequence[Answer]) -> Any:
+    def complete(self, answers: Sequence[Generated]) -> Any:
         """The reply: an object, or a list of them."""
         replies = []
         for i, answer in enumerate(answers):

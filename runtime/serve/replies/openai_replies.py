@@ -55,7 +55,7 @@ def total_timings(timings: Sequence[Timings], n_prompts: int) -> Timings:
 
 
 @dataclass
-class Answer:
+class Generated:
     """What a task has generated so far. prompt_scores: of the tokens of its prompt, if they were asked for."""
 
     pieces: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ class ReplyBuilder:
             "system_fingerprint": "ggufmill",
         }
 
-    def complete(self, answers: Sequence[Answer]) -> JsonObject:
+    def complete(self, answers: Sequence[Generated]) -> JsonObject:
         """The whole reply as one object. answers: the same number to each prompt; if more than n, the most probable ones are
         returned."""
         per_prompt, choices = len(answers) // len(self._prompts), []
@@ -146,7 +146,7 @@ class ReplyBuilder:
         counts = {"usage": usage_object(timings), "timings": timings_object(timings)}
         return {**self._common_fields, "object": kind, "choices": choices, **counts}
 
-    def _complete_choice(self, choice: _Choice, answer: Answer, prompt_scores: Sequence[SampledToken]) -> JsonObject:
+    def _complete_choice(self, choice: _Choice, answer: Generated, prompt_scores: Sequence[SampledToken]) -> JsonObject:
         if self._chat:
             deltas = choice.parser.feed(answer.text) + choice.parser.finish(answer.end.was_cut)
             return self._choice(choice, {"message": _merge_deltas(deltas)}, answer.sampled, answer.end)

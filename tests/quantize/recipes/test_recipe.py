@@ -97,7 +97,7 @@ def test_toml_sizes_are_text_or_bytes(tmp_path, written, size):
 WRONG_VALUES = [
     ("source", "model", "5", "text"),
     ("source", "model", "''", "text"),
-    ("convert", "mla_layout", "'sideways'", "ik, mainline or legacy"),
+    ("convert", "mla_layout", "'sideways'", "one of ik, mainline, legacy"),
     ("imatrix", "text", "5", "text"),
     ("imatrix", "file", "5", "text"),
     ("imatrix", "ctx", "'abc'", "a whole number, at least 4"),

@@ -30,7 +30,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Panels:
+class PanelInput:
     """The input of a GEMM: the address of its table of inputs, and the view that contains the numbers."""
 
     table: int
@@ -79,7 +79,7 @@ def gemv_task(
 
 def gemm_inputs(
     out: PassProgram, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None, spare: int = 0
-) -> Panels:
+) -> PanelInput:
     """x [rows, columns], or its rows by number (places: int64, -1: zeros), in the form that a product reads. spare: rows of
     zeros after them, for which places has numbers too."""
     tokens, columns = form.block_tokens, x.size
@@ -93,11 +93,11 @@ def gemm_inputs(
     partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_kernels.SPAN)
     reads = (x,) if places is None else (x, places)
     out.schedule.place(gemm_kernels.PREPARE_KERNELS[form.kind].address, table, partition, reads, (memory,))
-    return Panels(table, memory)
+    return PanelInput(table, memory)
 
 
 def gemm_task(
-    out: PassProgram, plan: gemm.GemmPlan, panels: Panels, to: View, jobs: gemm.Jobs, reads: tuple[View, ...] = ()
+    out: PassProgram, plan: gemm.GemmPlan, panels: PanelInput, to: View, jobs: gemm.Jobs, reads: tuple[View, ...] = ()
 ) -> None:
     """Multiplies with the weights of a plan, into `to`. reads: memory of the jobs, if tasks write them."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)

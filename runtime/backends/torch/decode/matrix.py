@@ -22,7 +22,7 @@ TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
 _PAIRS = 64  # tokens times experts, at most, that are multiplied one by one in a single kernel
 
 
-class StoredTensor(Protocol):
+class StoredMatrix(Protocol):
     """What `packed` reads of a tensor of a GGUF file (`formats.TensorInfo`): data is uint8 [rows, row_bytes]."""
 
     @property
@@ -33,7 +33,7 @@ class StoredTensor(Protocol):
     def data(self) -> np.ndarray: ...
 
 
-def packed(tensor: StoredTensor, device: torch.device | str) -> PackedMatrix:
+def packed(tensor: StoredMatrix, device: torch.device | str) -> PackedMatrix:
     """A tensor of a file -> its bytes on a device. On the CPU they stay where they are (a memory-mapped file is not read)."""
     columns, rows, matrices = dims(tensor.shape)
     name = tensor.type if isinstance(tensor.type, str) else tensor.type.name

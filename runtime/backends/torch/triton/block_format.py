@@ -22,7 +22,7 @@ _DIGIT = tuple[int, int, int]  # (lowest bit of the index, size, step)
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteBits:
     """Bits of a number that lie in one byte: `(bytes[byte] >> shift & mask) << up`.
 
     aligned  shift is the same for all numbers, and byte = first + sum of digits; otherwise 8 * byte + shift is that sum
@@ -37,11 +37,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Field:
+class BlockField:
     """`count` numbers per row of a block; number n of row r has the index r * count + n."""
 
     count: int
-    parts: tuple[Part, ...]
+    parts: tuple[ByteBits, ...]
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class BlockFormat:
     unit: float
     scrambled: bool
     gray_words: bool
-    codes: Field
-    d: Field
-    scales: Field
-    flags: Field
-    dmin: Field
-    minima: Field
-    offset: Field
-    signs: Field
-    sign_codes: Field
+    codes: BlockField
+    d: BlockField
+    scales: BlockField
+    flags: BlockField
+    dmin: BlockField
+    minima: BlockField
+    offset: BlockField
+    signs: BlockField
+    sign_codes: BlockField
 
 
-_NONE = Field(0, ())
+_NONE = BlockField(0, ())
 _FIELDS = tuple(f.name for f in fields(BlockFormat) if f.type == "Field")
 
 
@@ -122,7 +122,7 @@ def block_format(type_name: str) -> BlockFormat | None:
     )
 
 
-def field_of(addresses: np.ndarray) -> Field | None:
+def field_of(addresses: np.ndarray) -> BlockField | None:
     """Bit addresses [rows, n, width] as a field; None where they are no sums over the bits of the index."""
     parts = []
     for part in byte_parts(addresses):
@@ -132,8 +132,8 @@ def field_of(addresses: np.ndarray) -> Field | None:
         digits = _digits(numbers)
         if digits is None or np.any(mask != mask[0]):
             return None
-        parts.append(Part(int(numbers[0]), digits, aligned, int(shift[0]), int(mask[0]), part.up))
-    return Field(addresses.shape[1], tuple(parts))
+        parts.append(ByteBits(int(numbers[0]), digits, aligned, int(shift[0]), int(mask[0]), part.up))
+    return BlockField(addresses.shape[1], tuple(parts))
 
 
 def _digits(numbers: np.ndarray) -> tuple[_DIGIT, ...] | None:
