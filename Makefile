@@ -41,7 +41,7 @@ TRIALS ?= 4
 REQUESTS ?= 3000
 torture: $(READY)
 	$(BIN)/python -m pytest -m "" tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
-	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/compile/test_kernel_cache.py
+	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/runtime/serve/test_connections.py tests/simd/compile/test_kernel_cache.py
 	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS) $(REQUESTS)
 
 lint: $(READY)

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("selenium")
+from pages import find, screen, wait_for
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ggufmill.runtime.serve import serve_models
-
-from .test_page import find, screen, wait_for
 
 TEXTS = {"a": "Hi <b>you!", "b": "Hi <x>GOD", "c": "Hi <b>you!"}  # no byte twice
 PARTS = 4  # of a and b: at this token

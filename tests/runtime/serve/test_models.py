@@ -4,15 +4,14 @@ import gc
 import json
 import sys
 import threading
-import time
 import weakref
-from contextlib import contextmanager, suppress
 
 import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 import httpx
+from served_models import PATIENCE, TEXTS, Opening, complete, loaded_at, statuses, streaming, text_of, until
 from starlette.testclient import TestClient
 
 from ggufmill import quantize_model
@@ -23,33 +22,13 @@ from ggufmill.runtime.serve import serve_models
 from ggufmill.runtime.serve.app import make_models_app
 from ggufmill.runtime.serve.served_models import ServedModels
 
-TEXTS = {"a": "Hi you!", "b": "Bye, dr", "c": "Some ya"}  # no byte twice
 DEMO = FOLDER / "demo"
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture(scope="module")
 def loaded(reciting):
     """Models that recite without an end, by name."""
     return {name: reciting(text, end=False) for name, text in TEXTS.items()}
-
-
-class Opening:
-    """Opens the models of a folder as those that recite, and keeps count. hold(name): loading it waits for `go`."""
-
-    def __init__(self, models):
-        self.models, self.opened, self.sizes = models, [], {}
-        self.held, self.go, self.begun = set(), threading.Event(), threading.Event()
-
-    def open(self, path):
-        self.opened.append(path.stem)
-        if path.stem in self.held:
-            self.begun.set()
-            assert self.go.wait(PATIENCE)
-        return self.models[path.stem], {"temp": 0}
-
-    def needed(self, path):
-        return self.sizes.get(path.stem, 100)
 
 
 @pytest.fixture
@@ -70,57 +49,6 @@ def start(running, opening, folder):
     return lambda **arguments: running(
         serve_models, folder, opening.open, needed=opening.needed, **({"memory": 1000, "warm_up": False} | arguments)
     )
-
-
-def complete(url, model, tokens=3, **more):
-    body = {"model": model, "prompt": ":", "max_tokens": tokens, **more}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
-
-
-def text_of(url, model):
-    reply = complete(url, model)
-    assert reply.status_code == 200, reply.text
-    assert reply.json()["model"] == model
-    return reply.json()["choices"][0]["text"]
-
-
-def statuses(url):
-    return {each["id"]: each["status"]["value"] for each in httpx.get(f"{url}/models").json()["data"]}
-
-
-def loaded_at(url):
-    return {name for name, value in statuses(url).items() if value == "loaded"}
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@contextmanager
-def streaming(url, model, **more):
-    """The answer of a model without an end, as (the lines so far, whether it has ended)."""
-    lines, ended, close = [], threading.Event(), threading.Event()
-
-    def read():
-        body = {"model": model, "prompt": ":", "stream": True, **more}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as reply, suppress(httpx.ReadError):
-            for line in reply.iter_lines():
-                lines.append(line)
-                if close.is_set():
-                    break
-        ended.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    until(lambda: lines)
-    try:
-        yield lines, ended
-    finally:
-        close.set()
-        thread.join(PATIENCE)
 
 
 def test_a_request_chooses_its_model(start, opening):
