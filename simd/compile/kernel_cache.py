@@ -1,8 +1,8 @@
 """Compiled kernels on disk: where they are stored, under which key, and what happens when that does not work.
 
 numba's own cache looks only at the file of the kernel itself: an edit to a function it calls in another file, or to a table
-it reads, would still be served stale. So each module's folder carries a digest of the module, of everything of ours that it
-imports, of the data files next to those, and of the target that code is generated for:
+it reads, would still be served stale. So each module's folder carries a digest of the module, of the modules of ours that
+define what it imports, and so on, of the data files next to those, and of the target that code is generated for:
 
     CACHE_HOME/kernels/MODULE-DIGEST/
 
@@ -22,6 +22,7 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ _MODULE_FOLDER = re.compile(r"[\w.]+-[0-9a-f]{16}")
 _CHECKSUM_BYTES = 32
 # `from ..a.b import c, d`, over several lines in brackets. To parse every file would be a tenth of a short command's time.
 _RELATIVE = re.compile(r"^[ \t]*from[ ]+(\.+)([\w.]*)[ ]+import[ ]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+_NAME = re.compile(r"(\w+)(?:[ ]+as[ ]+(\w+))?")
+_COMMENT = re.compile(r"[ ]*#.*")
+# Errors, the system's calls, who compiles and what is said of it: no kernel's code depends on these.
+_MAKES_NO_CODE = re.compile(r"/(errors|operating_system/\w+|simd/compile/(background|compile_time|kernel_pack))\.py")
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -84,7 +89,7 @@ def _marker(source: Path, name: str) -> Path:
 
 
 def _closure(source: Path) -> set[Path]:
-    """The file, all modules of ours that it imports directly or not, and the data files in their folders."""
+    """The file, the modules of ours that it takes names from, directly or not, and the data files in their folders."""
     modules: set[Path] = set()
     todo = [source]
     while todo:
@@ -106,18 +111,32 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 @cache
-def _imports(path: Path) -> list[Path]:
-    """Files of the relative imports of a module (`from ..formats.types import x`, `from . import y`)."""
-    files: list[Path] = []
-    for dots, module, names in _RELATIVE.findall(path.read_text("utf-8")):
-        folder = path.parents[len(dots) - 1].joinpath(*module.split("."))
-        candidates = [
-            folder.with_suffix(".py"),
-            folder / "__init__.py",
-            *(folder / f"{n}.py" for n in re.findall(r"\w+", names)),
-        ]
-        files += [c for c in candidates if c.is_file()]
-    return files
+def _imports(path: Path) -> set[Path]:
+    """The modules that a module takes names from by relative imports, but for those that make no code."""
+    found = (_defining(folder, name) for folder, names in _relative_imports(path) for name in names.values())
+    return {each for each in found if each and not _MAKES_NO_CODE.fullmatch(each.as_posix().removeprefix(ROOT.as_posix()))}
+
+
+def _relative_imports(path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Of `from ..formats.types import x, y as z`: FORMATS/types and {'x': 'x', 'z': 'y'}."""
+    for dots, module, names in _RELATIVE.findall(_COMMENT.sub("", path.read_text("utf-8"))):
+        taken = {alias or name: name for name, alias in _NAME.findall(names)}
+        yield path.parents[len(dots) - 1].joinpath(*module.split(".")), taken
+
+
+@cache
+def _defining(folder: Path, name: str) -> Path | None:
+    """The module where a name is defined that is imported from `folder`: a package hands on names of its modules."""
+    if (module := folder.with_suffix(".py")).is_file():
+        return module
+    for module in (folder / f"{name}.py", folder / name / "__init__.py"):
+        if module.is_file():
+            return module
+    package = folder / "__init__.py"
+    if not package.is_file():
+        return None
+    handed_on = ((source, names[name]) for source, names in _relative_imports(package) if name in names)
+    return next((_defining(*each) for each in handed_on), package)
 
 
 def _mark_used(folder: Path) -> None:

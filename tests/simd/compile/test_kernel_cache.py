@@ -1,17 +1,22 @@
 """Kernels on disk: keys, damage, folders that cannot be written to, unused folders."""
 
+import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 import textwrap
 import time
+import types
+from pathlib import Path
 
 import pytest
 
+import ggufmill
 from ggufmill.formats import TYPES
 from ggufmill.runtime.backends.cpu.kernels.gemm import unpack_panels
-from ggufmill.simd.compile import kernel_cache
+from ggufmill.simd.compile import Kernel, kernel_cache
 from ggufmill.simd.compile.kernel_cache import delete_unused
 from ggufmill.simd.target import levels_here
 
@@ -20,6 +25,10 @@ IMPORTS = (
     "from . import os, callee\n",
     "from .nothing import (\n    x,\n)\nfrom . import (\n    x,  # y\n    callee as c,\n)\n",
     "def f():\n    from ..package.callee import FACTOR\n",
+    "from .face import FACTOR\n",
+    "from .face import (\n    F as G,  # renamed\n)\n",
+    "from . import face\n",
+    "from .face import DEFINED\n",
 )
 
 
@@ -31,12 +40,17 @@ def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, 
     (package / "__init__.py").write_text("")
     (package / "callee.py").write_text("FACTOR = 10\n")
     (package / "caller.py").write_text(source)
+    face = package / "face"
+    face.mkdir()
+    (face / "__init__.py").write_text("from ..callee import FACTOR, FACTOR as F\nfrom .other import OTHER\nDEFINED = FACTOR\n")
+    (face / "other.py").write_text("OTHER = 1\n")
     monkeypatch.setattr(kernel_cache, "ROOT", package)
 
     def folder():
         for cached in (
             kernel_cache.module_folder,
             kernel_cache._imports,
+            kernel_cache._defining,
             kernel_cache._data_files,
             kernel_cache._content_digest,
         ):
@@ -51,9 +65,50 @@ def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, 
     (package / "table.npz").write_bytes(b"1")
     assert folder() not in (before, edited)
     (package / "stranger.py").write_text("X = 1\n")
+    (package / "errors.py").write_text("X = 1\n")
     after_stranger = folder()
     (package / "stranger.py").write_text("X = 2\n")
+    (package / "errors.py").write_text("X = 2\n")
     assert folder() == after_stranger
+    (face / "other.py").write_text("OTHER = 2\n")
+    assert (folder() == after_stranger) == ("import face" not in source and "DEFINED" not in source)
+
+
+def names_in(code):
+    return set(code.co_names).union(*(names_in(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+
+
+def test_what_kernels_call_is_in_their_digest_and_no_more():
+    """Each of ours that the code of a module with kernels names, and what the code of that names; but no reader of files."""
+    modules = [
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(ggufmill.__path__, "ggufmill.")
+        if module.name.split(".")[1] in ("simd", "quantize", "convert", "repack", "imatrix")
+        or ".backends.cpu.kernels" in module.name
+    ]
+    of_kernels = [
+        m for m in modules if any(isinstance(each, Kernel) and each.__module__ == m.__name__ for each in vars(m).values())
+    ]
+    assert len(of_kernels) > 40
+    for module in of_kernels:
+        digested, seen = kernel_cache._closure(Path(module.__file__)), set()
+        todo = [each.__wrapped__ for each in vars(module).values() if isinstance(each, Kernel)]
+        while todo:
+            function = todo.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            assert kernel_cache.ROOT / relative(function) in digested, (module.__name__, function)
+            used = [function.__globals__.get(name) for name in names_in(function.__code__)]
+            used += [cell.cell_contents for cell in function.__closure__ or ()]
+            used = [getattr(each, "__wrapped__", getattr(each, "_defn", each)) for each in used]
+            todo += [each for each in used if isinstance(each, types.FunctionType) and each.__module__.startswith("ggufmill.")]
+        readers = set() if ".convert." in module.__name__ or ".imatrix." in module.__name__ else {"gguf.py", "source.py"}
+        assert {"errors.py", *readers}.isdisjoint(path.name for path in digested), module.__name__
+
+
+def relative(function):
+    return Path(function.__code__.co_filename).relative_to(kernel_cache.ROOT).as_posix()
 
 
 def test_what_encloses_a_kernel_is_found_again():
