@@ -13,6 +13,9 @@ def divide_passes(lengths: Sequence[int], ubatch: int, piece: int | None) -> Ite
     piece: tokens that stay together: a sequence is only divided between pieces, counted from its beginning, and a pass has no
     two of one sequence, but one at least of some; None: the whole sequence; 1: a pass takes as many as there is room for.
     """
+    if piece in (None, 1) and sum(lengths) <= ubatch:
+        yield [(i, 0, length) for i, length in enumerate(lengths) if length]
+        return
     done = [0] * len(lengths)
     while any(done[i] < length for i, length in enumerate(lengths)):
         left, parts = ubatch, list[tuple[int, int, int]]()

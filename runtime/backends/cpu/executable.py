@@ -54,7 +54,7 @@ class CpuExecutable(Executable):
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
         self.compiled = CompiledGraph(graph, store, settings)
         self.steps, self.head_steps = steps_of(self.compiled, graph.ops), steps_of(self.compiled, graph.head)
-        self.compiled.last_use.update(self._last_uses())
+        self._find_last_uses()
         self._passes: OrderedDict[tuple, list[PassProgram]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,16 +72,17 @@ class CpuExecutable(Executable):
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
         return self.compiled.matrix(self.graph.embedding).lookup(ids)
 
-    def _last_uses(self) -> dict[int, int]:
-        """Value index -> number of the last step that reads it (or of the one that writes it)."""
-        last: dict[int, int] = {}
+    def _find_last_uses(self) -> None:
+        """Fills in the number of the last step that reads each value (or writes it), and each step's `last_read`."""
+        last, values = self.compiled.last_use, list[tuple[int, Step, tuple[int, ...]]]()
         for steps in (self.steps, self.head_steps):
             for number, step in enumerate(steps):
-                for op in step.ops:
-                    for value in (*op.inputs, *op.outputs):
-                        last[value.index] = number
+                indices = tuple(dict.fromkeys(value.index for op in step.ops for value in (*op.inputs, *op.outputs)))
+                values.append((number, step, indices))
+                last.update(dict.fromkeys(indices, number))
         last.update({value.index: _END for value in (self.graph.hidden, self.graph.logits) if value is not None})
-        return last
+        for number, step, indices in values:
+            step.last_read = tuple(index for index in indices if last[index] == number)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class CpuExecutable(Executable):
             current = PassProgram(self.compiled, *key, observer)
             self._write(current, self.steps)
         current.run(tokens, list(caches), inputs)
-        out = current.view(self.graph.hidden).matrix.copy()
+        out = current.matrix(self.graph.hidden).copy()
         if observer is None:
             self._keep(key, current)
         else:
@@ -132,9 +133,9 @@ class CpuExecutable(Executable):
             head = PassProgram(self.compiled, (len(hidden),), (), generated, observer)
             head.new(self.graph.hidden)
             self._write(head, self.head_steps)
-        head.view(self.graph.hidden).matrix[:] = hidden
+        head.matrix(self.graph.hidden)[:] = hidden
         head.run(np.empty(0, np.int64), [])
-        logits = head.view(self.graph.logits).matrix
+        logits = head.matrix(self.graph.logits)
         if observer is not None or len(hidden) > GEMV_TOKENS:
             head.release()
             return logits
@@ -172,13 +173,14 @@ class CpuExecutable(Executable):
         for out.position, step in enumerate(steps):
             out.ops = step.ops
             step.emit(out)
-            for layer in (ends[value.index] for op in step.ops for value in op.outputs if value.index in ends):
-                out.call(partial(self._layer_done, layer / len(ends)))
+            if ends:
+                for layer in (ends[value.index] for op in step.ops for value in op.outputs if value.index in ends):
+                    out.call(partial(self._layer_done, layer / len(ends)))
             self._observe_outputs(out, step)
             out.release_temporary()
-            for value in {value.index: value for op in step.ops for value in (*op.inputs, *op.outputs)}.values():
-                if self.compiled.last_use[value.index] == out.position and value.index in out.values:
-                    out.drop(value.index)
+            for index in step.last_read:
+                if index in out.values:
+                    out.drop(index)
         out.finish()
 
     def _observe_outputs(self, out: PassProgram, step: Step) -> None:

@@ -18,6 +18,7 @@ from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .memory import Pool
 from .pass_tasks import PassTasks
+from .rotations import Rotations
 
 
 class PassProgram(PassTasks):
@@ -42,16 +43,18 @@ class PassProgram(PassTasks):
         is_observed = observer is not None and any(observer.wants_input(op) for op in compiled.all_ops)
         self.gemv = generated and not is_observed and self.n <= GEMV_TOKENS
         self.attention = AttentionJobs(self, compiled.attention_layers)
+        self._cache_tables: list[np.ndarray | None] = [None] * len(counts)  # whose strides cache_addresses has
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
-        self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
+        self._ropes: dict[tuple, Rotations] = {}
+        self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
 
     def rotations(self, rope: RotaryEmbedding) -> np.ndarray:
         """complex64 [n, pairs], filled in before each run."""
         key = (rope.frequencies.tobytes(), rope.magnitude, rope.offset)
         if key not in self._ropes:
-            self._ropes[key] = rope, np.zeros((self.n, len(rope.frequencies)), np.complex64)
-        return self._ropes[key][1]
+            self._ropes[key] = Rotations(rope, self.n)
+        return self._ropes[key].table
 
     def inner(self, rows: int, position: int, ops: tuple[Op, ...]) -> PassProgram:
         """A pass over other rows, by the kernels for prompts, for a function of this one; position, ops: of the step that it is
@@ -83,11 +86,18 @@ class PassProgram(PassTasks):
         self._steps = self.schedule.finish()
         self.attention.finish()
 
+    def matrix(self, value: Value) -> np.ndarray:
+        """[n, numbers of a row] of a value that outlives the steps: the same array in every run."""
+        if value.index not in self._matrices:
+            self._matrices[value.index] = self.view(value).matrix
+        return self._matrices[value.index]
+
     def release(self) -> None:
         """Lets go of the memory of a pass that is not going to run again."""
         self.pool.release()
         self.inner_pool.release()
         self._steps.clear()  # functions that hold arrays
+        self._matrices.clear()
 
     def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> None:
         """Runs the pass; `caches` then have the tokens' rows, not yet committed. inputs: rows for `HiddenInput`."""
@@ -97,10 +107,9 @@ class PassProgram(PassTasks):
             state.batch.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))
             row += count
-        state.positions = np.concatenate(positions) if positions else np.empty(0, np.int64)
-        for rope, table in self._ropes.values():
-            angles = (state.positions[:, None] + rope.offset) * rope.frequencies
-            table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
+        state.positions = positions[0] if len(positions) == 1 else np.concatenate([np.empty(0, np.int64), *positions])
+        for rotations in self._ropes.values():
+            rotations.fill(state.positions)
         self._set_cache_addresses()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
@@ -113,7 +122,9 @@ class PassProgram(PassTasks):
                 self.state_addresses[sequence] = cache.state.addresses()
             if not self.names:
                 continue
-            rows = cache.table(at.stop - at.start)
-            positions = np.arange(cache.length, cache.length + at.stop - at.start)
-            self.cache_addresses[:, :, at, 0] = rows[:, :, None, 0] + positions * rows[:, :, None, 1]
-            self.cache_addresses[:, :, at, 1] = rows[:, :, None, 2]
+            rows, positions = cache.table(at.stop - at.start), self.run_inputs.positions[at]
+            np.multiply(rows[:, :, None, 1], positions, out=self.cache_addresses[:, :, at, 0])
+            self.cache_addresses[:, :, at, 0] += rows[:, :, None, 0]
+            if rows is not self._cache_tables[sequence]:
+                self._cache_tables[sequence] = rows
+                self.cache_addresses[:, :, at, 1] = rows[:, :, None, 2]

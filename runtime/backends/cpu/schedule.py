@@ -9,6 +9,7 @@ once.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ from .kernels import row_kernels
 from .kernels.task_kernel import OperandKernel
 from .memory import Block, Partition, View
 
-_RECORD_WORDS = 1 << 12  # of memory for records that is taken at a time
+_RECORD_BYTES = 1 << 15  # of memory for records that is taken at a time
 _NO_PARTITION = 0, 0, 0, 0
 
 
@@ -63,8 +64,8 @@ class Schedule:
         self._groups: list[Group] = []
         self._epoch = object()  # of the program that tasks are added to
         self._records: list[np.ndarray] = []
-        self._used = _RECORD_WORDS
-        self._base = 0
+        self._bytes = memoryview(b"")  # of the last of them
+        self._used = self._base = 0
         self._kept: list[object] = []
 
     def keep(self, *objects: object) -> None:
@@ -73,18 +74,19 @@ class Schedule:
 
     def record(self, packed: bytes) -> int:
         """The address of a copy of a record, of a multiple of 8 bytes."""
-        words = len(packed) // 8
-        if self._used + words > _RECORD_WORDS:
-            self._records.append(np.empty(max(_RECORD_WORDS, words), np.int64))
-            self._used, self._base = 0, self._records[-1].ctypes.data
-        at = self._used
-        self._records[-1][at : at + words] = np.frombuffer(packed, np.int64)
-        self._used = at + words
-        return self._base + 8 * at
+        at, end = self._used, self._used + len(packed)
+        if end > len(self._bytes):
+            self._records.append(np.empty(max(_RECORD_BYTES, len(packed)), np.uint8))
+            self._bytes, self._base = self._records[-1].data, self._records[-1].ctypes.data
+            at, end = 0, len(packed)
+        self._bytes[at:end] = packed
+        self._used = end
+        return self._base + at
 
     def numbers(self, numbers: Iterable[int]) -> int:
         """The address of these int64."""
-        return self.record(np.fromiter(numbers, np.int64).tobytes())
+        words = tuple(numbers)
+        return self.record(struct.pack(f"{len(words)}q", *words))
 
     def task(
         self,

@@ -250,9 +250,7 @@ class WeightMatrix:
         """Rows by number decoded, float32 [len(ids), columns]: what an embedding does."""
         if self.rows <= self._tile:
             return self.store.rows(self.tensor, 0, 0, self.rows)[ids]
-        if len(ids) == 1:
-            return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
-        unique, index = np.unique(ids, return_inverse=True)
+        unique, index = np.unique(ids, return_inverse=True) if len(ids) > 1 else (ids, slice(None))
         stored, mapped = self.tensor.stored, self.tensor.mapped
         if mapped is not None and stored is not None and stored.rows == 1 and self.tensor.scale is None:
             return decode(mapped[unique], stored.name, self.columns)[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def gemm_inputs(
     rows = -(-count // tokens) * tokens
     sizes = form.nbytes(rows, columns)
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
-    starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
+    starts = [memory.address + at for at in accumulate(sizes[:-1], initial=0)]
     at_places = 0 if places is None else places.address
     table = out.schedule.numbers([x.address, at_places, x.rows, columns, *starts, *form.parameters])
     partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_kernels.SPAN)
@@ -102,7 +103,7 @@ def gemm_task(
     """Multiplies with the weights of a plan, into `to`. reads: memory of the jobs, if tasks write them."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
     out.schedule.keep(plan)
-    out.schedule.place(plan.function, out.schedule.numbers(words), parts, (panels.view, *reads), (to,))
+    out.schedule.place(plan.function, out.schedule.record(words.tobytes()), parts, (panels.view, *reads), (to,))
 
 
 def input_partition(out: PassProgram, stored: PassValue) -> Partition:

@@ -29,11 +29,15 @@ FUNCTION_SUPPORT: dict[type[Op], Any] = {}  # see graph.check_support; of ops th
 
 
 class Step:
-    """One op, or several that are lowered as one: made when a graph is compiled, and emitted into every pass."""
+    """One op, or several that are lowered as one: made when a graph is compiled, and emitted into every pass.
+
+    last_read  indices of the values that no later step reads
+    """
 
     def __init__(self, compiled: CompiledGraph, op: Any):
         self.compiled, self.op = compiled, op
         self.ops: tuple[Op, ...] = (op,)
+        self.last_read: tuple[int, ...] = ()
 
     def emit(self, out: PassProgram) -> None:
         """Adds the tasks of the ops to a pass."""
