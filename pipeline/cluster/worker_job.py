@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -26,9 +26,14 @@ from ...jobs.outputs import Location, Output
 from ...jobs.plan import Plan
 from ...operating_system.files import BINARY, NO_FOLLOW, sync_file, write_at
 from ...request_fields import values_of
+from .drift_files import DriftAddress
+from .models import worker_threads
 from .ordered_map import UnfitWorker
 from .pieces import Cut, Span
 from .sent_files import SentFile
+
+if TYPE_CHECKING:
+    from ...quantize.followers import Followers
 
 Counts = dict[str, int]
 
@@ -75,15 +80,29 @@ class _OpenJob:
             )
         self._replaced = self.plan.replaced
         self._lock = Lock()
+        self._followers: tuple[DriftAddress, Followers] | None = None
         pairs = zip(self.plan.outputs, self.plan.locations, strict=True)
         self.outputs: dict[str, tuple[Output, Location]] = {o.name: (o, location) for o, location in pairs}
 
-    def rows(self, span: Span) -> Iterator[np.ndarray]:
-        """The encoded chunks of a span, in order."""
+    def rows(self, span: Span, drifts: DriftAddress | None = None) -> Iterator[np.ndarray]:
+        """The encoded chunks of a span, in order; drifts: what it is encoded for."""
         output = self.outputs[span.tensor][0]
+        if drifts is not None:
+            output = replace(output, produce=self._followers_of(drifts).rows_of(output.produce))
         for start, stop in row_chunks(output):
             if span.start <= start < span.stop:
                 yield encoded_rows(output, start, stop)
+
+    def _followers_of(self, drifts: DriftAddress) -> Followers:
+        """What encodes the tensors of one input; that of the last one is kept."""
+        from ...quantize.covariance.drift import Drift
+        from ...quantize.followers import Followers
+
+        with self._lock:
+            if self._followers is None or self._followers[0] != drifts:
+                made = Followers(lambda number: Drift.load(drifts.path(number)), drifts.matrices, worker_threads())
+                self._followers = drifts, made
+            return self._followers[1]
 
     def replaced(self, cut: Cut) -> Counts:
         """Weights that were written as 0 in these tensors since the last call."""
@@ -156,10 +175,12 @@ class Collect:
 
 @dataclass(frozen=True)
 class Store:
-    """Makes rows and writes them into the .part files, which lie in a folder that all machines share."""
+    """Makes rows and writes them into the .part files, which lie in a folder that all machines share. drifts: of what they are
+    encoded for; None: for their own weights."""
 
     job: WorkerJob
     cut: Cut
+    drifts: DriftAddress | None = None
 
     def __str__(self) -> str:
         return str(self.cut)
@@ -173,7 +194,7 @@ class Store:
             try:
                 offset = location.offset + span.start * output.type.row_bytes(output.shape[0])
                 digest = xxhash.xxh3_64()
-                for chunk in job.rows(span):
+                for chunk in job.rows(span, self.drifts):
                     view = memoryview(chunk.reshape(-1).data)
                     digest.update(view)
                     while view:

@@ -6,16 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...formats import TensorSource
 from ...jobs.execute import OpenFiles, Pending, Progress, ordered_writer
 from ...jobs.plan import Plan
 from .call import ClusterCall, sent_fields
 from .connection import Cluster, open_cluster
+from .drift_files import DriftFiles, drift_files
 from .ordered_map import PER_THREAD, Done, map_ordered, run_on_each
 from .pieces import Cut, Span, cut, piece_weights
 from .worker_job import Checksum, Collect, Preparation, Store, WorkerJob, run
+
+if TYPE_CHECKING:
+    from ...quantize.covariance.drift import Drift
 
 MAX_COLLECTED_BYTES = 64 << 20  # of a piece that is sent back
 
@@ -69,14 +73,42 @@ class ClusterWriter:
         """What each worker did, the one that made most first."""
         return sorted(self.shares.values(), key=lambda share: (-share.nbytes, share.worker))
 
-    def _store(self, cuts: Sequence[Cut], record: Callable[[str, str], None], progress: Progress) -> None:
+    def follow(
+        self,
+        files: OpenFiles,
+        pending: Pending,
+        matrices: int,
+        drift_of: Callable[[int], Drift],
+        record: Callable[[str, str], None],
+        progress: Progress,
+    ) -> None:
+        """Writes the tensors that have one input, for what those before them make of a text.
+
+        matrices: that have inputs of their own; drift_of: number of a matrix -> what is known of its inputs, which the workers
+        read from files beside the output. With `matrices` each piece is of one.
+        """
+        weights = pending[0][0].n_elements // matrices if matrices > 1 else piece_weights(pending, self.cluster.slots)
+        cuts = list(cut(pending, weights))
+        with drift_files(files.plan, pending, cuts, matrices, drift_of) as drifts:
+            self._store(cuts, record, self._with_workers(progress), drifts)
+
+    def _store(
+        self, cuts: Sequence[Cut], record: Callable[[str, str], None], progress: Progress, drifts: DriftFiles | None = None
+    ) -> None:
         """Workers write. A tensor of several pieces is read once more, by one of them, for its checksum."""
-        queue: deque[Store | Checksum] = deque(Store(self.job, one) for one in cuts)
+        queue: deque[Store | Checksum] = deque(Store(self.job, one, drifts and drifts.address) for one in cuts)
         tensors = _TensorSpans(cuts)
-        for done in map_ordered(self.cluster, run, _drained(queue), ordered=False, near=self._first_file):
+
+        def before(piece: Store | Checksum) -> None:
+            if drifts is not None and isinstance(piece, Store):
+                drifts.write(piece.cut)
+
+        for done in map_ordered(self.cluster, run, _drained(queue, before), ordered=False, near=self._first_file):
             if isinstance(done.piece, Checksum):
                 record(str(done.piece), done.value)
                 continue
+            if drifts is not None:
+                drifts.remove(done.piece.cut)
             self._count(done, done.piece.cut)
             for span, digest in zip(done.piece.cut.spans, done.value.digests, strict=True):
                 progress(span.nbytes, span.tensor)
@@ -141,12 +173,14 @@ class _TensorSpans:
 
 
 class _drained(Iterator[Any]):
-    """What is in a queue, as long as there is something."""
+    """What is in a queue, as long as there is something; before: called with each piece as it is taken."""
 
-    def __init__(self, queue: deque[Any]):
-        self._queue = queue
+    def __init__(self, queue: deque[Any], before: Callable[[Any], None]):
+        self._queue, self._before = queue, before
 
     def __next__(self) -> Any:
         if not self._queue:
             raise StopIteration
-        return self._queue.popleft()
+        piece = self._queue.popleft()
+        self._before(piece)
+        return piece

@@ -39,7 +39,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     if level.data:
         more = {level.data: True} if level.data != "imatrix" else {}
         tables["imatrix"] = {"text": names[0] if len(names) == 1 else names, **cut, **more}
-    encoder = {"effort": _encoder_effort(request, level, texts)} if level.data in ("covariance", "curvature") else {}
+    encoder = {"effort": _encoder_effort(level, texts)} if level.data in ("covariance", "curvature") else {}
     tables["quantize"] = {"target_size": fit.nbytes, **encoder, **tables.pop("quantize", {})}
     search: dict[str, Any] = dict(level.search)
     if "chunks" in search:
@@ -56,7 +56,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     return "\n".join([*head, "", toml_text(tables, tuple(tables))])
 
 
-def _encoder_effort(request: MakeRequest, level: Effort, texts: Texts) -> int:
+def _encoder_effort(level: Effort, texts: Texts) -> int:
     """[quantize] effort: the level's, or the one below where nothing can be encoded in the order of the model."""
     if level.number < HIGHEST_EFFORT:
         return level.number
@@ -65,8 +65,6 @@ def _encoder_effort(request: MakeRequest, level: Effort, texts: Texts) -> int:
         reason = f"the order of the model needs torch ({installation('torch')})"
     elif texts.windows is not None and not windows_within(texts.windows, texts.n_ctx):
         reason = "the text fills no window in the order of the model"
-    elif request.cluster is not None:
-        reason = "the order of the model is for one machine"
     if reason:
         note(f"note: encoding at effort {HIGHEST_EFFORT - 1}: {reason}")
     return HIGHEST_EFFORT - bool(reason)

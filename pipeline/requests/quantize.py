@@ -119,7 +119,7 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         default=None,
         kind="calibration_text",
         key="quantize.sequential",
-        travel="no",
+        travel="file",
         section="Importance of weights",
     )
     sequential_chunks: int | None = option(
@@ -128,7 +128,6 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         least=1,
         shown="128",
         key="quantize.sequential_chunks",
-        travel="no",
         rare=True,
         section="Importance of weights",
     )

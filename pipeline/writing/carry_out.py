@@ -52,13 +52,15 @@ def carry_out(
         from ..cluster.writing import cluster_writer
 
         writing = cluster_writer(options.cluster, plan, source)
-    ordered = options.sequential.writer(plan, options.threads or available_cpus()) if options.sequential is not None else None
     if options.cluster is None:
         _compile_encoders(plan)
     stage = Stage(report, label, plan.total_bytes)
-    if options.cluster is None and ordered is None:
+    if options.cluster is None and options.sequential is None:
         stage.estimate = remaining_of(plan, options.threads, options.timing)
     with writing as writer:
+        write = writer
+        if options.sequential is not None:
+            write = options.sequential.writer(plan, options.threads or available_cpus(), writer)
         result = execute(
             plan,
             threads=options.threads,
@@ -68,7 +70,7 @@ def carry_out(
             existing=existing,
             on_finished=deleter,
             verify_inputs=watch_inputs(inputs) if deleter is None else None,
-            write=writer or ordered,
+            write=write,
             on_bytes=hashes.update if hashes is not None else None,
         )
     hashes = hashes if hashes is not None and hashes.is_complete else None

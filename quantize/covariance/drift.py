@@ -12,80 +12,158 @@ computed from. The text has two halves; of each half the regression is applied t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from .matrix.covariance_matrix import Covariance, enough_tokens
-from .matrix.panels import in_panels, multiply_rows, padded
+from ...errors import PlanError
+from ...simd.workers import ALONE, Workers
+from .matrix.covariance_matrix import SecondMoments
+from .matrix.panels import WIDTH, in_panels, multiply_rows, padded
+from .matrix.prepared import PreparedCovariance, prepare
+from .matrix.solve import solve_rows
 
 _SAMPLED_ROWS = 256  # of a matrix, on which the step is chosen
+_KEPT = 3  # triangles: the factor of H, beside what types of vectors need
+# Bytes, times the square of the columns: the sums of both halves; one half's H and factor, or a matrix in panels, beside them;
+# and what is kept while rows are encoded, H, its triangles and C.
+SUMS, FINDING, FOLLOWING = 4 * 4, 4 + 2, 4 + 2 * _KEPT + 4
 
 
-@dataclass(frozen=True)
-class DriftSums:
-    """Sums over the tokens of one half of a text.
+@dataclass(frozen=True, eq=False)
+class DriftSums(SecondMoments):
+    """Sums over the tokens of a text, or of one half of it; as second moments, the mean of z z^T.
 
-    squares  float32 [n, n]: z z^T; drifts: float32 [n, n]: (x - z) z^T; tokens: how many
+    squares  float32 [n, n]: z z^T, symmetric; drifts: float32 [n, n]: (x - z) z^T; tokens: how many
     """
 
     squares: np.ndarray = field(repr=False)
     drifts: np.ndarray = field(repr=False)
     tokens: int
 
-    def plus(self, other: DriftSums) -> DriftSums:
-        """Those of both."""
-        return DriftSums(self.squares + other.squares, self.drifts + other.drifts, self.tokens + other.tokens)
+    @property
+    def diagonal(self) -> np.ndarray:
+        return np.diagonal(self.squares) / np.float32(max(1, self.tokens))
 
-    def covariance(self) -> Covariance:
-        """H, undamped."""
-        return Covariance(self.squares / np.float32(max(1, self.tokens)), self.tokens)
+    def check(self) -> None:
+        if not np.isfinite(self.squares.max(initial=0.0)) or not np.isfinite(self.squares.min(initial=0.0)):
+            raise PlanError("the inputs of a matrix are not finite where it follows others")
 
-
-@dataclass(frozen=True)
-class Correction:
-    """What weights become for their inputs' drift. step: 0 to 1; panels: float32, step * C (H + damping)^-1 in panels."""
-
-    step: float
-    panels: np.ndarray = field(repr=False)
-
-    def target(self, x: np.ndarray) -> np.ndarray:
-        """The weights to encode in place of the rows x, float32 [rows, n]. A row with a weight that is not finite stays."""
-        rows, n = x.shape
-        size, finite = padded(n), np.asarray(np.isfinite(x).all(axis=1))
-        out = np.zeros((rows, size), np.float32)
-        out[:, :n] = x
-        multiply_rows(np.where(finite[:, None], x, np.float32(0)), self.panels, size, out.reshape(-1))
-        return np.ascontiguousarray(out[:, :n])
+    def write_panels(self, panels: np.ndarray, workers: Workers) -> None:
+        n = self.columns
+        for panel, first in zip(panels, range(0, n, WIDTH), strict=True):
+            width = min(WIDTH, n - first)
+            np.divide(self.squares[:, first : first + width], np.float32(max(1, self.tokens)), out=panel[:n, :width])
+            panel[n:], panel[:, width:] = 0, 0
 
 
-def correction_of(halves: tuple[DriftSums, DriftSums], rows: np.ndarray) -> Correction | None:
-    """The correction of a matrix; None where the halves of the text do not agree on one, or have too few tokens.
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """What a text tells of the inputs of a matrix, or of several that share them.
 
-    rows: float32 [rows, n] of its weights, a sample of which the step is chosen on. Takes 3 n^3 multiplications or so.
+    sums       over all of it
+    steps      name of a tensor -> 0 to 1, of those alone that are to be changed
+    is_enough  whether either half has tokens enough for more than the diagonal
     """
-    n = len(halves[0].squares)
-    if not all(enough_tokens(half.tokens, n) and half.squares.any() for half in halves):
-        return None
-    rows = rows[np.asarray(np.isfinite(rows).all(axis=1))]
-    step = step_of(halves, rows[:: -(-len(rows) // _SAMPLED_ROWS)].astype(np.float64)) if len(rows) else 0.0
-    if step == 0:
-        return None
-    whole = halves[0].plus(halves[1])
-    return Correction(step, in_panels((step * _regressed(whole, whole.drifts / whole.tokens)).astype(np.float32)).reshape(-1))
+
+    sums: DriftSums
+    steps: Mapping[str, float]
+    is_enough: bool
+
+    def save(self, path: Path) -> None:
+        """Writes it to a file, for `load`; the moments only if they are used."""
+        sums, names, steps = self.sums, list(self.steps), list(self.steps.values())
+        squares, drifts = (sums.squares, sums.drifts) if self.is_enough else (np.empty((0, 0), np.float32),) * 2
+        np.savez(path, squares=squares, drifts=drifts, tokens=sums.tokens, names=np.array(names, str), steps=steps)
+
+    @classmethod
+    def load(cls, path: Path) -> Drift:
+        with np.load(path, allow_pickle=False) as stored:
+            steps = dict(zip(stored["names"].tolist(), stored["steps"].tolist(), strict=True))
+            sums = DriftSums(stored["squares"], stored["drifts"], int(stored["tokens"]))
+            return cls(sums, steps, bool(sums.columns))
 
 
-def step_of(halves: tuple[DriftSums, DriftSums], rows: np.ndarray) -> float:
-    """The share, 0 to 1, of the regression of one half that is best on the other: rows float64 [rows, n]."""
-    gained = spent = 0.0
+def drift_of(halves: tuple[DriftSums, DriftSums], samples: Mapping[str, np.ndarray], workers: Workers = ALONE) -> Drift:
+    """The drift of the inputs of some tensors. The sums become those of the text: their memory is taken over.
+
+    samples: name -> float32 [rows, n] of its weights, of which the step is chosen on some. Takes n^3 / 3 multiplications, and
+    FINDING bytes times n^2 beside the sums.
+    """
+    first, second = halves
+    is_enough = all(half.has_enough_tokens and bool(half.diagonal.any()) for half in halves)
+    steps = {}
+    if is_enough:
+        finite = {name: rows[np.asarray(np.isfinite(rows).all(axis=1))] for name, rows in samples.items()}
+        chosen = {name: rows[:: -(-len(rows) // _SAMPLED_ROWS)] for name, rows in finite.items() if len(rows)}
+        found = steps_of(halves, list(chosen.values()), workers)
+        steps = {name: step for name, step in zip(chosen, found, strict=True) if step > 0}
+    for ours, theirs in ((first.squares, second.squares), (first.drifts, second.drifts)):
+        ours += theirs
+    return Drift(DriftSums(first.squares, first.drifts, first.tokens + second.tokens), steps, is_enough)
+
+
+def steps_of(halves: tuple[DriftSums, DriftSums], samples: list[np.ndarray], workers: Workers = ALONE) -> list[float]:
+    """For each sample, float32 [rows, n], the share, 0 to 1, of the regression of one half that is best on the other."""
+    gained, spent = np.zeros(len(samples)), np.zeros(len(samples))
     for fitted, judging in (halves, halves[::-1]):
-        change = _regressed(fitted, rows @ (fitted.drifts / fitted.tokens))
-        gained += float((change * (rows @ judging.drifts)).sum())
-        spent += float((change * (change @ judging.squares)).sum())
-    return min(1.0, max(0.0, gained / spent)) if spent > 0 else 0.0
+        changes = _products(samples, fitted.drifts)
+        prepared = prepare(fitted, workers)
+        changes = [_solved(change, prepared) / np.float32(fitted.tokens) for change in changes]
+        del prepared
+        drifted = _products(samples, judging.drifts)
+        gained += [_dot(change, drift) for change, drift in zip(changes, drifted, strict=True)]
+        spent += [_dot(change, made) for change, made in zip(changes, _products(changes, judging.squares), strict=True)]
+    return [min(1.0, max(0.0, g / s)) if s > 0 else 0.0 for g, s in zip(gained.tolist(), spent.tolist(), strict=True)]
 
 
-def _regressed(sums: DriftSums, drifts: np.ndarray) -> np.ndarray:
-    """drifts (H + damping)^-1: float64 [rows, n]."""
-    damped = sums.covariance().damped().astype(np.float64)
-    return np.linalg.solve(damped, drifts.T.astype(np.float64)).T
+class Following:
+    """The weights to encode in place of those of some tensors, and the covariance of what they are given.
+
+    tokens: of the text; prepared: H, None if these are too few for more than its diagonal. Takes FOLLOWING bytes times the
+    square of the columns; the drift, of which it is made, is not kept.
+    """
+
+    def __init__(self, drift: Drift, workers: Workers = ALONE):
+        self.tokens, self._steps, self.prepared = drift.sums.tokens, drift.steps, None
+        if drift.is_enough:
+            self.prepared = prepare(drift.sums, workers, _KEPT)
+            self._panels = in_panels(drift.sums.drifts).reshape(-1)
+
+    def target(self, name: str, x: np.ndarray) -> np.ndarray:
+        """What becomes of the rows x of a tensor, float32 [rows, n]. A row with a weight that is not finite stays."""
+        step = self._steps.get(name)
+        if step is None or self.prepared is None:
+            return x
+        finite = np.asarray(np.isfinite(x).all(axis=1))
+        change = _solved(_product(np.where(finite[:, None], x, np.float32(0)), self._panels), self.prepared)
+        return np.ascontiguousarray(x + np.float32(step / self.tokens) * change)
+
+
+def _products(rows: list[np.ndarray], matrix: np.ndarray) -> list[np.ndarray]:
+    panels = in_panels(matrix).reshape(-1)
+    return [_product(x, panels) for x in rows]
+
+
+def _product(x: np.ndarray, panels: np.ndarray) -> np.ndarray:
+    """float32 [rows, n] times a matrix in panels."""
+    rows, n = x.shape
+    out = np.zeros(rows * padded(n), np.float32)
+    multiply_rows(np.ascontiguousarray(x), panels, padded(n), out)
+    return out.reshape(rows, -1)[:, :n]
+
+
+def _solved(rows: np.ndarray, prepared: PreparedCovariance) -> np.ndarray:
+    """rows (H + damping)^-1: float32 [rows, n]."""
+    assert prepared.damped is not None
+    count, n = rows.shape
+    full = np.zeros((count, prepared.damped.size), np.float32)
+    full[:, :n] = rows
+    solve_rows(full.reshape(-1), prepared.damped)
+    return full[:, :n]
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a.astype(np.float64) * b).sum())

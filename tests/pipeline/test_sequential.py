@@ -59,6 +59,39 @@ def written(moments, tmp_path_factory):
     return out
 
 
+@pytest.mark.process
+def test_the_workers_of_a_cluster_write_the_same_bytes(moments, written, tmp_path, monkeypatch):
+    """Also of a job that was ended twice; nothing is left beside the file."""
+    out, original, calls = tmp_path / "a.gguf", Journal.add, []
+
+    def killed(self, tensor, checksum):
+        calls.append(tensor)
+        original(self, tensor, checksum)
+        if len(calls) in (30, 50):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "add", killed)
+    for attempt in range(3):
+        try:
+            result = quantize(moments, out, threads=None, cluster="local:2", resume=attempt > 0)
+        except KeyboardInterrupt:
+            assert not out.exists()
+    assert attempt == 2
+    assert result.resumed == 50
+    assert len(result.shares) == 2
+    assert out.read_bytes() == written.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_sums_in_files(moments, written, tmp_path, monkeypatch):
+    """Without memory for those of an input; experts are then encoded one at a time."""
+    folders, original = [], two_streams._allocated
+    monkeypatch.setattr(two_streams, "_allocated", lambda *given: folders.append(given[2]) or original(*given))
+    quantize(moments, tmp_path / "a.gguf", memory=1 << 20)
+    assert set(folders) == {None, tmp_path}
+    assert (tmp_path / "a.gguf").read_bytes() == written.read_bytes()
+
+
 def test_what_comes_out_is_nearer_to_the_model(moments, written, tmp_path):
     """On text that was not read."""
     out = tmp_path / "plain.gguf"
@@ -114,7 +147,7 @@ def test_values_in_files(moments, written, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
     monkeypatch.setattr(two_streams, "_allocated", lambda *given: folders.append(given[2]) or original(*given))
     quantize(moments, tmp_path / "a.gguf")
-    assert set(folders) == {tmp_path}
+    assert set(folders) == {tmp_path, None}  # of values, and of sums
     assert (tmp_path / "a.gguf").read_bytes() == written.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 
@@ -125,7 +158,7 @@ def test_dry_run_says_what_it_takes(moments, tmp_path, caplog):
     said = caplog.text
     assert f"8 windows of {N_CTX} tokens; both streams of activations take " in said
     assert re.search(
-        r"the sums of an input up to \d+\.\d+ MiB of memory, streams and sums about [\d.]+ s beside encoding", said
+        r"the moments of an input up to \d+\.\d+ MiB of memory, streams and sums about [\d.]+ s beside encoding", said
     )
     assert not list(tmp_path.iterdir())
 
@@ -161,8 +194,8 @@ class TestTheHighestEffort:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"cluster": "local:1"}, UsageError, "--sequential encodes the whole model here, .*: leave out --cluster"),
-        ({"effort": 4, "sequential": None, "cluster": "local:1"}, UsageError, "--effort 4 encodes .*: leave out --cluster"),
+        ({"cluster": "local:1", "cluster_output": "collect"}, UsageError, "--sequential on a cluster .* shared"),
+        ({"effort": 4, "sequential": None, "only_shards": "1"}, UsageError, "--effort 4 encodes .*: leave out --only-shards"),
         ({"only_shards": "1", "split_max_tensors": 8}, UsageError, "leave out --only-shards"),
         ({"sequential": "nothing.txt"}, MillError, "nothing.txt"),
         ({"sequential": None}, UsageError, "--sequential-chunks does nothing without --sequential"),

@@ -209,8 +209,8 @@ class TwoStreams:
             found = [x[:, matrix] for x in found] if one.matrices > 1 else found
         return found[0].reshape(-1, one.columns), found[1].reshape(-1, one.columns)
 
-    def add_up(self, one: MatrixInput, matrix: int, windows: range, columns: slice) -> tuple[Tensor, Tensor, int]:
-        """Some columns of the sums of z z^T and (x - z) z^T over windows, and the tokens."""
+    def add_up(self, one: MatrixInput, matrix: int, windows: range, columns: slice, sums: tuple[Tensor, Tensor]) -> int:
+        """Puts some columns of the sums of z z^T and (x - z) z^T over windows into both of `sums`; returns the tokens."""
         width = len(range(*columns.indices(one.columns)))
         squares, drifts = (torch.zeros((one.columns, width), device=self.device) for _ in range(2))
         tokens = 0
@@ -219,36 +219,44 @@ class TwoStreams:
             squares += z.T @ z[:, columns]
             drifts += (x - z).T @ z[:, columns]
             tokens += len(z)
-        return squares, drifts, tokens
+        for all_columns, some in zip(sums, (squares, drifts), strict=True):
+            all_columns[:, columns] = some.cpu()
+        return tokens
 
 
 class KnownInput:
     """What is known of an input when it is handed over, until its weights are replaced."""
 
     def __init__(self, streams: TwoStreams, pool: ThreadPoolExecutor, one: MatrixInput):
-        self._streams, self._one = streams, one
-        self._shared = self._halves(0, pool.map) if one.matrices == 1 else None
+        self._streams, self._pool, self._one = streams, pool, one
 
-    def halves(self, matrix: int) -> tuple[DriftSums, DriftSums]:
-        """The sums of one matrix over the windows of even and of odd numbers. Threads may ask at the same time."""
-        if self._shared is not None:
-            return self._shared
-        torch.set_num_threads(1)  # of this thread
-        return self._halves(matrix, map)
+    def halves(self, matrix: int, folder: Path | None = None) -> tuple[DriftSums, DriftSums]:
+        """The sums of one matrix over the windows of even and of odd numbers, computed anew. Threads may ask at the same time.
 
-    def _halves(self, matrix: int, each: Callable) -> tuple[DriftSums, DriftSums]:
+        folder: where they are kept in temporary files; None: in memory
+        """
         one, count = self._one, len(self._streams.windows)
+        each = self._pool.map if one.matrices == 1 else map
+        torch.set_num_threads(1)  # of this thread
+        shape = one.columns, one.columns
+        sums = [(_allocated(shape, torch.float32, folder), _allocated(shape, torch.float32, folder)) for _ in range(2)]
         strips = [slice(first, first + _STRIP) for first in range(0, one.columns, _STRIP)]
-        tasks = [(range(half, count, 2), strip) for half in range(2) for strip in strips]
-        made = list(each(lambda task: self._streams.add_up(one, matrix, *task), tasks))
-        first, second = (_joined(made[at : at + len(strips)]) for at in (0, len(strips)))
+        tasks = [(half, strip) for half in range(2) for strip in strips]
+        made = each(lambda task: self._streams.add_up(one, matrix, range(task[0], count, 2), task[1], sums[task[0]]), tasks)
+        tokens = list(made)[:: len(strips)]
+        for squares, _ in sums:
+            _make_symmetric(squares)
+        first, second = (DriftSums(s.numpy(), d.numpy(), seen) for (s, d), seen in zip(sums, tokens, strict=True))
         return first, second
 
 
-def _joined(parts: Sequence[tuple[Tensor, Tensor, int]]) -> DriftSums:
-    squares, drifts = (torch.cat(strips, dim=1).cpu().numpy() for strips in zip(*(part[:2] for part in parts), strict=True))
-    # The product of a matrix with itself is symmetric but for its rounding.
-    return DriftSums((squares + squares.T) / np.float32(2), drifts, parts[0][2])
+def _make_symmetric(matrix: Tensor) -> None:
+    """The product of a matrix with itself is symmetric but for its rounding: in place of both entries their mean."""
+    tiles = [slice(first, first + _STRIP) for first in range(0, len(matrix), _STRIP)]
+    for number, a in enumerate(tiles):
+        for b in tiles[number:]:
+            mean = (matrix[a, b] + matrix[b, a].T) / 2
+            matrix[a, b], matrix[b, a] = mean, mean.T
 
 
 class _Stream:
