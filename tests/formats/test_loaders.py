@@ -74,6 +74,15 @@ def test_what_is_computed_otherwise():
     assert problems("ik_llama.cpp", "olmo", find=loader_differences) == ["it rotates keys twice"]
 
 
+@pytest.mark.parametrize("kind", ["q4_1", "q5_1", "q4_0", "q8_0"])
+def test_rows_of_blocks_that_are_no_multiple_of_four(kind):
+    wrong = 1 if kind in ("q4_1", "q5_1") else 0
+    for columns, expected in ((576, wrong), (192, wrong), (1536, 0)):
+        shapes = {"blk.0.attn_q.weight": (columns, 64)}
+        assert len(problems("ik_llama.cpp", "llama", kind=kind, shapes=shapes, find=loader_differences)) == expected
+        assert problems("llama.cpp", "llama", kind=kind, shapes=shapes, find=loader_differences) == []
+
+
 def test_a_vocabulary_without_byte_tokens():
     for kinds, kind, expected in (([2, 3, 1], "llama", 1), ([2, 3, 6], "llama", 0), ([1, 1, 1], "gpt2", 0), ([], "llama", 0)):
         vocabulary = {"tokenizer.ggml.model": kind, "tokenizer.ggml.token_type": np.array(kinds, np.int32)}
