@@ -7,6 +7,7 @@ pytest.importorskip("selenium")
 from pages import find, screen, wait_for
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
 from ggufmill.runtime.serve import serve_models
 
@@ -24,6 +25,7 @@ def url(running, models, write_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name in TEXTS:
         write_model(folder / f"{name}.gguf")
+    (folder / "broken.gguf").write_bytes(b"no model")
     return running(
         serve_models, folder, lambda path: (models[path.stem], {"temp": 0}), needed=lambda path: 100, memory=1000, warm_up=False
     )
@@ -85,6 +87,33 @@ def test_equal_answers_and_what_the_address_chooses(visit, url):
     assert find(browser, "#verdict").text.startswith("Both answers are the same 10 tokens.")
     assert {one.get_attribute("class") for side in ("a", "b") for one in spans(browser, side)} == {"kl-0"}
     assert browser.find_elements(By.CSS_SELECTOR, "#answers .parts") == []
+
+
+def listed(browser, selector):
+    """Names of a list, and whether they can be chosen."""
+    options = browser.find_elements(By.CSS_SELECTOR, f"{selector} option")
+    return {one.get_attribute("textContent"): one.is_enabled() for one in options}
+
+
+def test_the_lists_of_models(visit, url):
+    """Of the page that compares: those that can be loaded, of which any two can be chosen. Of the chat: all."""
+    browser = visit(f"{url}/compare")
+    wait_for(browser, lambda: find(browser, "#send").is_enabled())
+    assert [listed(browser, f"#{side}") for side in ("a", "b")] == [dict.fromkeys(TEXTS, True)] * 2
+    assert [find(browser, f"#{side}").get_attribute("value") for side in ("a", "b")] == ["a", "b"]
+    Select(find(browser, "#a")).select_by_visible_text("b")
+    Select(find(browser, "#b")).select_by_visible_text("c")
+    compare(browser)
+    assert [find(browser, f"#name-{side}").text for side in ("a", "b")] == ["b", "c"]
+    assert ["".join(one.get_attribute("textContent") for one in spans(browser, side)) for side in ("a", "b")] == [
+        TEXTS["b"],
+        TEXTS["c"],
+    ]
+    browser = visit(url)
+    wait_for(browser, lambda: find(browser, "#models").is_displayed())
+    assert listed(browser, "#models") == {"broken": False} | dict.fromkeys(TEXTS, True)
+    Select(find(browser, "#models")).select_by_visible_text("c")
+    wait_for(browser, lambda: find(browser, "#name").text == "c")
 
 
 def test_the_bound_stays_below_the_divergence_and_near_it(visit, url):
