@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError
+from ..errors import PlanError, UsageError
 from ..formats import open_gguf
 from ..imatrix.calibration import cut_windows
 from ..imatrix.texts import read_segments
@@ -21,7 +21,6 @@ from ..runtime import Model, load_model
 from ..runtime.placement.memory import TensorSize
 from .collecting.own_text import WINDOWS as OWN_WINDOWS
 from .collecting.own_text import provide_own_text
-from .common.arguments import refuse_unused
 from .common.models import file_stem
 from .common.progress import OnProgress, reporting
 from .common.shown import shown
@@ -87,8 +86,10 @@ def make_model(request: MakeRequest) -> MakeResult:
         >>> result.run.quants[0].most_bytes, result.recipe.exists()
         (5000000, False)
     """
-    if request.fit is not None:
-        refuse_unused(request, "a size that follows from the memory (leave out --fit)", "ram", "vram")
+    if request.fit is not None and (request.ram is not None or request.vram):
+        raise UsageError(
+            "--fit is the size of the file, --ram and --vram are the memory that it has to fit: give one or the other"
+        )
     job = _largest(request)
     model, level = load_model(job.source), LEVELS[request.effort]
     largest = job.plan()

@@ -202,7 +202,11 @@ class SourceName(click.ParamType):
             return str(value)
         if not self.path.file_okay and Path(value).is_file():
             self.fail(f"{value} is a file; give a folder, or hf:OWNER/NAME (`quantize` takes GGUFs)", param, ctx)
-        return self.path.convert(value, param, ctx)  # type: ignore[return-value]
+        try:
+            return self.path.convert(value, param, ctx)  # type: ignore[return-value]
+        except click.BadParameter as error:
+            hub = "" if Path(value).exists() or "hf:" in error.message else " (a model of the Hub is hf:OWNER/NAME)"
+            self.fail(error.message.removesuffix(".") + hub, param, ctx)
 
 
 class Type(click.ParamType):

@@ -53,6 +53,9 @@ def find_fit(request: MakeRequest, source: TensorSource, largest: Plan) -> Fit:
     if request.fit is not None:
         nbytes = as_bytes(request.fit)
         assert nbytes is not None
+        if nbytes > largest.file_bytes and request.types is None:
+            why = f"{size_text(nbytes)} asked for, of which no more would be better"
+            return Fit(largest.file_bytes, why, use, capacities)
         return Fit(nbytes, "asked for", use, capacities)
     sizes = [TensorSize(name, kind.type, kind.nbytes) for name, kind in largest.outputs.entries()]
     share = _largest_share(sizes, source.metadata, use, capacities)

@@ -15,7 +15,7 @@ from ...quantize.search.row_sample import RUN_ROWS
 from ...quantize.timing import encode_speed, predict_seconds
 from ...runtime import Model
 from ...runtime.evaluate.sensitivity import Reference
-from ..common.progress import OnProgress
+from ..common.progress import OnProgress, Stage
 from ..planning import Quantization
 from ..recipe_search.options import SearchTarget, parse_types, search_options
 from ..recipe_search.search_job import PROBES, SearchJob
@@ -89,7 +89,7 @@ def forecast_make(
     types = search.find(SearchTarget(size=fit.nbytes)).assignment.types
     is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * window < _TRIAL
     middle = _DATA_LEAVES[level.data] * (
-        _tried(search, types, texts, model, threads) if is_measured else _guessed(search, types)
+        _tried(search, types, texts, model, threads, report) if is_measured else _guessed(search, types)
     )
     spread = _SPREAD[is_measured]
     return MakeForecast(seconds, (middle / spread, middle * spread), is_measured)
@@ -126,11 +126,17 @@ def _search_seconds(search: SearchJob, level: Effort, window: float, threads: in
     return sampled + encoded + runs * level.search["chunks"] * window
 
 
-def _tried(search: SearchJob, types: Mapping[str, TensorType], texts: Texts, model: Model, threads: int) -> float:
+def _tried(
+    search: SearchJob, types: Mapping[str, TensorType], texts: Texts, model: Model, threads: int, report: OnProgress
+) -> float:
     """The KL divergence of these types on the first windows of the text that judges."""
+    stage = Stage(report, "these types tried on two windows", 2, "model")
     tokens = read_segments(model, [CalibrationText(texts.heldout)])[0].tokens[texts.first * texts.n_ctx :]
     reference = Reference(search.source, tokens, texts.n_ctx, _WINDOWS, threads=threads)
-    return reference.with_types(types, None).mean
+    stage.advance(1, "original")
+    divergence = reference.with_types(types, None).mean
+    stage.advance(1, "quantised")
+    return divergence
 
 
 def _guessed(search: SearchJob, types: Mapping[str, TensorType]) -> float:

@@ -280,11 +280,10 @@ class SearchJob:
 
     def largest_file(self, target: SearchTarget) -> int:
         """Bytes on disk that the file for a target has at most."""
-        if target.size is not None:
-            return target.size
         plan = self.plan(self._recipe_text(self._extreme_types(-1), target) + RESERVE)
-        header = plan.file_bytes - plan.total_bytes
-        return min(plan.file_bytes, header + target.limit(self._elements)) if target.bits is not None else plan.file_bytes
+        if target.divergence is not None:
+            return plan.file_bytes
+        return min(plan.file_bytes, target.limit(self._elements) + plan.file_bytes - target.size_of(plan))
 
     def _extreme_types(self, index: int) -> TypeAssignment:
         """The smallest (0) or the largest (-1) type allowed for every tensor."""

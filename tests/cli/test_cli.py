@@ -78,7 +78,7 @@ def test_dry_run_is_exact_and_writes_nothing(mill, checkpoint, tmp_path):
 REFUSALS = [
     (["quantize", "MODEL", "out.gguf", "q4_kk"], 2, "there is no file type 'q4_kk'; near it are"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--frobnicate"], 2, "No such option"),
-    (["quantize", "nothing", "out.gguf"], 2, "does not exist"),
+    (["quantize", "nothing", "out.gguf"], 2, "does not exist (a model of the Hub is hf:OWNER/NAME)"),
     (
         ["quantize", "MODEL", "out.gguf", "--recipe", "none.txt"],
         1,

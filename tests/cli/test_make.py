@@ -92,6 +92,21 @@ def test_the_size_follows_from_the_memory(mill, folder):
     assert small["file_bytes_at_most"] + beside == pytest.approx(total - 20_000, abs=50)
 
 
+def test_no_more_is_taken_than_there_is(mill, folder):
+    """A size is the most that a file takes: of a small model it may be more than the disk has."""
+    q8_0 = json.loads(mill("quantize", folder / "m", folder / "x.gguf", "q8_0", "--dry-run", "--no-timing", "--json")[1])
+    code, out, err = mill(
+        "make", folder / "m", "--fit", "500T", "-f", folder / "long.txt", "--effort", "0", "--dry-run", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["file_bytes_at_most"] == q8_0["file_bytes"]
+    large = "--target-size", "500T", *TYPES, "--quiet"
+    assert mill("quantize", folder / "m", folder / "x.gguf", *large)[0] == 0
+    recipe = folder / "large.toml"
+    recipe.write_text("[source]\nmodel = 'm'\n[quantize]\ntarget_size = '500T'\n[search]\ntypes = 'q4_0,q8_0'\n")
+    assert mill("run", recipe, "-o", folder / "run", "--quiet")[0] == 0
+
+
 def test_what_a_gpu_cannot_hold_is_for_the_processor(mill, folder):
     result = made(mill, folder, "--vram", "1M", "--ram", "64M", "-c", "64", "-f", folder / "long.txt", "--effort", "0")
     assert result["options"][:2] == ["-c", "64"]
@@ -117,7 +132,7 @@ def test_a_recipe_that_is_not_of_make_stays(mill, folder):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--fit", "80k", "--ram", "1G"), "--ram does nothing without"),
+        (("--fit", "80k", "--ram", "1G"), "--ram and --vram are the memory that it has to fit: give one or the other"),
         (("--fit", "80k", "-f", "long.txt", "-f", "words.txt"), "--heldout"),
     ],
 )
