@@ -32,6 +32,7 @@ ffn_(gate|up)_exps=iq3_k
 ffn_down=iq5_k
 .*=q6_K
 """
+MAY = ["--allow-requantize"]  # of mxfp4
 _EVERY = 0.1  # seconds between two looks at the memory
 
 
@@ -80,8 +81,9 @@ def predicted(command: list[str]) -> tuple[float | None, int | None]:
     return figures.get("predicted", {}).get("seconds"), figures.get("memory", {}).get("peak")
 
 
-def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[str]]]:
-    """Name -> (command, whether it takes --dry-run, outputs to remove afterwards), in an order in which inputs are there."""
+def jobs(folder: Path, windows: int, lean: bool = False) -> dict[str, tuple[list[str], bool, list[str]]]:
+    """Name -> (command, whether it takes --dry-run, outputs to remove afterwards), in an order in which inputs are there.
+    lean: what is quantised to the mixed recipe runs, and the larger file of q8_0 does not stay."""
     at = {
         n: str(folder / n)
         for n in (
@@ -98,30 +100,41 @@ def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[st
             "c.curv",
         )
     }
+    runs = at["mix.gguf" if lean else "q8.gguf"]
     text, source = str(folder / "model" / "calibration.txt"), at["model"]
     run = ["-f", text, "-c", "512", "--chunks", str(windows)]
     covariance = ["--imatrix", at["c.imatrix"], "--covariance", at["c.cov"]]
     curvature = ["--imatrix", at["c.imatrix"], "--curvature", at["c.curv"]]
-    dense = ["--custom-q", "ffn_(gate|up|down)_exps=q8_0,token_embd=q8_0,^output\\.=q8_0"]
+    dense = ["--custom-q", "ffn_(gate|up|down)_exps=bf16,token_embd=bf16,^output\\.=bf16"]
     return {
         "inspect": ([*MILL, "inspect", source], False, []),
-        "convert --outtype q8_0": ([*MILL, "convert", source, at["q8.gguf"], "--outtype", "q8_0"], True, []),
+        "convert --outtype q8_0": ([*MILL, "convert", source, at["q8.gguf"], "--outtype", "q8_0"], True, ["q8.gguf"] * lean),
         "quantize to a mixed recipe, --manifest": (
-            [*MILL, "quantize", source, at["mix.gguf"], "--recipe", at["mix.txt"], "--ignore-imatrix-rules", "--manifest"],
+            [
+                *MILL,
+                "quantize",
+                source,
+                at["mix.gguf"],
+                "--recipe",
+                at["mix.txt"],
+                "--ignore-imatrix-rules",
+                "--manifest",
+                *MAY,
+            ],
             True,
-            ["mix.gguf", "mix.gguf.manifest"],
+            ["mix.gguf.manifest"] + ["mix.gguf"] * (not lean),
         ),
-        "perplexity": ([*MILL, "perplexity", at["q8.gguf"], *run], False, []),
-        "imatrix": ([*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["m.imatrix"]], True, ["m.imatrix"]),
+        "perplexity": ([*MILL, "perplexity", runs, *run], False, []),
+        "imatrix": ([*MILL, "imatrix", "-m", runs, *run, "-o", at["m.imatrix"]], True, ["m.imatrix"]),
         "imatrix --covariance": (
-            [*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["c.imatrix"], "--covariance", at["c.cov"]],
+            [*MILL, "imatrix", "-m", runs, *run, "-o", at["c.imatrix"], "--covariance", at["c.cov"]],
             True,
             [],
         ),
         "imatrix show": ([*MILL, "imatrix", "show", at["c.cov"]], False, []),
         "imatrix merge": ([*MILL, "imatrix", "merge", at["c.cov"], at["c.cov"], "-o", at["d.cov"]], False, ["d.cov"]),
         "quantize --covariance, but for experts": (
-            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *covariance],
+            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *covariance, *MAY],
             True,
             ["v.gguf"],
         ),
@@ -131,16 +144,16 @@ def jobs(folder: Path, windows: int) -> dict[str, tuple[list[str], bool, list[st
             ["s.txt"],
         ),
         "imatrix --curvature": (
-            [*MILL, "imatrix", "-m", at["q8.gguf"], *run, "-o", at["c.imatrix"], "--curvature", at["c.curv"]],
+            [*MILL, "imatrix", "-m", runs, *run, "-o", at["c.imatrix"], "--curvature", at["c.curv"]],
             True,
             [],
         ),
         "quantize --curvature, but for experts": (
-            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *curvature],
+            [*MILL, "quantize", source, at["v.gguf"], "iq3_k", *dense, *curvature, *MAY],
             True,
             ["v.gguf"],
         ),
-        "generate": ([*MILL, "generate", at["q8.gguf"], "-p", "One", "-n", "32", "--ignore-eos", "--temp", "0"], False, []),
+        "generate": ([*MILL, "generate", runs, "-p", "One", "-n", "32", "--ignore-eos", "--temp", "0"], False, []),
     }
 
 
@@ -164,13 +177,25 @@ def table(rows: list[Figures]) -> str:
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the config, for example n_routed_experts=32."
 )
 @click.option(
-    "--only", multiple=True, help="Only jobs with this in their name; those whose outputs they read have to be there."
+    "--only",
+    multiple=True,
+    help="Only jobs with a match of this regex in their name; those whose outputs they read have to be there.",
 )
 @click.option("--windows", default=4, show_default=True, help="Of 512 tokens.")
+@click.option(
+    "--lean", is_flag=True, help="Run the file of the mixed recipe, so that the one of q8_0 need not stay on the disk."
+)
 @click.option("--keep", is_flag=True, help="Leave the model and what later jobs read.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Add the figures to this file.")
 def main(
-    folder: Path, model: str, changes: tuple[str, ...], only: tuple[str, ...], windows: int, keep: bool, json_file: Path | None
+    folder: Path,
+    model: str,
+    changes: tuple[str, ...],
+    only: tuple[str, ...],
+    windows: int,
+    lean: bool,
+    keep: bool,
+    json_file: Path | None,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mix.txt").write_text(RECIPE)
@@ -178,8 +203,8 @@ def main(
         values = {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
         print(f"{model}: {write_slice(folder / 'model', model, changes=values):,} bytes", flush=True)
     rows, log = [], folder / "log.txt"
-    for name, (command, has_forecast, outputs) in jobs(folder, windows).items():
-        if only and not any(part in name for part in only):
+    for name, (command, has_forecast, outputs) in jobs(folder, windows, lean).items():
+        if only and not any(re.search(part, name) for part in only):
             continue
         said = predicted(command) if has_forecast else (None, None)
         *figures, code = measured([*command, "--force"] if has_forecast else command, log)

@@ -11,7 +11,6 @@ from ..pipeline.common.figures import duration, file_text
 from ..pipeline.requests.make import MakeRequest
 from .command import Verb
 from .display.console import call, table
-from .display.plans import forecast_text
 from .options.fields import options_of
 from .run import report_lines
 
@@ -53,4 +52,4 @@ def _text(result: MakeResult) -> str:
     how = "tried without data on two windows" if forecast.is_measured else "a rule of thumb"
     parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g} ({how})")
     assert result.run.forecast is not None
-    return "\n\n".join([*parts, forecast_text(result.run.forecast), result.text.rstrip()])
+    return "\n\n".join([*parts, result.run.forecast.text, result.text.rstrip()])

@@ -11,7 +11,7 @@ from ..pipeline.common.figures import BITS, bits_per_weight_text, bits_text, siz
 from ..pipeline.requests.run import RunRequest
 from .command import Verb
 from .display.console import call, table
-from .display.plans import forecast_text, plan_text
+from .display.plans import plan_text
 from .options.fields import options_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _forecast_text(result: RunResult) -> str:
         parts.append(plan_text(result.quants[0].plan))
     else:
         parts.append(table(("file", "bytes", BITS), rows))
-    return "\n\n".join([*parts, forecast_text(result.forecast)])
+    return "\n\n".join([*parts, result.forecast.text])
 
 
 def _multi_text(data: dict[str, Any]) -> str:

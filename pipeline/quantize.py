@@ -22,7 +22,6 @@ from .recipe_search.result import name_recipe_in_warnings
 from .recipe_search.search_job import SearchJob
 from .requests.quantize import QuantizeRequest
 from .requests.verb import verb
-from .writing.forecast import Timing
 from .writing.write_model import WriteResult, finished_without_source, write_model
 from .writing.write_options import WriteOptions, write_options
 
@@ -75,28 +74,21 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
                 write_text(_beside(out, ".recipe.txt"), text)
         if sequential is not None:
             sequential.describe(plan)
-        timing = _timing(job) if not asked.no_timing and encoder is None and sequential is None else None
+        is_timed, timing = not asked.no_timing and encoder is None and sequential is None, None
+        if job.covariances is not None and is_timed:
+            from ..quantize.covariance.timing import predict_seconds_with
+
+            timing = partial(predict_seconds_with, job.covariances, job.source)
         return write_model(
             plan,
             "quantize",
             job.source,
-            replace(options, cluster=call, sequential=sequential, timing=timing),
+            replace(options, cluster=call, sequential=sequential, is_timed=is_timed, timing=timing),
             report,
             inputs=inputs,
             delete_source_shards=asked.delete_source_shards,
             partial_requant=asked.partial_requant,
         )
-
-
-def _timing(job: Quantization) -> Timing:
-    """What predicts the seconds of a plan of the job, from a short run of this machine's encoders."""
-    if job.covariances is None:
-        from ..quantize.timing import predict_seconds
-
-        return predict_seconds
-    from ..quantize.covariance.timing import predict_seconds_with
-
-    return partial(predict_seconds_with, job.covariances, job.source)
 
 
 def _check(job: Quantization, options: WriteOptions) -> None:

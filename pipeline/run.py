@@ -15,6 +15,7 @@ from ..quantize.verify import Verification
 from ..recipes import find
 from .common.arguments import refuse_unused
 from .common.dropped_config import warn_on_dropped_config
+from .common.forecast import Forecast
 from .common.messages import json_text, note, warn
 from .common.progress import reporting
 from .common.shown import shown
@@ -29,7 +30,7 @@ from .requests.verb import verb
 from .stages.folder import RunFolder
 from .stages.quant import Quant
 from .stages.run import Run
-from .writing.forecast import Forecast, forecast
+from .writing.forecast import forecast
 
 
 @dataclass

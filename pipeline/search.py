@@ -12,8 +12,10 @@ from ..runtime.settings import PlacementOptions
 from .cluster.measuring import search_workers
 from .common.arguments import check_new, refuse_inputs, refuse_unused
 from .common.dropped_config import warn_on_dropped_config
+from .common.forecast import Planned
 from .common.progress import reporting
 from .planning import Quantization
+from .recipe_search.forecast import search_forecast
 from .recipe_search.options import parse_target, parse_types, search_options
 from .recipe_search.result import SearchResult
 from .recipe_search.search_job import SearchJob
@@ -24,15 +26,15 @@ from .requests.verb import verb
 
 
 @verb(SearchRequest)
-def search_recipe(request: SearchRequest) -> SearchResult:
+def search_recipe(request: SearchRequest) -> SearchResult | Planned:
     """Chooses a type for every weight tensor of a model, and writes the choice as a recipe.
 
     The error of a type is that of a tensor's rows, weighted by importance or by the covariance of its inputs, times the
     tensor's sensitivity: the KL divergence from the model when it alone is quantised, measured on a text. Errors of a tensor
     that has no covariance are weighted by importance. With curvature an error is a predicted divergence, and needs no text.
 
-    Returns a `SearchResult`. Raises PlanError when the types allowed cannot reach the target or an output exists, UsageError
-    for an argument that has no effect. Ctrl-C keeps what was measured: the same call continues.
+    Returns a `SearchResult`, with dry_run a `Planned`. Raises PlanError when the types allowed cannot reach the target or an
+    output exists, UsageError for an argument that has no effect. Ctrl-C keeps what was measured: the same call continues.
 
     Example:
         >>> from ggufmill import search_recipe
@@ -55,9 +57,13 @@ def search_recipe(request: SearchRequest) -> SearchResult:
         raise PlanError(f"--state {state_path} is the output too; choose another file")
     texts = [find_text(request.text)] if request.text is not None else []
     refuse_inputs([out, state_path], [*job.source.files, *job.files, *texts])
-    check_new(out, request.force)
+    check_new(out, request.force or request.dry_run)
     types, program = parse_types(request.types, program=job.request.program), job.request.program
     options = search_options(request, types, threads=request.threads, placement=placed, program=program)
+    if request.dry_run:
+        search = SearchJob(job, options, state=state_path, shared=state is not None)
+        search.smallest_plan(target)  # raises for a target that cannot be reached
+        return search_forecast(search, out.parent)
     with reporting(request.progress) as report, search_workers(request.cluster, job, options) as workers:
         search = SearchJob(job, options, state=state_path, shared=state is not None, workers=workers, report=report)
         result = search.find(target, request.command)

@@ -158,6 +158,11 @@ class Model:
         finally:
             self.observer = before
 
+    def release(self) -> None:
+        """Frees the memory of passes and decoded weights, which Python would do late, since they refer to each other. The model
+        can still run."""
+        self.executable.release()
+
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """The rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
         return self.executable.embeddings(ids)
@@ -230,6 +235,17 @@ class Model:
         Each is computed in pieces of PIECE tokens, as many of them per pass as `settings.ubatch` permits but one at least.
         """
         return self.hidden([(self.new_cache(windows.shape[1]), window) for window in windows], in_pieces=True)
+
+    def windows_bytes(self, count: int, n_ctx: int) -> int | None:
+        """Bytes of memory that `hidden_of_windows` takes for so many windows of n_ctx tokens: those of the largest pass, of the
+        results, and of caches. None: not known."""
+        passes = list(self._passes([np.zeros(n_ctx, np.int64)] * count, in_pieces=True, generated=False))
+        counts = [[len(tokens) for _, tokens in parts] for parts in passes]
+        cache = self.executable.cache_bytes(n_ctx, sum(any(i == 0 for i, _ in parts) for parts in passes))
+        in_pass = self.executable.pass_bytes(max(counts, key=sum))
+        if cache is None or in_pass is None:
+            return None
+        return in_pass + count * (4 * n_ctx * self.graph.n_embd + cache)
 
     def hidden(
         self,

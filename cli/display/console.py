@@ -54,6 +54,8 @@ def call(
     bars: its progress is drawn; False for a function without. The result of a check that failed is printed too, before its
     CheckFailed goes on.
     """
+    from ...pipeline.common.forecast import Planned
+
     try:
         with progress_bars() if bars else nullcontext() as progress:
             result = function(*arguments, **keywords, **({"progress": progress} if bars else {}))
@@ -61,7 +63,7 @@ def call(
         failed = error.result
         emit(_fields_of(failed), as_json, lambda: show(failed))
         raise
-    emit(_fields_of(result), as_json, lambda: show(result))
+    emit(_fields_of(result), as_json, lambda: result.text if isinstance(result, Planned) else show(result))
     return result
 
 

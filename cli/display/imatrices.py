@@ -51,7 +51,8 @@ def _forecast_text(result: ImatrixResult) -> str:
         )
     if forecast.memory_bytes is not None:
         lines.append(f"memory: {size_text(forecast.memory_bytes)} beside the model's weights")
-    lines.append(f"disk: {size_text(forecast.disk_needed)} needed, {size_text(forecast.disk_free)} free")
+    free = f", {size_text(forecast.disk_free)} free" if forecast.disk_free is not None else ""
+    lines.append(f"disk: {size_text(forecast.disk_needed)} needed{free}")
     sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
     lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")
     return "\n".join(lines)

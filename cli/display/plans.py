@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ...jobs.outputs import Output
     from ...jobs.plan import Plan
     from ...pipeline.cluster.writing import Share
-    from ...pipeline.writing.forecast import Forecast
     from ...pipeline.writing.write_model import WriteResult
     from ...quantize.verify import Verification
 
@@ -23,7 +22,7 @@ def written_text(result: WriteResult) -> str:
     if plan is None:
         return f"{first}: finished already, and the shards it was made of are deleted"
     if result.forecast is not None:
-        return f"{plan_text(plan)}\n\n{forecast_text(result.forecast)}"
+        return f"{plan_text(plan)}\n\n{result.forecast.text}"
     parts = [verification_text(result.verification)] if result.verification is not None else []
     done = "finished already, with " if result.status == "finished before" else ""
     parts.append(f"{first}: {done}{totals_text(plan)}")
@@ -72,22 +71,6 @@ def totals_text(plan: Plan) -> str:
     """Tensors, bits per weight, and the size of the file or files."""
     files = file_text(plan.file_bytes, len(plan.files))
     return f"{len(plan.outputs):,} tensors, {bits_per_weight_text(plan.bits_per_weight)}, {files}"
-
-
-def forecast_text(forecast: Forecast) -> str:
-    """Disk space, and the time of the slowest types if that was predicted."""
-    free = f", {size_text(forecast.disk_free)} free" if forecast.disk_free is not None else ""
-    peak = forecast.disk_peak
-    most = f", {size_text(peak)} at the peak with what is there" if peak is not None and peak != forecast.disk_needed else ""
-    lines = [f"disk: {size_text(forecast.disk_needed)} needed{most}{free}"]
-    if forecast.memory is not None:
-        lines.append(f"memory: {size_text(forecast.memory)} beside the files that are read and written")
-    if forecast.seconds is not None:
-        slowest = sorted(forecast.seconds.items(), key=lambda item: -item[1])[:4]
-        types = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)
-        total = duration(sum(forecast.seconds.values()))
-        lines.append(f"time: about {total} on this machine ({types}), unless reading the source takes longer")
-    return "\n".join(lines)
 
 
 def verification_text(verification: Verification) -> str:

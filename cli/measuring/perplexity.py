@@ -118,8 +118,8 @@ def command(model: tuple[Any, ...], text: Any, as_json: bool, task: tuple[str, i
         taken = {name: value for name, value in options.items() if name in TasksRequest.__dataclass_fields__}
         call(score_tasks, model[0], text, kind, tasks=count, show=_task_text, as_json=as_json, **taken)
         return
-    if len(model) > 1:
-        call(perplexity, list(model), text, show=_table, as_json=as_json, **options)
+    if len(model) > 1 or options["dry_run"]:
+        call(perplexity, list(model) if len(model) > 1 else next(iter(model)), text, show=_table, as_json=as_json, **options)
         return
     together = max(1, options.get("batch", Settings().batch) // options.get("n_ctx", N_CTX))
     running = _RunningValues(as_json, options["kl_divergence"] is not None, together)

@@ -15,10 +15,11 @@ from .inputs import Input
 from .products import BLOCK
 from .sums import Sums
 
-_COLUMNS = 1024  # of the block that is measured
+_COLUMNS = 2048  # of the block that is measured
 # Multiplications of a model's run per second, as a share of those of sums (measured with AVX-512 VNNI, docs/covariance.md).
 _QUANTISED, _FLOATS = 0.7, 0.3
-_DECODING = 300  # products in whose time a weight is decoded, which happens once for the tokens that run together
+_DECODING = 150  # products in whose time a weight is decoded, which happens once for the tokens that run together
+_KEEPING = 3e-9  # seconds of a thread for a byte of sums: to make it, and to fold and write it at the end
 _SCORED = 0.5  # of the tokens, those whose predictions are
 _FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from what no ggml type is
 
@@ -32,7 +33,8 @@ def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes:
     batches = ceil(tokens / model.settings.batch)
     decoding = batches * _DECODING * sum(prod(weight.shape) for op in model.graph.ops for weight in op.weights)
     running = passes * (tokens * per_token + decoding) + tokens * _SCORED * sum(head) / _QUANTISED
-    return running / rate, tokens * sum(_pairs(one) for one in inputs) / rate
+    keeping = _KEEPING * sum(one.sums_bytes for one in inputs) / model.workers.count
+    return running / rate, tokens * sum(_pairs(one) for one in inputs) / rate + keeping
 
 
 def _products_per_second() -> float:
@@ -41,7 +43,7 @@ def _products_per_second() -> float:
     sums, alone = Sums("", _COLUMNS), Workers(1)
     sums.add(block, 1, alone)
     times = []
-    for _ in range(3):
+    for _ in range(10):
         begun = time.thread_time()
         sums.add(block, 1, alone)
         times.append(time.thread_time() - begun)

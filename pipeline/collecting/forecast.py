@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...imatrix.calibration import Calibration
-from ...imatrix.collect import CollectOptions, entry_shapes
+from ...imatrix.collect import CollectOptions, Collector, entry_shapes
 from ...imatrix.covariance.estimate import expected_seconds
 from ...imatrix.covariance.job import CovarianceJob
 from ...imatrix.covariance.outputs import outputs_of
@@ -19,9 +18,10 @@ from ...imatrix.files import file_size
 from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
+from ..common.forecast import free_space, predicted
+from ..common.reading import start_seconds, started_bytes
 
-_STARTED = 310 << 20  # anonymous memory of a program that runs a model with two threads: its kernels, and their buffers
-_TORCH = 70 << 20  # and of torch
+_TORCH = 230 << 20  # anonymous memory that torch takes
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ class CollectionForecast:
     entries     of the importance matrix; file_bytes: of its file, if every expert sees a token
     windows     of the text; tokens: in all of them
     covariance  the same of covariances, None if none are collected
-    disk_free   bytes where the files go
-    seconds     of running the text through the model in all passes; sum_seconds: of the sums of covariances; rough estimates
+    disk_free   bytes where the files go; None if unknown
+    seconds     of starting, and running the text through the model in all passes; sum_seconds: of the sums of covariances;
+                rough estimates. threads: that share the work
     """
 
     entries: int
@@ -107,11 +108,12 @@ class CollectionForecast:
     windows: int
     tokens: int
     covariance: CovarianceForecast | None
-    disk_free: int
+    disk_free: int | None
     seconds: float
     sum_seconds: float
     experts: ExpertForecast | None = None
     memory_bytes: int | None = None
+    threads: int = 1
 
     @property
     def disk_needed(self) -> int:
@@ -130,7 +132,7 @@ class CollectionForecast:
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
             "memory": {"peak": self.memory_bytes} if self.memory_bytes is not None else None,
             "disk": {"needed": self.disk_needed, "free": self.disk_free},
-            "predicted": {"seconds": self.seconds + self.sum_seconds, "run": self.seconds, "sums": self.sum_seconds},
+            "predicted": predicted({"run": self.seconds, "sums": self.sum_seconds}, self.threads),
         }
 
 
@@ -150,27 +152,41 @@ def forecast_collection(
         seen = seen_by(job)
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds = job.expected_seconds()
-    free = shutil.disk_usage((path or Path()).resolve().parent).free
-    experts = experts_of(model, tokens)
-    memory = _memory(model, windows, shapes.values(), covariance)
-    return CollectionForecast(len(shapes), nbytes, count, tokens, covariance, free, seconds, sum_seconds, experts, memory)
+    threads, folder = model.workers.count, (path or Path("x")).parent
+    return CollectionForecast(
+        len(shapes),
+        nbytes,
+        count,
+        tokens,
+        covariance,
+        free_space(folder),
+        seconds + start_seconds([model]) / threads,
+        sum_seconds,
+        experts_of(model, tokens),
+        _memory(model, windows, options, shapes.values(), covariance),
+        threads,
+    )
 
 
 def _memory(
-    model: Model, windows: Calibration, shapes: Iterable[tuple[int, int]], covariance: CovarianceForecast | None
+    model: Model,
+    windows: Calibration,
+    options: CollectOptions,
+    shapes: Iterable[tuple[int, int]],
+    covariance: CovarianceForecast | None,
 ) -> int | None:
     """Bytes of memory for what is summed, and for the pass with the most windows, its results included; or for the pass over
     gradients, where that takes more."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
-    in_pass = model.executable.pass_bytes([windows.n_ctx] * together)
-    if in_pass is None:
+    with model.observing(Collector(model, options)):
+        running = model.windows_bytes(together, windows.n_ctx)
+    if running is None:
         return None
     entries = sum(matrices * columns for matrices, columns in shapes)
-    results = 8 * together * windows.n_ctx * model.graph.n_embd
-    most = in_pass + results + (covariance.sums_bytes if covariance is not None else 0)
+    most = running + (covariance.sums_bytes if covariance is not None else 0)
     if covariance is not None and (back := covariance.gradients) is not None:
         most = max(most, _TORCH + back.sums_bytes + back.kept_bytes + back.working_bytes)
-    return _STARTED + 16 * entries + most
+    return started_bytes([model]) + 16 * entries + most
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:

@@ -14,11 +14,11 @@ from ...errors import PlanError, UsageError
 from ...jobs.atomic_write import atomic_file
 from ...runtime import Model
 from ...runtime.evaluate.divergence import OnLogits
-from ...runtime.evaluate.logits_file import LogitsFileWriter, StoredPredictions
+from ...runtime.evaluate.logits_file import LogitsFileWriter, StoredPredictions, row_codes, scored
 from ...runtime.evaluate.open_logits import open_logits
 from ...runtime.evaluate.perplexity import cut_windows, with_bos
 from ...runtime.evaluate.provenance import file_digest
-from ...runtime.evaluate.top_logits import TopLogitsWriter
+from ...runtime.evaluate.top_logits import TopLogitsWriter, record_type
 from .arguments import check_new, refuse_given, refuse_inputs
 from .models import ModelLike
 
@@ -106,6 +106,14 @@ def describe_stored(stored: StoredPredictions) -> dict[str, Any]:
     return {"path": stored.path, "files": [file], "logits": stored.kind, "windows": len(stored.tokens)} | (
         {"model": stored.about} if stored.about else {}
     )
+
+
+def logits_bytes(path: Path | None, model: Model, tokens: int, n_ctx: int, top_logits: int | None) -> int:
+    """Bytes of the file that `writing_logits` makes, beside its header."""
+    if path is None:
+        return 0
+    each = 2 * row_codes(model.n_vocab) if top_logits is None else record_type(model.n_vocab, top_logits).itemsize
+    return tokens // n_ctx * scored(n_ctx) * each + 4 * tokens
 
 
 @contextmanager

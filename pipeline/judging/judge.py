@@ -90,6 +90,7 @@ class Judge:
 
         n_ctx = self.tokens.shape[1]
         figures = perplexity(opened, self.tokens.ravel(), n_ctx=n_ctx, on_chunk=on_chunk, baseline=baseline).as_json()
+        opened.release()
         if not is_written:
             figures["tokens_per_second"] = None  # its weights are encoded as they are read
         result = {"key": key, "model": about["path"], "stock": stock}

@@ -17,6 +17,7 @@ from ...runtime import Model
 from ...runtime.evaluate.sensitivity import Reference
 from ..common.progress import OnProgress, Stage
 from ..planning import Quantization
+from ..recipe_search.forecast import divergence_runs
 from ..recipe_search.options import SearchTarget, parse_types, search_options
 from ..recipe_search.search_job import PROBES, SearchJob
 from ..requests.groups import Measuring
@@ -122,7 +123,7 @@ def _search_seconds(search: SearchJob, level: Effort, window: float, threads: in
     weights = sum(tensor.n_elements for tensor in search.tensors.values())
     encoded = len(PROBES) * weights * sum(per_weight.values()) / len(per_weight)
     groups = min(level.search["measurements"], len(search.tensors))
-    runs = len(PROBES) * groups * (1 + level.search.get("refine", 0)) + 2
+    runs = divergence_runs(groups, level.search.get("refine", 0))
     return sampled + encoded + runs * level.search["chunks"] * window
 
 

@@ -9,12 +9,16 @@ from typing import Any
 from ...errors import CheckFailed, PlanError, UsageError
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
+from ...jobs.patterns import NamePattern
+from ...runtime import Model
 from ...runtime.evaluate.compare import Comparison, compare
 from ...runtime.evaluate.provenance import describe_program, describe_settings, describe_text
 from ...runtime.placement.stored_sizes import stored_nbytes
 from ..common.arguments import as_pattern, refuse_unused
+from ..common.forecast import Planned
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from ..common.progress import Stage, reporting
+from ..common.reading import reading_forecast, reading_memory, reading_seconds
 from ..common.shown import shown
 from ..reports.plots import plot_comparison
 from ..reports.style import check_picture
@@ -23,6 +27,8 @@ from ..requests.running import settings_of
 from ..requests.verb import verb
 
 N_CTX = 512
+_WEIGHT_SECONDS = 1e-8  # of a thread, for a weight of both models (bf16 and q8_0, Zen 5)
+_THREAD_BYTES = 50 << 20  # that a thread has of both models' weights
 
 
 @shown
@@ -49,11 +55,11 @@ class ComparisonResult(Comparison):
 
 
 @verb(CompareRequest)
-def compare_models(request: CompareRequest) -> ComparisonResult:
+def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
     """Where model b differs from model a: errors of every layer's output on a text, and of every tensor's weights.
 
-    Returns a `ComparisonResult`. Raises PlanError for models of different shape, UsageError for arguments that have nothing to
-    act on, CheckFailed for an output that is not finite (NaN).
+    Returns a `ComparisonResult`, with dry_run a `Planned`. Raises PlanError for models of different shape, UsageError for
+    arguments that have nothing to act on, CheckFailed for an output that is not finite (NaN).
 
     Example:
         >>> from ggufmill import compare_models, quantize_model
@@ -81,6 +87,8 @@ def compare_models(request: CompareRequest) -> ComparisonResult:
     if not (request.no_weights or any(pattern.search(name) for name in models[0].source.tensors)):
         raise UsageError(f"--tensors: no tensor of {model_name(request.a)} has {pattern.text!r} in its name")
     data = read_file(Path(request.text), pipes=True) if request.text is not None else None
+    if request.dry_run:
+        return _planned(models, data is not None, window, request.chunks or 1, None if request.no_weights else pattern)
     with reporting(request.progress) as report:
         total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
         stage = Stage(report, "compare", total) if not request.no_weights else None
@@ -111,3 +119,21 @@ def compare_models(request: CompareRequest) -> ComparisonResult:
     if comparison.nonfinite:
         raise CheckFailed(comparison.nonfinite, result)
     return result
+
+
+def _planned(models: list[Model], reads: bool, n_ctx: int, windows: int, weights: NamePattern | None) -> Planned:
+    """reads: whether a text is read, of which both models run a window at the same time; weights: those that are compared."""
+    a, b = models
+    work, seconds, passes = dict[str, int](), dict[str, float](), 0
+    memory = reading_memory([b], n_ctx, 1, a)
+    if reads:
+        work["windows"] = windows
+        seconds["layers"] = sum(reading_seconds(model, windows * n_ctx) for model in models)
+        passes = min(model.windows_bytes(1, n_ctx) or 0 for model in models)
+    if weights is not None:
+        names = [name for name in a.source.tensors if weights.search(name) and name in b.source.tensors]
+        count = sum(a.source.tensors[name].n_elements for name in names)
+        work |= {"tensors": len(names), "weights": count}
+        seconds["weights"] = _WEIGHT_SECONDS * count / a.workers.count
+        passes = max(passes, a.workers.count * _THREAD_BYTES)
+    return Planned(work, reading_forecast(seconds, memory + passes if memory is not None else None, models, Path()))

@@ -8,21 +8,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import CheckFailed, MillError, PlanError, UsageError
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
 from ...jobs.atomic_write import write_text
 from ...quantize.recipes.mixes import file_type_name
+from ...runtime import Model
+from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.open_logits import open_logits
 from ...runtime.evaluate.provenance import describe_text
 from ...runtime.evaluate.tasks.questions import compile_answer
 from ..common.arguments import as_paths, check_folder, read_template, refuse_unused
 from ..common.baseline import stored_tokens
 from ..common.figures import windows_text
+from ..common.forecast import Forecast, Planned, free_space
 from ..common.importance import load_importance
 from ..common.messages import note, warn
 from ..common.models import CHECKPOINT_OPTIONS, model_name, note_micro_batch, open_model, settings_of_each, window_settings
 from ..common.progress import OnProgress, reporting
+from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..common.shown import shown
 from ..judging.answered import Answered, Questioner, against_baseline, open_questions
 from ..judging.candidates import find_models, stock_mix
@@ -72,15 +78,15 @@ class Evaluation:
 
 
 @verb(EvaluateRequest)
-def evaluate_models(request: EvaluateRequest) -> Evaluation:
+def evaluate_models(request: EvaluateRequest) -> Evaluation | Planned:
     """Size, perplexity, KL divergence, same top token and speed of many quants of a model, in one table and one picture.
 
     What was measured is kept in a file in `out`, model by model: another call resumes from there, and measures a model again
     only when its file, the text, the baseline or a setting that decides figures has changed. The baseline runs once; its
     outputs are kept there, too.
 
-    Returns an `Evaluation`. Raises PlanError for a text that does not fill a window and for results that are of something else,
-    CheckFailed when a model could not be measured, after all others.
+    Returns an `Evaluation`, with dry_run a `Planned`, which does not time answers. Raises PlanError for a text that does not
+    fill a window and for results that are of something else, CheckFailed when a model could not be measured, after all others.
 
     Example:
         >>> from ggufmill import evaluate_models
@@ -112,8 +118,9 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     questions = open_questions(tasks, request.task_questions, request.n_predict, template)
     if len(domains) > 1 and stored is not None:
         raise UsageError("a file of predictions is of one text: leave out -f, or give the baseline as a model")
-    folder.mkdir(exist_ok=True)
-    check_folder(folder / RESULTS)
+    if not request.dry_run:
+        folder.mkdir(exist_ok=True)
+        check_folder(folder / RESULTS)
     if request.plot is not None and request.no_plot:
         raise UsageError("--plot and --no-plot cannot be given together")
     picture = Path(request.plot) if request.plot is not None else folder / PLOT
@@ -121,14 +128,18 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
     if missing is not None:
         note(f"no picture is drawn, which needs {missing}")
     draws = not request.no_plot and missing is None
-    if draws:
+    if draws and not request.dry_run:
         check_picture(picture)
 
     def answered(report: OnProgress) -> list[Answered]:
         asked = Questioner(folder, questions, request.n_predict, template, pattern, report)
         return _answered(asked, request.against if stored is None else None, paths, mixes, request.imatrix, settings)
 
+    work = {"models": len(paths) + len(mixes)}
+    work |= {"questions": sum(len(file.questions) for file in questions)} if questions else {}
     if not domains and stored is None:
+        if request.dry_run:
+            return Planned(work, Forecast(0, free_space(folder)))
         with reporting(request.progress) as report:
             rows = answered(report)
         return Evaluation([], [], {}, {"path": model_name(request.against)}, _answer_files(rows), answered=rows)
@@ -149,6 +160,10 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation:
         text = JudgedText(tokens, {"": slice(0, len(tokens))}, about)
     else:
         text = read_domains(first, domains, window, request.chunks)
+    if request.dry_run:
+        measured = [open_model(path, of_model) for path, of_model in zip(paths, own, strict=True)]
+        measured += [base] * (len(mixes) + request.noise_floor) if base is not None else []
+        return _planned(work, measured, base, text.tokens, folder)
     judge = Judge(folder, kept, text.tokens, first if stored is None else stored, text.about)
     failed: dict[str, str] = {}
     with reporting(request.progress) as report:
@@ -222,6 +237,20 @@ def _file_types(stock: str | Sequence[str]) -> list[str]:
         if found is None:
             raise UsageError(f"--stock: {name!r} is no file type such as Q4_K_M")
     return [found for found in dict.fromkeys(names.values()) if found is not None]
+
+
+def _planned(work: dict[str, int], models: list[Model], base: Model | None, tokens: np.ndarray, folder: Path) -> Planned:
+    """models: that are measured one after the other, of mixes and the noise floor the baseline; tokens: of all windows."""
+    windows, n_ctx = tokens.shape
+    seconds = {"models": sum(reading_seconds(model, tokens.size) for model in models)}
+    needed = 0
+    if base is not None:
+        seconds["baseline"] = reading_seconds(base, tokens.size)
+        needed = 4 * windows * scored(n_ctx) * base.graph.n_embd
+    together = most_together(models, n_ctx, windows)
+    each = [reading_memory([model], n_ctx, together, base) for model in models]
+    memory = max(nbytes for nbytes in each if nbytes is not None) if None not in each else None
+    return Planned({**work, "windows": windows}, reading_forecast(seconds, memory, [*models[:1]], folder, needed))
 
 
 def _summary(

@@ -21,7 +21,9 @@ from ...runtime.evaluate.tasks.files import READERS
 from ...runtime.evaluate.tasks.score import score_tasks as rate_tasks
 from ...runtime.evaluate.tasks.selection import select
 from ..cluster.windows import scoring_on
-from ..common.baseline import choose_logits, describe_stored, stored_tokens, writing_logits
+from ..common.arguments import as_bytes
+from ..common.baseline import choose_logits, describe_stored, logits_bytes, stored_tokens, writing_logits
+from ..common.forecast import Planned
 from ..common.messages import warn
 from ..common.models import (
     ModelLike,
@@ -33,6 +35,7 @@ from ..common.models import (
     window_settings,
 )
 from ..common.progress import WINDOWS, Stage, reporting
+from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..common.shown import shown
 from ..judging.verdict import NoiseFloor, PairedTest, compare_neighbours
 from ..requests.measure import PerplexityRequest, TasksRequest
@@ -100,13 +103,13 @@ def perplexity(model: ModelLike, text: str | Path | None = None, **options: Any)
 @overload
 def perplexity(model: Sequence[ModelLike], text: str | Path | None = None, **options: Any) -> PerplexityTable: ...
 @verb(PerplexityRequest)
-def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable:
+def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable | Planned:
     """Scores a text as llama-perplexity does: it is cut into windows, and the second half of each is predicted.
 
     Compare figures only for the same text, context and number of windows.
 
-    Returns a `PerplexityResult`, of a list a `PerplexityTable`. Raises PlanError when the text does not fill a window or the
-    vocabularies differ, MillError naming the first tensor or layer whose output is not finite.
+    Returns a `PerplexityResult`, of a list a `PerplexityTable`, with dry_run a `Planned`. Raises PlanError when the text does
+    not fill a window or the vocabularies differ, MillError naming the first tensor or layer whose output is not finite.
 
     Example:
         >>> from ggufmill import perplexity
@@ -146,6 +149,19 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
     else:
         assert content is not None
         tokens = cut_windows(opened[0], content, window, request.chunks).ravel()
+    together = most_together([*opened, *rounded], window, len(tokens) // window, base, as_bytes(request.memory))
+    if request.dry_run:
+        written = logits_bytes(logits.write, opened[0], len(tokens), window, request.top_logits)
+        seconds = {each.source.path: reading_seconds(each, len(tokens)) for each in opened}
+        seconds |= {"baseline": (1 + bool(rounded)) * reading_seconds(base, len(tokens))} if base is not None else {}
+        memory = reading_memory([*opened, *rounded], window, together, base)
+        work = {"windows": len(tokens) // window, "windows_together": together, "tokens": len(tokens)}
+        return Planned(
+            work,
+            reading_forecast(
+                seconds, memory, [*opened, *([base] if base else [])], (logits.write or Path("x")).parent, written
+            ),
+        )
     with reporting(request.progress) as report, ExitStack() as stack:
         abouts = [describe_origin(each, request.full_hash, report) for each in opened]
         baseline_about = describe_origin(base, request.full_hash, report) if base is not None else None
@@ -172,6 +188,7 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
             mtp=request.mtp,
             elsewhere=run_windows,
             on_logits=on_logits if base is None else None,
+            together=together,
         )
     noise = NoiseFloor.of(figures.pop().as_json()) if rounded else None
     baseline_name = model_name(logits.model) if logits.model is not None else None

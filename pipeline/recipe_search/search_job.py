@@ -195,16 +195,23 @@ class SearchJob:
         content = repr(self._tokens) if self._is_table else self._text
         return f"{hashlib.sha256(content.encode()).hexdigest()[:24]}, {self.options.n_ctx}, {self.options.chunks}"
 
+    @property
+    def running_source(self) -> TensorSource:
+        """The model that reads the text."""
+        return self._running() if self._running is not None else self.source
+
+    @property
+    def running_settings(self) -> dict[str, Any]:
+        """The settings of `load_model` that it reads with."""
+        threads = {"threads": self.options.threads} if self.options.threads is not None else {}
+        return {"exact": True, **threads, **self.options.placement}
+
     @cached_property
     def _reference(self) -> Reference:
         from ...runtime.evaluate.sensitivity import Reference
 
-        settings: dict[str, Any] = {"exact": True}
-        if self.options.threads is not None:
-            settings["threads"] = self.options.threads
-        settings |= self.options.placement
-        source = self._running() if self._running is not None else self.source
-        reference = Reference(source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
+        n_ctx, chunks = self.options.n_ctx, self.options.chunks
+        reference = Reference(self.running_source, self._tokens, n_ctx, chunks, **self.running_settings)
         warn(reference.model.notes, detail=True)
         return reference
 

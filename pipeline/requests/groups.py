@@ -230,6 +230,11 @@ class Weighting:
     )
 
 
+@request
+class DryRun:
+    dry_run: bool = option("Show what it takes, memory, disk space and time; run and write nothing.", default=False)
+
+
 def moments_of(asked: Weighting) -> str | Path | None:
     """The file of second moments, of inputs alone or of both sides. Raises UsageError for both."""
     if asked.curvature is not None and asked.covariance is not None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ...request_fields import argument, option, request
 from ...runtime.settings import PlacementOptions
-from ..common.arguments import Pattern
+from ..common.arguments import Pattern, Size
 from ..common.progress import OnProgress
-from .groups import CheckpointOptions
+from .groups import CheckpointOptions, DryRun
 from .running import RunningModel, window
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FullHash:
 
 
 @request
-class PerplexityRequest(FullHash, RunningModel):
+class PerplexityRequest(FullHash, DryRun, RunningModel):
     model: ModelLike | Sequence[ModelLike] = argument(
         "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave; or several, which are all open at the "
         "same time: the baseline reads each window once for all of them.",
@@ -92,6 +92,12 @@ class PerplexityRequest(FullHash, RunningModel):
         kind="file",
         metavar="RESULT",
     )
+    memory: Size | None = option(
+        "Run no more windows in one pass than this much memory takes, such as 4G; the figures do not depend on it.",
+        default=None,
+        kind="size",
+        shown="as many as fit into -b",
+    )
     cluster: str | None = option(
         "Divide the windows among dask workers, with the same figures: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
@@ -119,7 +125,7 @@ class TasksRequest(FullHash, RunningModel):
 
 
 @request
-class EvaluateRequest(RunningModel):
+class EvaluateRequest(DryRun, RunningModel):
     models: str | Path | Sequence[str | Path] = argument(
         "GGUF files, checkpoint folders, folders of GGUF files, or patterns such as 'quants/*.gguf'.",
         metavar="[MODEL|FOLDER|PATTERN]...",
@@ -215,7 +221,7 @@ class EvaluateRequest(RunningModel):
 
 
 @request
-class CompareRequest(FullHash, RunningModel):
+class CompareRequest(FullHash, DryRun, RunningModel):
     a: ModelLike = argument("The better model, usually the bf16 one; as for `perplexity`.", kind="model", kw_only=False)
     b: ModelLike = argument("A quantisation of it; as for `perplexity`.", kind="model", kw_only=False)
     text: str | Path | None = option(

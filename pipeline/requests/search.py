@@ -7,11 +7,11 @@ from pathlib import Path
 from ...request_fields import argument, option, request
 from ...runtime.settings import PlacementOptions
 from ..common.progress import OnProgress
-from .groups import Measuring, SourceOptions, TargetOptions, Weighting
+from .groups import DryRun, Measuring, SourceOptions, TargetOptions, Weighting
 
 
 @request
-class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, PlacementOptions):
+class SearchRequest(TargetOptions, Measuring, Weighting, SourceOptions, DryRun, PlacementOptions):
     model: str | Path = argument("A GGUF file, a checkpoint's folder or hf:OWNER/NAME.", kind="source", kw_only=False)
     out: str | Path = argument("The recipe to write.", kind="out_file", kw_only=False)
     strict: bool = option("Refuse a tensor whose errors --covariance or --curvature cannot weight.", default=False)

@@ -20,13 +20,14 @@ from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
 from ..common.dropped_config import warn_on_dropped_config
+from ..common.forecast import Forecast
 from ..common.messages import note, warn
 from ..common.progress import OnProgress
 from ..common.shown import shown
 from ..common.vocabulary_check import vocabulary_differences
 from .carry_out import carry_out
 from .checks import problem_line, verify_written, write_manifest
-from .forecast import Forecast, forecast
+from .forecast import forecast
 from .write_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ def write_model(
         note(f"note: {text}", detail=True)
     if options.dry_run:
         warn(plan.warnings, detail=True)
-        return WriteResult("planned", paths, plan, forecast(plan, timing=options.timing, threads=options.threads))
+        from ...quantize.timing import predict_seconds
+
+        timing = (options.timing or predict_seconds) if options.is_timed else None
+        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads))
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:

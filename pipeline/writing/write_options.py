@@ -27,7 +27,8 @@ class WriteOptions:
     shards    files of the plan to write, counted from 1; None: all
     cluster   other machines do the work; None: this one does
     sequential  matrices are encoded one after the other; None: in any order
-    timing    predicts seconds for --dry-run, which says none without, and for what is left of a job
+    is_timed  whether --dry-run says seconds; timing: what predicts them, and those that are left of a job; None: the speeds of
+              the types' encoders
     """
 
     verify: bool = False
@@ -39,6 +40,7 @@ class WriteOptions:
     shards: Collection[int] | None = None
     cluster: ClusterCall | None = None
     sequential: SequentialEncoding | None = None
+    is_timed: bool = True
     timing: Timing | None = None
 
 
@@ -49,6 +51,6 @@ def write_options(
     asked = {
         field.name: getattr(request, field.name)
         for field in fields(WriteOptions)
-        if field.name not in ("shards", "cluster", "sequential", "timing")
+        if field.name not in ("shards", "cluster", "sequential", "is_timed", "timing")
     }
     return WriteOptions(**asked, shards=shards, cluster=cluster)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ...formats import TYPES, TensorSource
+from ...formats import TYPES, SourceTensor, TensorSource, TensorType
 from ...jobs.plan import Plan
 from ..encode import encode
 from ..timing import REST, is_copied, predict_seconds
@@ -41,44 +41,68 @@ class _Work(NamedTuple):
     coupled: bool
 
 
+class Encodings:
+    """Rows that are to be encoded with covariances, added up, and how long that takes.
+
+    weighed: weights by type, of those that are
+    """
+
+    def __init__(self, covariances: Covariances | None):
+        self._covariances, self.weighed = covariances, Counter[str]()
+        self._weights, self._prepared, self._blocks = Counter[_Work](), dict[Hashable, int](), Counter[int]()
+
+    def add(self, tensor: SourceTensor, kind: TensorType, weights: int, matrices: int | None = None) -> int:
+        """Adds weights of a tensor in this type; returns how many of them are encoded with a covariance. matrices: that they
+        are of; None: all."""
+        collected = self._covariances.collected(tensor) if self._covariances is not None and takes_covariance(kind) else None
+        if self._covariances is None or collected is None or not collected.has_enough_tokens.any():
+            return 0
+        coupling = self._covariances.row_coupling(tensor)
+        enough, is_coupled = collected.has_enough_tokens, np.zeros(1, bool) if coupling is None else coupling.is_coupled
+        together, with_more = round(is_coupled.mean() * weights), round(enough.mean() * weights)
+        self._weights[_Work(kind.name, collected.columns, True)] += together
+        self._weights[_Work(kind.name, collected.columns, False)] += with_more - together
+        self.weighed[kind.name] += with_more
+        usable = np.flatnonzero(enough)[:matrices].tolist()
+        self._prepared |= {self._covariances.key_of(tensor, i): collected.columns for i in usable}
+        if coupling is not None:
+            self._blocks[coupling.blocks.size] += round(is_coupled.sum() * weights / tensor.n_elements)
+        return with_more
+
+    def seconds(self, threads: int) -> dict[str, float]:
+        """By type name on that many threads, with PREPARING for what the covariances take themselves."""
+        if self._covariances is None or not self._weights:
+            return {}
+        small, large = (_moments(columns) for columns in _WIDTHS)
+        preparing, large_prepared = _timed(lambda: _prepared(large))
+        samples = {_WIDTHS[0]: _prepared(small), _WIDTHS[1]: large_prepared}
+        lines, seconds = {}, dict[str, float]()
+        for work, count in (+self._weights).items():
+            kind = work.type_name, work.coupled
+            if kind not in lines:
+                lines[kind] = [_seconds_of_a_weight(*kind, samples[n], self._covariances.effort, threads) for n in _WIDTHS]
+            narrow, wide = lines[kind]
+            slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
+            each = narrow + slope * max(0, work.columns - _WIDTHS[0]) + REST
+            seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
+        cubes = sum((columns / _WIDTHS[1]) ** 3 for columns in self._prepared.values())
+        coupled = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in self._blocks.items())
+        coupling = coupled * _timed(partial(couple, _gradients()))[0] if coupled else 0.0
+        return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
+
+
 def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: Plan, threads: int) -> dict[str, float]:
     """`quantize.timing.predict_seconds` of a plan that encodes tensors of this source with covariances, with PREPARING for what
     these take themselves."""
-    weights, prepared, blocks = Counter[_Work](), dict[Hashable, int](), Counter[int]()
-    weighed = Counter[str]()
+    load = Encodings(covariances)
     for name, kind in plan.outputs.entries():
         tensor = source.tensors.get(name)
-        if tensor is None or is_copied(kind) or not takes_covariance(kind.type):
-            continue
-        collected, coupling = covariances.collected(tensor), covariances.row_coupling(tensor)
-        if collected is None or not collected.has_enough_tokens.any():
-            continue
-        enough, is_coupled = collected.has_enough_tokens, np.zeros(1, bool) if coupling is None else coupling.is_coupled
-        together, with_more = round(is_coupled.mean() * kind.n_elements), round(enough.mean() * kind.n_elements)
-        weights[_Work(kind.type.name, collected.columns, True)] += together
-        weights[_Work(kind.type.name, collected.columns, False)] += with_more - together
-        weighed[kind.type.name] += with_more
-        prepared |= {covariances.key_of(tensor, i): collected.columns for i in np.flatnonzero(enough).tolist()}
-        if coupling is not None:
-            blocks[coupling.blocks.size] += int(is_coupled.sum())
-    seconds = predict_seconds(plan, threads, without=weighed)
-    if not weights:
-        return seconds
-    small, large = (_moments(columns) for columns in _WIDTHS)
-    preparing, large_prepared = _timed(lambda: _prepared(large))
-    samples = {_WIDTHS[0]: _prepared(small), _WIDTHS[1]: large_prepared}
-    lines = {}
-    for work, count in (+weights).items():
-        kind = work.type_name, work.coupled
-        if kind not in lines:
-            lines[kind] = [_seconds_of_a_weight(*kind, samples[n], covariances.effort, threads) for n in _WIDTHS]
-        narrow, wide = lines[kind]
-        slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
-        each = narrow + slope * max(0, work.columns - _WIDTHS[0]) + REST
-        seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
-    cubes = sum((columns / _WIDTHS[1]) ** 3 for columns in prepared.values())
-    coupling = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in blocks.items()) * _timed(partial(couple, _gradients()))[0]
-    return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
+        if tensor is not None and not is_copied(kind):
+            load.add(tensor, kind.type, kind.n_elements)
+    seconds = predict_seconds(plan, threads, without=load.weighed)
+    for name, more in load.seconds(threads).items():
+        seconds[name] = seconds.get(name, 0.0) + more
+    return seconds
 
 
 def _moments(columns: int) -> Covariance:

@@ -109,6 +109,18 @@ class Executable(ABC):
         """Bytes of memory that a pass over sequences with so many tokens each takes; None: not known."""
         return None
 
+    def cache_bytes(self, tokens: int, passes: int) -> int | None:
+        """Bytes that the cache of a sequence of so many tokens takes, which this many passes fill; None: not known."""
+        return None
+
+    def weight_bytes(self) -> int:
+        """Bytes of memory that weights take in the end which are not used as they lie in a mapped file."""
+        return 0
+
+    def release(self) -> None:
+        """Frees what is kept for the next pass, and can be made again."""
+        return
+
     @abstractmethod
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""

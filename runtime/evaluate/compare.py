@@ -15,6 +15,7 @@ import numpy as np
 
 from ...formats import PlanError, SourceTensor, dims
 from ...jobs.patterns import NamePattern, compile_pattern
+from ...simd.workers import Workers
 from ..graph import Observer, Op, Weight
 from ..graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
 from ..model import Model
@@ -289,25 +290,30 @@ def _compare_weights(
         if other.shape != tensor.shape:
             comparison.reshaped.append(name)
             continue
-        error = _tensor_error(tensor, other, inputs)
+        error = _tensor_error(tensor, other, inputs, a.workers)
         comparison.tensors.append(error)
         if on_tensor is not None:
             on_tensor(error.nbytes_a + error.nbytes_b, name)
 
 
-def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int], np.ndarray]) -> TensorError:
-    error_squared = norm_squared = product_error_squared = product_squared = 0.0
+def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int], np.ndarray], workers: Workers) -> TensorError:
     columns, rows, _ = dims(a.shape)
-    if not all(_same_bytes(a, b, *row_range) for row_range in _row_ranges(a, columns, rows)):
-        for start, stop in _row_ranges(a, columns, rows):
-            weights = a.read(start, stop)
-            difference = b.read(start, stop) - weights
-            error_squared += float(np.einsum("ij,ij->", difference, difference, dtype=np.float64))
-            norm_squared += float(np.einsum("ij,ij->", weights, weights, dtype=np.float64))
-            x = inputs.get((a.name, start // rows))
-            if x is not None and x.shape[1] == columns:
-                product_error_squared += _product_norm_squared(x, difference)
-                product_squared += _product_norm_squared(x, weights)
+    ranges = list(_row_ranges(a, columns, rows))
+
+    def sums(row_range: tuple[int, int]) -> np.ndarray:
+        """Squares of the error and of the weights, and of the errors of products and of products."""
+        weights = a.read(*row_range)
+        difference = b.read(*row_range) - weights
+        found = [np.einsum("ij,ij->", x, x, dtype=np.float64) for x in (difference, weights)]
+        x = inputs.get((a.name, row_range[0] // rows))
+        if x is None or x.shape[1] != columns:
+            return np.array([*found, 0.0, 0.0])
+        return np.array([*found, _product_norm_squared(x, difference), _product_norm_squared(x, weights)])
+
+    parts = [np.zeros(4)]
+    if not all(_same_bytes(a, b, *row_range) for row_range in ranges):
+        parts += workers.map(sums, ranges)
+    error_squared, norm_squared, product_error_squared, product_squared = map(float, sum(parts, np.zeros(4)))
     relative = float(np.sqrt(error_squared / norm_squared)) if norm_squared else float("inf") if error_squared else 0.0
     product = None
     if any((a.name, matrix) in inputs for matrix in range(a.n_rows // rows)):

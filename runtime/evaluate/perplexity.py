@@ -148,9 +148,10 @@ def perplexities(
     mtp: bool = False,
     elsewhere: RunWindows | None = None,
     on_logits: OnLogits | None = None,
+    together: int | None = None,
 ) -> list[Perplexity]:
     """Scores the first windows of a text or of token ids with each of several models of the same vocabulary; as many windows
-    run in one pass as fit into the first model's `batch`.
+    run in one pass as `windows_together` says.
 
     n_ctx      tokens of a window
     chunks     number of windows; None: all
@@ -159,6 +160,7 @@ def perplexities(
     mtp        the draft layers are scored, too
     elsewhere  runs the windows, instead of these models: what `run_windows` gives for each batch, which is added up in order
     on_logits  called with the first model's logits of each block of predictions, in order
+    together   windows that run in one pass at most; None: as many as fit into the first model's `batch`
 
     Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ, there
     is no draft layer or too many for the window, MillError naming the first tensor or layer at fault as soon as an output or
@@ -183,7 +185,7 @@ def perplexities(
             on_chunk([summarise(c.statistics, f) for c, f in zip(candidates, fields, strict=True)], len(windows))
 
     # With an observer one window at a time: the caller may save the observer's state after each window.
-    step = max(1, models[0].settings.batch // n_ctx) if models[0].observer is None else 1
+    step = min(windows_together(models[0], n_ctx), together or len(windows)) if models[0].observer is None else 1
     batches = [slice(first, min(first + step, len(windows))) for first in range(0, len(windows), step)]
     results = elsewhere(windows, batches) if elsewhere is not None else None
     for batch in batches:
@@ -195,6 +197,11 @@ def perplexities(
         for _ in scored:
             on_window()
     return [_final(candidate, fields[i], drafts[i] if drafts else None) for i, candidate in enumerate(candidates)]
+
+
+def windows_together(model: Model, n_ctx: int) -> int:
+    """Windows of n_ctx tokens that fit into a model's `batch`; one at least."""
+    return max(1, model.settings.batch // n_ctx)
 
 
 def _draft_scores(model: Model, n_ctx: int) -> DraftScores:

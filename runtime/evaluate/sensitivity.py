@@ -63,6 +63,12 @@ class Reference:
     def divergences(self, source: TensorSource) -> np.ndarray:
         """The divergence of another model with the same vocabulary at each prediction, float64 or float32 [predictions]."""
         model = load_model(source, **self.settings)
+        try:
+            return self._divergences(model)
+        finally:
+            model.release()
+
+    def _divergences(self, model: Model) -> np.ndarray:
         middle = self.windows.shape[1] // 2
         each = zip(self._hidden(model), self.windows[:, middle + 1 :], self._outputs, strict=True)
         parts = [

@@ -265,8 +265,8 @@ def test_dry_run_predicts_time_and_disk(mill, llama, tmp_path):
     plan = json.loads(mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--json")[1])
     assert plan["disk"]["needed"] == plan["file_bytes"]
     assert plan["disk"]["free"] > 0
-    assert plan["predicted"]["seconds"] == pytest.approx(sum(plan["predicted"]["seconds_by_type"].values()))
-    assert plan["predicted"]["seconds_by_type"]["q8_0"] > 0
+    assert plan["predicted"]["seconds"] == pytest.approx(sum(plan["predicted"]["seconds_by_part"].values()))
+    assert plan["predicted"]["seconds_by_part"]["q8_0"] > 0
     text = mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run")[1]
     assert re.search(r"disk: .* needed, .* free\nmemory: .* beside .*\ntime: about .* on this machine", text)
     assert "time:" not in mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--no-timing")[1]

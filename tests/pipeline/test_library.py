@@ -16,7 +16,7 @@ from ggufmill.simd.compile import background
 from ggufmill.simd.compile.kernel_cache import module_folder
 
 # What differs from one call to the next.
-_VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
+_VOLATILE = {"seconds", "seconds_by_part", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
 _VOLATILE |= {"t_pp", "t_tg", "speed_pp", "speed_tg", "prompt_per_second", "generated_per_second"}
 
 

@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from math import ceil
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
 from ...graph import Graph, check_support
-from ...graph.ops import ExpertLinear, Op, Route
+from ...graph.ops import Op, Route
 from ...settings import Settings
 from .. import Executable
 from ..reference.functions import SUPPORT
@@ -30,7 +29,6 @@ from .weights import WeightStore
 
 _CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
 _END = 1 << 60
-_EXPERT_TOKENS = 600  # of an expert that are multiplied at a time, about, at the most
 _LONG_PASS = 256  # tokens, from which on a pass says how far it is
 
 
@@ -144,17 +142,30 @@ class CpuExecutable(Executable):
         return logits
 
     def pass_bytes(self, counts: Sequence[int]) -> int:
-        """The blocks of the pass, which is written and not run, and of functions within it for the tokens of an expert."""
-        out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, None)
+        """The blocks of the pass, which is written and not run, and of passes within it."""
+        out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, self.observer)
         self._write(out, self.steps)
-        nbytes, inner = out.pool.nbytes, 0
+        nbytes = out.pool.nbytes
         out.release()
-        for op in self.graph.ops:
-            if isinstance(op, ExpertLinear):
-                columns, rows, experts = op.weight.shape
-                tokens = min(_EXPERT_TOKENS, ceil(sum(counts) * op.routing.shape[0] / experts * 1.25))
-                inner = max(inner, 4 * tokens * (3 * columns + 3 * rows))
-        return nbytes + inner
+        return nbytes + max(step.inner_bytes(sum(counts)) for step in self.steps)
+
+    def cache_bytes(self, tokens: int, passes: int) -> int:
+        """Of recurrent states there is the one before the last pass, and from the second pass on one to write to."""
+        layers = self.compiled.layers
+        states = min(passes + 1, 3) * sum(layer.state_bytes for layer in layers)
+        return tokens * sum(layer.token_bytes for layer in layers) + states
+
+    def weight_bytes(self) -> int:
+        ops = (*self.graph.ops, *self.graph.head)
+        return self.store.kept_bytes({weight.name for op in ops for weight in op.weights if len(weight.shape) > 1})
+
+    def release(self) -> None:
+        with self._lock:
+            kept = [former for passes in self._passes.values() for former in passes]
+            self._passes.clear()
+        for former in kept:
+            former.release()
+        self.store.release()
 
     def _compile_in_background(self, generated: bool) -> None:
         """Has other processes compile what takes longest of this graph's parts, or of products for generated tokens."""

@@ -53,6 +53,8 @@ class Pool:
             return found
         if self._is_transient:
             self._drop_largest()
+            if nbytes >= _LARGE:  # so that a little more fits too; what is not written to takes no memory
+                nbytes = 1 << (nbytes - 1).bit_length()
         self.nbytes += nbytes
         self._made.append(Block(nbytes))
         return self._made[-1]

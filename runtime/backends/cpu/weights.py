@@ -12,6 +12,7 @@ use, so that memory stays bounded whatever the model's size.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -107,6 +108,23 @@ class WeightStore:
                 self._bytes[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
             return self._bytes[tensor.name]
 
+    def release(self) -> None:
+        """Frees decoded rows; those that products are using are freed after them."""
+        with self._lock:
+            self.free += sum(rows.nbytes for rows in self._rows.values())
+            self._rows = {}
+
+    def kept_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of memory that the weights of these tensors will take when all have been used: those that are decoded, or had
+        to be read, as far as there is room for them."""
+        needed = 0
+        for tensor in (self.source.tensors[name] for name in names if name in self):
+            if not multiplies_as_stored(tensor, self.exact):
+                needed += 4 * prod(tensor.shape)
+            elif tensor.mapped is None and tensor.stored is not None:
+                needed += tensor.stored.nbytes(tensor.shape)
+        return min(needed, self.free)
+
     def all_rows(self, tensor: SourceTensor) -> np.ndarray:
         """All rows of all matrices decoded, float32 [rows in all, columns], cached if there is memory for them."""
         per_matrix = tensor.shape[1]
@@ -123,6 +141,12 @@ class WeightStore:
         return decoded
 
 
+def multiplies_as_stored(tensor: SourceTensor, exact: bool) -> bool:
+    """Whether products are made from a tensor's stored rows; False: its rows are decoded first."""
+    stored = tensor.stored
+    return stored is not None and tensor.raw is not None and stored.is_known and not (exact and not stored.is_float)
+
+
 class WeightMatrix:
     """A weight matrix [rows, columns], or a stack of them (one per expert or head), applied as x @ W.T."""
 
@@ -137,8 +161,8 @@ class WeightMatrix:
     @cached_property
     def _packed(self) -> np.ndarray | None:
         """The rows of all matrices as they are stored, uint8 [rows of all, row bytes], if products may be made from them."""
-        tensor, stored = self.tensor, self.tensor.stored
-        if stored is None or tensor.raw is None or not stored.is_known or (self.store.exact and not stored.is_float):
+        tensor = self.tensor
+        if not multiplies_as_stored(tensor, self.store.exact):
             return None
         return tensor.mapped if tensor.mapped is not None else self.store.stored_bytes(tensor)
 

@@ -1,5 +1,7 @@
 """Predicted seconds of encoding with covariances: by widths, with what preparing costs, each covariance once."""
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,8 @@ def covariances(curvature, tokens=9999):
 
 class Source:
     def __init__(self):
-        self.tensors = {name: type("Tensor", (), {"name": name, "shape": shape}) for name, shape in SHAPES.items()}
+        tensors = ({"name": name, "shape": shape, "n_elements": prod(shape)} for name, shape in SHAPES.items())
+        self.tensors = {fields["name"]: type("Tensor", (), fields) for fields in tensors}
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """KL divergence that quantising some tensors causes."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES
+from ggufmill.recipes import FOLDER
 from ggufmill.runtime.evaluate.sensitivity import Reference
 
 
@@ -32,3 +36,18 @@ def test_smaller_types_and_more_tensors_diverge_more(reference):
 def test_error_is_that_of_the_mean(reference):
     divergence = reference.with_types({"output.weight": TYPES["q4_0"]}, None)
     assert 0 < divergence.error < divergence.mean
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_models_that_were_measured_take_no_memory():
+    """Parts of a model refer to each other, so that its activations and decoded weights stayed."""
+    tokens = np.random.default_rng(0).integers(3, 1000, 1024)
+    reference = Reference(open_source(FOLDER / "demo"), tokens, 512, 2, exact=True)
+
+    def taken():
+        reference.with_types({"blk.1.ffn_gate_exps.weight": TYPES["q4_0"]}, None)
+        found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text("utf-8"))
+        return int(found[1]) << 10
+
+    first = taken()
+    assert max(taken() for _ in range(6)) < first + (80 << 20)

@@ -117,8 +117,12 @@ class ExpertBatches:
             x = self._inputs[op.x.index][1].matrix
             observer.on_expert_inputs(op, op.weight, ExpertInputs(x, experts, starts, counts, self._places))
         else:
-            x = out.view(op.x).matrix
-            out.call(lambda: observer.on_expert_inputs(op, op.weight, ExpertInputs(x, experts, starts - low, counts)))
+            view = out.view(op.x)  # of memory that others use later: an array of it would keep it
+
+            def report() -> None:
+                observer.on_expert_inputs(op, op.weight, ExpertInputs(view.matrix, experts, starts - low, counts))
+
+            out.call(report)
 
     def _observe_output(self, out: PassProgram, inner) -> None:
         """Reports an output, its rows in the order of tokens and their choices, to an observer that wants it."""

@@ -23,7 +23,7 @@ from ..kernels.elementwise import SIGMOID_SCORES, SOFTMAX, SQRT_SOFTPLUS
 from ..memory import View
 from ..pass_program import PassProgram
 from .elementwise import add
-from .expert_batches import ExpertBatches
+from .expert_batches import CHUNK_BYTES, ExpertBatches
 from .expert_steps import Arranged, ExpertLinearStep, ScaleByRoutingStep, combine
 from .mixture import Mixture
 from .step import STEPS, Step
@@ -87,6 +87,13 @@ class ExpertsStep(Step, Mixture):
         if op is self.route:
             return out.view(self.route.out).array.reshape(out.n, self.route.used)
         return super().output(out, op) if op in (self.combine, self.add, self.identity) and op.out.index in out.values else None
+
+    def inner_bytes(self, n: int) -> int:
+        """Of a chunk of rows: what the matrices make of them, and the inputs of the last one once more, as codes of 8 bits."""
+        if self._is_small(n):
+            return 0
+        rows = min(n * self.route.used, CHUNK_BYTES // (4 * self.columns))
+        return rows * (4 * sum(matrix.rows for matrix in self.matrices) + self.matrices[-1].columns)
 
     def emit(self, out: PassProgram) -> None:
         used = self.route.used

@@ -43,6 +43,10 @@ class Step:
         """Adds the tasks of the ops to a pass."""
         raise NotImplementedError
 
+    def inner_bytes(self, n: int) -> int:
+        """Bytes of memory, at the most, of passes that are written while one of n tokens runs."""
+        return 0
+
     def output(self, out: PassProgram, op: Op) -> np.ndarray | None:
         """An op's result, float32 [n, *op.out.shape], for an observer; None: there is none, or the step reports it itself."""
         view = out.view(op.out)

@@ -1,0 +1,95 @@
+"""What a job takes, said without doing it: disk space, memory, time on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .figures import duration, size_text
+from .shown import shown
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a job takes.
+
+    disk_needed  bytes that are still to be written; disk_free: None if unknown
+    seconds      for each part of the job, a type of tensors or a step, on a machine that does nothing else; None: not timed
+    disk_peak    bytes of all files when most is there, with those that are there already; None: as disk_needed
+    memory       bytes, at the most, that are no file's; None: not said
+    threads      that share the work
+    """
+
+    disk_needed: int
+    disk_free: int | None
+    seconds: dict[str, float] | None = None
+    disk_peak: int | None = None
+    memory: int | None = None
+    threads: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys `disk`, `memory` and, if the job was timed, `predicted`: seconds, those of the processor (of all threads
+        together), and those of each part."""
+        figures: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
+        if self.disk_peak is not None:
+            figures["disk"]["peak"] = self.disk_peak
+        if self.memory is not None:
+            figures["memory"] = {"peak": self.memory}
+        if self.seconds is not None:
+            figures["predicted"] = predicted(self.seconds, self.threads)
+        return figures
+
+    @property
+    def text(self) -> str:
+        """Disk space, memory, and the time of the slowest parts if that was predicted, for people."""
+        free = f", {size_text(self.disk_free)} free" if self.disk_free is not None else ""
+        peak, needed = self.disk_peak, self.disk_needed
+        most = f", {size_text(peak)} at the peak with what is there" if peak is not None and peak != needed else ""
+        lines = [f"disk: {size_text(needed)} needed{most}{free}"] if needed or most else []
+        if self.memory is not None:
+            lines.append(f"memory: {size_text(self.memory)} beside the files that are read and written")
+        if self.seconds is not None:
+            slowest = sorted(self.seconds.items(), key=lambda item: -item[1])[:4]
+            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)
+            total = duration(sum(self.seconds.values()))
+            lines.append(f"time: about {total} on this machine ({parts}), unless reading the source takes longer")
+        return "\n".join(lines)
+
+
+def predicted(seconds: Mapping[str, float], threads: int) -> dict[str, Any]:
+    """seconds by part, on so many threads, as JSON."""
+    total = sum(seconds.values())
+    return {"seconds": total, "processor_seconds": total * threads, "seconds_by_part": dict(seconds)}
+
+
+def free_space(folder: Path) -> int | None:
+    """Bytes that are free where a folder is, or will be; None if unknown."""
+    folder = folder.absolute()
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    return shutil.disk_usage(existing).free if existing is not None else None
+
+
+@shown
+@dataclass(frozen=True)
+class Planned:
+    """What a call would do, and what it takes: the result of one with dry_run, which has no other.
+
+    work      what there is to do, in numbers with names: windows, tensors, ...
+    forecast  disk space, memory, time
+    """
+
+    work: dict[str, Any]
+    forecast: Forecast
+
+    @property
+    def text(self) -> str:
+        """What there is to do, and what it takes, for people."""
+        named = ((name.replace("_", " "), f"{n:,}" if isinstance(n, int) else n) for name, n in self.work.items())
+        return f"{', '.join(f'{name} {n}' for name, n in named)}\n{self.forecast.text}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: status ('planned'), what there is to do, and what it takes."""
+        return {"status": "planned", **self.work, **self.forecast.as_json()}

@@ -1,0 +1,72 @@
+"""What reading windows of a text with models takes: memory, and seconds on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...imatrix.covariance.estimate import expected_seconds
+from ...runtime import Model
+from ...runtime.evaluate.divergence import BLOCK_BYTES
+from ...runtime.evaluate.logits_file import scored
+from ...runtime.evaluate.perplexity import windows_together
+from .figures import size_text
+from .forecast import Forecast, free_space
+from .messages import warn
+
+# Anonymous memory of a program that runs a model: its modules and kernels, and for each token of the vocabulary.
+_STARTED, _TOKEN = 105 << 20, 370
+_STARTING, _TOKEN_STARTING = 1.2, 8e-6  # the same of seconds of the processor
+
+
+def started_bytes(models: Sequence[Model]) -> int:
+    """Bytes of a program that has loaded these models, beside their files."""
+    return _STARTED + sum(
+        _TOKEN * model.n_embeddings + model.packed_bytes + model.executable.weight_bytes() for model in models
+    )
+
+
+def start_seconds(models: Sequence[Model]) -> float:
+    """Of the processor, until the first window runs."""
+    return _STARTING + sum(_TOKEN_STARTING * model.n_embeddings for model in models)
+
+
+def reading_memory(models: Sequence[Model], n_ctx: int, together: int, baseline: Model | None = None) -> int | None:
+    """Bytes that are no file's, at the most, while these models, and a baseline, score windows, so many together: the results
+    of all are kept until they are scored, a block of logits of each at a time. None: not known."""
+    running = [*models, *([baseline] if baseline is not None else [])]
+    passes = [model.windows_bytes(together, n_ctx) for model in running]
+    if any(nbytes is None for nbytes in passes):
+        return None
+    kept = sum(4 * together * n_ctx * model.graph.n_embd for model in running[1:])
+    block = min(BLOCK_BYTES, 4 * models[0].n_vocab * scored(n_ctx))
+    blocks = block * (1 if baseline is None else 3)
+    return started_bytes(running) + kept + max(blocks, *(nbytes for nbytes in passes if nbytes is not None))
+
+
+def most_together(
+    models: Sequence[Model], n_ctx: int, windows: int, baseline: Model | None = None, memory: int | None = None
+) -> int:
+    """How many windows run in one pass: as many as fit into the first model's batch and into so many bytes, but one at least,
+    with a warning where that takes more."""
+    together = min(windows, windows_together(models[0], n_ctx))
+    while memory is not None and (taken := reading_memory(models, n_ctx, together, baseline)) is not None and taken > memory:
+        if together == 1:
+            warn([f"a window of {n_ctx} tokens takes {size_text(taken)}, more than --memory; smaller ones (-c) take less"])
+            break
+        together -= 1
+    return together
+
+
+def reading_forecast(
+    seconds: Mapping[str, float], memory: int | None, models: Sequence[Model], folder: Path, nbytes: int = 0
+) -> Forecast:
+    """seconds: of each step, without the start of the program; nbytes: that are written to a folder."""
+    threads = models[0].workers.count
+    parts = {"start": start_seconds(models) / threads, **seconds}
+    return Forecast(nbytes, free_space(folder), parts, memory=memory, threads=threads)
+
+
+def reading_seconds(model: Model, tokens: int) -> float:
+    """Of scoring a text of so many tokens."""
+    return expected_seconds(model, (), tokens, 1)[0]

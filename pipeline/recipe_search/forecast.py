@@ -1,0 +1,109 @@
+"""What a search for types takes: memory, and seconds on this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...formats import TYPES, SourceTensor, TensorType, dims
+from ...operating_system.processors import available_cpus
+from ...quantize.covariance.matrix.prepared import prepared_bytes
+from ...quantize.covariance.refine import triangles_of
+from ...quantize.covariance.timing import Encodings
+from ...quantize.search.row_sample import COUPLED_ROWS, COUPLED_RUNS, RUN_ROWS
+from ...quantize.timing import encode_speed
+from ...runtime import load_model
+from ..common.forecast import Forecast, Planned
+from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
+from ..planning import KEPT_IN_SEARCH
+from .search_job import PROBES, SearchJob
+
+_STARTED, _PER_THREAD = 130 << 20, 30 << 20  # bytes of the program, and of what a thread has of rows
+
+
+def search_forecast(search: SearchJob, folder: Path) -> Planned:
+    """What is left to measure, without what an earlier search has measured. folder: of the recipe."""
+    options, threads = search.options, search.options.threads or available_cpus()
+    seconds = _by_type(search, threads, _samples(search))
+    memory = _STARTED + threads * _PER_THREAD + _prepared_memory(search, threads)
+    work = {"tensors": len(search.tensors), "types": len({t.name for types in search.candidates.values() for t in types})}
+    if options.text is None:
+        return Planned(work, Forecast(0, None, seconds, memory=memory, threads=threads))
+    model = load_model(search.running_source, **search.running_settings)
+    groups = min(options.measurements, len(search.tensors))
+    runs = divergence_runs(groups, options.refine)
+    encoded = sum(_by_type(search, threads, _whole(search)).values())
+    seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded * (len(PROBES) + 2 * options.refine)}
+    seconds["reading"] = runs * options.chunks * reading_seconds(model, options.n_ctx)
+    together = most_together([model], options.n_ctx, options.chunks)
+    reading = reading_memory([model], options.n_ctx, together, model)
+    if reading is None:
+        return Planned(work | {"runs": runs}, reading_forecast(seconds, None, [model], folder))
+    kept = 2 * options.chunks * options.n_ctx * model.graph.n_embd  # outputs of the second halves of windows
+    largest = max(tensor.n_elements for tensor in search.tensors.values())
+    cached = min(4 * largest, model.settings.cache_bytes or (4 << 30))
+    more = memory - _STARTED + kept + cached
+    return Planned(work | {"runs": runs}, reading_forecast(seconds, reading + more, [model], folder))
+
+
+def divergence_runs(groups: int, refine: int) -> int:
+    """How often the text is read where the sensitivity of so many groups of tensors is measured, in so many further rounds."""
+    return len(PROBES) * groups * (1 + refine) + 2
+
+
+def _samples(search: SearchJob) -> Iterator[tuple[SourceTensor, TensorType, int, int | None]]:
+    """Tensor, type, weights and matrices of each error that is not known yet."""
+    for name, tensor in search.tensors.items():
+        weights, matrices = _sampled(search, tensor)
+        known = search.measurements.errors.get(name, {})
+        yield from ((tensor, kind, weights, matrices) for kind in search.candidates[name] if kind.name not in known)
+
+
+def _sampled(search: SearchJob, tensor: SourceTensor) -> tuple[int, int]:
+    """Weights of the sample of a tensor, and matrices that it has rows of."""
+    columns, rows, matrices = dims(tensor.shape)
+    is_coupled = search.covariances is not None and search.covariances.row_coupling(tensor) is not None
+    run = min(COUPLED_ROWS if is_coupled else RUN_ROWS, rows)
+    runs = max(COUPLED_RUNS if is_coupled else 1, search.options.rows // run)
+    return min(runs * run, tensor.n_rows) * columns, min(runs, matrices)
+
+
+def _whole(search: SearchJob) -> Iterator[tuple[SourceTensor, TensorType, int, int | None]]:
+    """All weights, as if each tensor were encoded a bit to each of its types."""
+    for name, tensor in search.tensors.items():
+        kinds = search.candidates[name]
+        yield from ((tensor, kind, tensor.n_elements // len(kinds), None) for kind in kinds)
+
+
+def _by_type(
+    search: SearchJob, threads: int, parts: Iterator[tuple[SourceTensor, TensorType, int, int | None]]
+) -> dict[str, float]:
+    """Seconds of encoding, by type."""
+    load, plain = Encodings(search.covariances), Counter[str]()
+    for tensor, kind, weights, matrices in parts:
+        plain[kind.name] += weights - load.add(tensor, kind, weights, matrices)
+    seconds: dict[str, float] = {name: n / encode_speed(TYPES[name], threads) for name, n in (+plain).items()}
+    for name, more in load.seconds(threads).items():
+        seconds[name] = seconds.get(name, 0.0) + more
+    return seconds
+
+
+def _prepared_memory(search: SearchJob, threads: int) -> int:
+    """Bytes of the covariances that are kept prepared, and of those that are read meanwhile."""
+    covariances = search.covariances
+    if covariances is None:
+        return 0
+    triangles = {triangles_of(kind) for kinds in search.candidates.values() for kind in kinds}
+    kept = max(triangles) if len(triangles) == 1 else KEPT_IN_SEARCH
+    prepared, reading = dict[object, int](), 0
+    for tensor in search.tensors.values():
+        collected = covariances.collected(tensor)
+        if collected is None:
+            continue
+        reading = max(reading, collected.nbytes)
+        if collected.has_enough_tokens.any():
+            each = prepared_bytes(collected.columns, kept)
+            prepared |= {covariances.key_of(tensor, i): each for i in range(_sampled(search, tensor)[1])}
+    largest = max(prepared.values(), default=0)
+    return max(largest, min(sum(prepared.values()), covariances.cache.memory)) + reading
