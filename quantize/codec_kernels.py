@@ -11,11 +11,15 @@ from ..simd.compile.kernel_cache import ROOT
 from . import codecs
 from .plain_rows import can_encode
 
+_ONE_KERNEL = ("iqk.iq_k_ks", "trellis.iq_kt")  # codecs whose encoder is one kernel for all their types
+
 
 def codec_unit(name: str) -> Unit:
-    """What is compiled at once for a type: the codec of its rows, which of an interleaved type are those of its plain twin. Its
-    sources are those of the codec's module."""
+    """What is compiled at once for a type: the codec of its rows, which of an interleaved type are those of its plain twin, and
+    of types that share an encoder those of the first. Its sources are those of the codec's module."""
     encoded = TYPES[name] if TYPES[name].codec is not None else TYPES.plain(TYPES[name])
+    if encoded.codec in _ONE_KERNEL:
+        encoded = next(each for each in TYPES.values() if each.codec == encoded.codec)
     source = Path(codecs.__path__[0], *(encoded.codec or "").split(".")).with_suffix(".py")
     return Unit(f"{__package__}.encode", "compile_codec", encoded.name, source.relative_to(ROOT).as_posix())
 
@@ -25,6 +29,6 @@ def compile_codecs_in_background(types: Iterable[TensorType], urgent: bool = Tru
 
     urgent: at once, with the priority of this process, which compiles the first one. `encode` waits for those that were begun.
     """
-    units = [codec_unit(each.name) for each in types if can_encode(each)]
-    units = [unit for unit in units if not unit.is_marked]
+    wanted = dict.fromkeys(codec_unit(each.name) for each in types if can_encode(each))
+    units = [unit for unit in wanted if not unit.is_marked]
     return compile_in_background(units, urgent) if units[urgent:] else 0

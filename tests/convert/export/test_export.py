@@ -66,6 +66,9 @@ def differences(first, second):
     return [*keys, *names, *(n for n in one.tensors if not np.array_equal(one.tensors[n].data, other.tensors[n].data))]
 
 
+@pytest.mark.slow(
+    keep=["llama", "v2-lite", "gpt-oss", "gemma3", "mamba", "gpt2", "falcon-h1", "dbrx", "cohere2moe", "laguna", "step35*"]
+)
 @pytest.mark.parametrize("case", kept_or_oracle(CASES))
 def test_converting_an_exported_checkpoint_gives_the_same_file(tmp_path, case):
     record_of(case).write(tmp_path / "model")

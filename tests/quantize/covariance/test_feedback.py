@@ -103,6 +103,7 @@ def test_feedback_in_fours_lowers_the_error():
     assert np.array_equal(decode(out, "iq4_kss", 512), refinement.values)
 
 
+@pytest.mark.slow(keep=["iq1_m", "iq[23]_kt", "iq4_kss"])
 @pytest.mark.parametrize("type_name", ["iq3_s", "iq1_m", "iq2_kt", "iq3_kt", "iq4_kss"])
 def test_scale_codes_are_the_best(type_name):
     """Where groups do not depend on each other, no other code of a group has a smaller error."""

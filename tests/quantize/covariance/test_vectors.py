@@ -56,6 +56,7 @@ def test_random_codes_become_good_ones(type_name):
     assert errors[2].sum() < errors[1].sum() < errors[0].sum() < 0.8 * before.sum()
 
 
+@pytest.mark.slow(keep=["iq2_*", "iq1_*"])
 @pytest.mark.parametrize("type_name", ["iq3_s", "iq2_xxs", "iq1_m", "iq2_kl", "iq2_kt", "iq1_s_r4", "iq1_m_r4"])
 def test_better_than_the_encoder_alone(type_name):
     x, h = weights(8, 512), covariance(512, 40)
@@ -66,6 +67,7 @@ def test_better_than_the_encoder_alone(type_name):
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e4])
+@pytest.mark.slow(keep=["*iq1_*"])
 @pytest.mark.parametrize("type_name", ["iq3_xxs", "iq1_s", "iq4_kt", "iq1_m_r4"])
 def test_no_row_is_worse_whatever_its_size(type_name, magnitude):
     rng = np.random.default_rng(5)
@@ -108,6 +110,7 @@ def sweep_in_numpy(x: np.ndarray, rows: VectorRows, values: np.ndarray, h: np.nd
     return values
 
 
+@pytest.mark.slow(keep=["iq2_*", "iq1_*"])
 @pytest.mark.parametrize("type_name", ["iq3_s", "iq3_xxs", "iq2_xxs", "iq1_m", "iq1_s", "iq2_kl"])
 def test_sweep_is_that_of_plain_numpy(type_name):
     x, h, q = weights(1, 512), covariance(512, 40), random_rows(type_name, 1, 512)

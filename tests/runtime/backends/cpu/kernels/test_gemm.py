@@ -18,7 +18,7 @@ from ggufmill.simd.workers import Workers
 
 WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}
 KNOWN = [name for name, kind in TYPES.items() if can_encode(kind)]
-# The others have the kernels of one of these, for which test_gemv.py has a product of every type.
+# The others have the kernels of one of these, each with code of its own that is compiled for its rows.
 OF_EACH_KIND = ["q4_0", "q8_0", "q2_K", "q6_K", "iq4_nl", "iq2_xxs", "iq3_s", "iq5_k", "q4_k_r4", "bf16_r16", "f16", "iq2_kt"]
 
 
@@ -58,6 +58,7 @@ def multiplied(weights, x, cuts=(), matrix=0):
     return np.concatenate([weights.multiply(part, matrix, use_gemv=False) for part in np.split(x, cuts)])
 
 
+@pytest.mark.slow(keep=[f"{name}-*" for name in OF_EACH_KIND])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", KNOWN)
 def test_threads_batches_and_other_matrices_change_no_bit(name, exact, monkeypatch):

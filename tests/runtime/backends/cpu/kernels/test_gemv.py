@@ -22,6 +22,7 @@ from ggufmill.simd.target import target, target_at
 LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "neon", "portable") if level in target().levels]
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]
+SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
 
 def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,13 +104,14 @@ def columns_of(name: str) -> int:
     return max(gemv(name).columns, 4)
 
 
+@pytest.mark.slow(keep=[*OF_EACH_KIND, *SHAPED, "iq1_*", "iq2_kt", "tq1_0", "mxfp4"])
 @pytest.mark.parametrize("name", products())
 def test_product_equals_that_of_decoded_rows(name):
     unit = columns_of(name)
     check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"])
+@pytest.mark.parametrize("name", SHAPED)
 @settings(max_examples=12, deadline=None)
 @given(groups=st.integers(1, 7), units=st.integers(1, 11), tokens=st.integers(1, 8), seed=st.integers(0, 99))
 def test_any_shape(name, groups, units, tokens, seed):
