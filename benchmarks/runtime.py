@@ -13,14 +13,18 @@ that a token needs) x (tokens per second of the prompt) / (products of bytes per
 peak.py). After each model file the results
 are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
 setting round_bf16: bf16 weights take activations rounded to bf16, as the rival's do.
+--processor-time counts processor time, of one thread, in place of the clock, for a machine that has other work: of the rival
+three of four runs of each test.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -45,7 +49,7 @@ ROUNDED = "/rounded"  # ends the name of a type that is run with round_bf16
 WORDS = {"pp": "prompt", "tg": "generation"}
 
 
-def bandwidth(threads: int, nbytes: int = 1 << 29, repeat: int = 5) -> float:
+def bandwidth(threads: int, nbytes: int = 1 << 29, repeat: int = 5, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second that so many threads read; the best of several runs."""
     words = np.ones(nbytes // 8, np.int64)
     parts = np.array_split(words, threads)
@@ -53,9 +57,9 @@ def bandwidth(threads: int, nbytes: int = 1 << 29, repeat: int = 5) -> float:
     with ThreadPoolExecutor(threads) as pool:
         times = []
         for _ in range(repeat):
-            began = time.perf_counter()
+            began = clock()
             list(pool.map(read_all, parts))
-            times.append(time.perf_counter() - began)
+            times.append(clock() - began)
     return nbytes / min(times)
 
 
@@ -73,10 +77,28 @@ def needed_per_token(path: Path) -> dict[str, int]:
     return sums
 
 
-def run_rival(program: Path, model: Path, threads: int, prompt: int, generation: int) -> dict[str, float] | None:
+def rival_by_processor_time(program: Path, model: Path, prompt: int, generation: int) -> dict[str, float] | None:
+    """As `run_rival` with one thread, by processor time: loading and warming up are in the shorter of two processes, too."""
+
+    def seconds(p: int, n: int, runs: int) -> float | None:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = run_rival(program, model, 1, p, n, runs)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return None if done is None else after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    out = {}
+    for name, p, n in (("pp", prompt, 0), ("tg", 0, generation)):
+        short, long = seconds(p, n, 1), seconds(p, n, 4)
+        if short is None or long is None:
+            return None
+        out[name] = 3 * (p + n) / (long - short)
+    return out
+
+
+def run_rival(program: Path, model: Path, threads: int, prompt: int, generation: int, runs: int = 1) -> dict[str, float] | None:
     """{'pp', 'tg'} in tokens per second; None if it cannot run the file."""
     command = [str(program), "-m", str(model), "-p", str(prompt), "-n", str(generation), "-t", str(threads)]
-    done = subprocess.run([*command, "-r", "1", "-o", "json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, "-r", str(runs), "-o", "json"], capture_output=True, text=True, timeout=300)
     start, end = done.stdout.find("["), done.stdout.rfind("]")
     if done.returncode or start < 0:
         click.echo(f"  the rival failed on {model.name}: {(done.stderr.splitlines() or ['no reason given'])[-1]}", err=True)
@@ -86,7 +108,14 @@ def run_rival(program: Path, model: Path, threads: int, prompt: int, generation:
 
 
 def measure(
-    model: Path, rival: Path | None, threads: int, prompt: int, generation: int, rounds: int, round_bf16: bool = False
+    model: Path,
+    rival: Path | None,
+    threads: int,
+    prompt: int,
+    generation: int,
+    rounds: int,
+    round_bf16: bool = False,
+    processor_time: bool = False,
 ) -> dict[str, Any]:
     """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}."""
     runner = Runner(load_model(model, threads=threads, round_bf16=round_bf16))
@@ -95,11 +124,17 @@ def measure(
         runner.warm_up(test)
     samples: dict[str, dict[str, list[float]]] = {OURS: {key: [] for key in tests}}
     for _ in range(rounds):
-        theirs = run_rival(rival, model, threads, prompt, generation) if rival is not None else None
+        theirs = None
+        if rival is not None and processor_time:
+            theirs = rival_by_processor_time(rival, model, prompt, generation)
+        elif rival is not None:
+            theirs = run_rival(rival, model, threads, prompt, generation)
         for key, value in (theirs or {}).items():
             samples.setdefault(RIVAL, {}).setdefault(key, []).append(value)
         for key, test in tests.items():
-            samples[OURS][key].append(test.n_measured / runner.seconds(test))
+            used, clocked = -time.process_time(), runner.seconds(test)
+            used += time.process_time()
+            samples[OURS][key].append(test.n_measured / (used if processor_time else clocked))
     return samples
 
 
@@ -123,8 +158,9 @@ def summary(row: dict[str, Any], read_speed: float, peak: float) -> dict[str, An
 def markdown(report: dict[str, Any]) -> str:
     machine = report["program"]
     speeds = ", ".join(f"{float(b) / 1e9:.1f} GB/s on {t}" for t, b in report["bandwidth"].items())
+    by = " by processor time" if report.get("processor_time") else ""
     lines = [
-        f"pp{report['prompt']} and tg{report['generation']}, tokens per second, medians of {report['rounds']} interleaved "
+        f"pp{report['prompt']} and tg{report['generation']}, tokens per second{by}, medians of {report['rounds']} interleaved "
         f"rounds; {report['processor']}, level {report['level']}, ggufmill {machine['ggufmill']}, "
         f"numba {machine['numba']}; bandwidth {speeds} threads; {report['peak'] / 1e9:.0f} G products of bytes per second and "
         "thread at best.",
@@ -203,6 +239,7 @@ def with_repacked(names: list[str]) -> list[str]:
 @click.option(
     "--minutes", default=20.0, show_default=True, help="No new model file is begun after so long; run again to go on."
 )
+@click.option("--processor-time", is_flag=True, help="Count processor time, of one thread, in place of the clock.")
 @click.option("--fresh", is_flag=True, help="Measure again what the results hold already.")
 @click.option("--name", default="runtime", show_default=True, help="Of the files of results.")
 @click.option("--processor", help="What to call it; default: as the system names it.")
@@ -218,6 +255,7 @@ def main(
     generation: int,
     rounds: int,
     minutes: float,
+    processor_time: bool,
     fresh: bool,
     name: str,
     processor: str | None,
@@ -225,9 +263,11 @@ def main(
 ) -> None:
     began, file = time.monotonic(), out / f"{name}.json"
     names, counts = types.split(",") if types else with_repacked(list(TARGETS)), [int(t) for t in threads.split(",")]
-    settings = {"prompt": prompt, "generation": generation, "rounds": rounds}
+    if processor_time and counts != [1]:
+        raise click.UsageError("--processor-time is for --threads 1")
+    settings = {"prompt": prompt, "generation": generation, "rounds": rounds, "processor_time": processor_time}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
-    old_rows = old.get("rows", []) if all(old.get(k) == v for k, v in settings.items()) else []
+    old_rows = old.get("rows", []) if all(old.get(k, False) == v for k, v in settings.items()) else []
     done = {(r["size"], r["type"], r["threads"]): r for r in old_rows if rival is None or RIVAL in r["samples"]}
     speeds = {int(t): v for t, v in old.get("bandwidth", {}).items()}
     peak = peaks()["bytes"]
@@ -261,8 +301,10 @@ def main(
             path = make_model(folder, size, base)
             for t in missing:
                 row = {"size": size, "type": label, "threads": t, **needed_per_token(path)}
-                row["samples"] = measure(path, rival, t, prompt, generation, rounds, label != TYPES[base].name)
-                speeds[t] = max(bandwidth(t), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
+                is_rounded = label != TYPES[base].name
+                row["samples"] = measure(path, rival, t, prompt, generation, rounds, is_rounded, processor_time)
+                clock = time.process_time if processor_time else time.perf_counter
+                speeds[t] = max(bandwidth(t, clock=clock), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
                 s = summary(row, speeds[t], peak)
                 done[size, label, t] = row
                 ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)

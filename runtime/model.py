@@ -326,8 +326,8 @@ class Model:
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and
         no sequence is divided among passes."""
-        most = max(map(len, arrays), default=0)
-        return self.executable.takes_layers_in_turn and most <= self.settings.ubatch
+        takes = self.executable.takes_layers_in_turn
+        return takes and max(map(len, arrays), default=0) <= self.settings.ubatch
 
     def _passes(self, arrays: Sequence[np.ndarray], in_pieces: bool, generated: bool) -> Iterator[list[tuple[int, np.ndarray]]]:
         """The tokens of sequences divided into passes: of each the numbers of sequences and their next tokens."""

@@ -48,7 +48,7 @@ def _encode_searched(x, importance, mean_squares, nmax, parts, lane_bytes, out):
 
 
 @kernel
-def _encode_q8_0(x, out):
+def encode_q8_0_blocks(x, out):
     """x float32 [elements] -> out uint8 [bytes]. Lanes are elements of one block, except for the scales: sixteen blocks."""
     amax, inverses, half_words = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
     blocks = x.size // BLOCK
@@ -78,7 +78,7 @@ def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """q8_0: float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34]; importance is not used."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["q8_0"].row_bytes(n)), np.uint8)
-    _encode_q8_0(x.reshape(-1), out.reshape(-1))
+    encode_q8_0_blocks(x.reshape(-1), out.reshape(-1))
     return out
 
 

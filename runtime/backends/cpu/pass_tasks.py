@@ -11,7 +11,7 @@ import numpy as np
 from ....formats import TYPES
 from ...graph import Value
 from .compiled_graph import CompiledGraph
-from .kernels import hadamard, row_kernels
+from .kernels import cache_blocks, hadamard, row_kernels
 from .kernels.attention.cache_rows import TYPE_IDS
 from .kernels.task_kernel import OperandKernel
 from .kv_cache import KVCache
@@ -20,6 +20,7 @@ from .pass_memory import PassMemory
 from .schedule import Schedule
 
 CELL = 1024  # columns of a part where rows are divided: a multiple of all blocks
+_BLOCK_KERNELS = {"q8_0": cache_blocks.store_q8_0}  # of types in blocks that a task writes
 _ROW_NUMBERS = 16384  # numbers of the rows of one part: several microseconds
 
 Batch = list[tuple[KVCache, slice]]  # the cache of each sequence, and the rows that are its tokens
@@ -116,7 +117,8 @@ class PassTasks(PassMemory):
         part = self.compiled.part(layer, name)
         if part.rotation:
             x = self.rotate(x, self.temporary(x.rows, x.heads, x.width), part.rotation)
-        if not TYPES[part.type].is_float or part.every > 1:
+        is_float, blocks = TYPES[part.type].is_float, _BLOCK_KERNELS.get(part.type)
+        if part.every > 1 or not (is_float or blocks):
 
             def put() -> None:
                 rows = x.array
@@ -126,5 +128,7 @@ class PassTasks(PassMemory):
             self.call(put)
             return
         addresses = self.cache_addresses[layer, self.names.index(name)]
-        operands = {"x": x, "type_id": TYPE_IDS[part.type], "addresses": addresses}
-        self.schedule.task(row_kernels.store_in_cache, self.by_rows(x), writes=(self.cache_view(layer, name),), **operands)
+        operands: dict[str, Any] = {"x": x, "addresses": addresses, "writes": (self.cache_view(layer, name),)}
+        if blocks is None:
+            blocks, operands["type_id"] = row_kernels.store_in_cache, TYPE_IDS[part.type]
+        self.schedule.task(blocks, self.by_rows(x), **operands)
