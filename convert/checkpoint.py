@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from ..formats import FormatError, SourceTensor
-from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_safetensors
+from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
 from ..formats.source import files_stamp
 from ..quantize.tensor_scale import takes_scale
 from .architectures.encoders.pooling import read_modules
 from .config import Config, read_config
 from .draft_layers import with_draft_layers
-from .hub.fetch import TOKENIZER_FILES
+from .hub.fetch import TOKENIZER_FILES, FetchedRepository
 from .model_spec import ModelSpec, TensorSpec
 from .quantization.methods import WeightFinder, missing_name
 from .quantization.stored_weights import StoredWeight, WeightTensors
@@ -77,21 +77,15 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(
-    folder: Path,
-    shards: Mapping[str, ShardOpener] | None = None,
-    origin: str = "",
-    prefetch: Callable[[list[StoredTensor]], None] | None = None,
-    *,
-    lossy: bool = False,
-) -> Checkpoint:
+def open_checkpoint(fetched: FetchedRepository, *, lossy: bool = False) -> Checkpoint:
     """Reads config.json and the headers of all safetensors files of a folder, or of shards elsewhere; lossy: as for
     `read_config`. Raises FormatError."""
+    folder = fetched.folder
     read_config(folder)  # first: a folder without one is not a checkpoint at all
-    stored: Mapping[str, StoredTensor] = open_safetensors(folder, shards)
+    stored: Mapping[str, StoredTensor] = open_safetensors(folder, fetched.shards)
     for place, *_ in read_modules(folder).dense:
         stored = stored | {f"{place}.{name}": tensor for name, tensor in open_safetensors(folder / place).items()}
-    return Checkpoint(folder, read_config(folder, len(stored), lossy=lossy), stored, origin, prefetch)
+    return Checkpoint(folder, read_config(folder, len(stored), lossy=lossy), stored, fetched.origin, fetched.prefetch)
 
 
 def assemble(

@@ -35,7 +35,7 @@ def checkpoint_source(
 ) -> tuple[TensorSource, ModelSpec]:
     """A folder as a source, and what its GGUF has. Arguments and exceptions: those of `source.open_source`."""
     folder = fetched.folder
-    checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch, lossy=allow_lossy_config)
+    checkpoint = open_checkpoint(fetched, lossy=allow_lossy_config)
     config = checkpoint.config
     model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture, checkpoint.stored)
     model, tensors, assembly_notes = assemble(checkpoint, model, mtp)

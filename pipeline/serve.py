@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, installation
 from ..operating_system.memory import total_bytes
 from ..quantize import gguf_source
+from ..request_fields import values_of
 from ..runtime import Model
 from ..runtime.placement.device_placement import needed_bytes
 from ..runtime.settings import settings_from
@@ -50,22 +52,14 @@ def serve_model(request: ServeRequest) -> None:
         raise UsageError(f"{request.host} lets other machines in: --api-key asks them for a key, --no-key does not")
     if (request.model is None) == (request.models is None):
         raise UsageError("serve takes either a MODEL or, with --models DIR, a folder of models")
-    server = ServerSettings(
-        host=request.host,
-        port=request.port,
+    names = {field.name for field in fields(ServerSettings)} & values_of(request).keys()
+    server = replace(
+        ServerSettings(**{name: getattr(request, name) for name in names}),
         hosts=tuple(request.allow_host),
-        api_key=request.api_key,
-        max_connections=request.max_connections,
-        max_queue=request.max_queue,
         max_body=request.max_body * MIB,
         template=read_template(request.template),
-        metrics=request.metrics,
         slot_save_path=None if request.slot_save_path is None else Path(request.slot_save_path),
         warm_up=not request.no_warmup,
-        on_ready=request.on_ready,
-        on_end=request.on_end,
-        on_refused=request.on_refused,
-        stop=request.stop,
     )
     limits = {"n_predict": request.n_predict, "draft_max": request.draft_max}
     settings = settings_of(request)

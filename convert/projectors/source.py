@@ -36,7 +36,7 @@ def open_projector(path: str | Path, *, remote: bool = False) -> TensorSource:
     be known.
     """
     fetched = fetch_repository(str(path), remote=remote) if is_repository(path) else FetchedRepository(str(path), Path(path))
-    checkpoint = open_checkpoint(fetched.folder, fetched.shards, fetched.origin, fetched.prefetch)
+    checkpoint = open_checkpoint(fetched)
     config = checkpoint.config
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "no architecture"

@@ -60,7 +60,7 @@ def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
     fetched = fetch_repository(str(source), remote=True) if at_hub else FetchedRepository(str(source), Path(source))
     if not (fetched.folder / "config.json").is_file():
         raise FormatError(f"{source} is no checkpoint: it has no config.json")
-    checkpoint = open_checkpoint(fetched.folder, fetched.shards, fetched.origin, fetched.prefetch)
+    checkpoint = open_checkpoint(fetched)
     tensors = Rows(checkpoint.stored, _describe)
     types = type_histogram(tensors)
     architecture, notes, problem = _convertible(checkpoint)
