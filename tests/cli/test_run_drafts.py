@@ -55,6 +55,7 @@ def test_draft_layers_have_importance_data_and_are_rated(folder, tmp_path):
     assert all(f"blk.{layer}.nextn.eh_proj.weight" in load(imatrix).entries for layer in (3, 4, 5))
 
 
+@pytest.mark.slow
 def test_without_these_keys_they_are_kept_and_not_run(folder, tmp_path):
     result = run_recipe(written(folder), tmp_path / "out")
     assert "mtp" not in result.report["validation"]

@@ -103,6 +103,7 @@ def test_a_source_that_is_truncated(job, mill, tmp_path, monkeypatch):
     assert (tmp_path / "out.gguf").read_bytes() == bytes_
 
 
+@pytest.mark.slow(keep=["convert"])
 def test_resume_of_a_finished_job_does_nothing(job, mill, tmp_path):
     """`until ggufmill ... --resume; do :; done` ends. What another job may have written is not taken for the result."""
     command, source, bytes_ = job

@@ -35,6 +35,7 @@ def collected(made):
     return model, collect(model, made.tokens, n_ctx=WINDOW, options=CollectOptions(nextn=True))[0]
 
 
+@pytest.mark.slow(keep=["step35", "qwen3next"])
 @pytest.mark.parametrize("architecture", DRAFTING)
 def test_every_matrix_of_the_draft_layers_has_data(tmp_path, architecture):
     made = convert_draft_case(CASE_OF.get(architecture, architecture), tmp_path / "model")

@@ -45,6 +45,7 @@ def test_an_interrupted_text_is_continued(model, tmp_path):
     assert not part.exists()
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_the_models_distribution(model, tmp_path):
     """Tokens at the second place, against the probabilities after the first."""
     probabilities = model.logits([model.tokenizer.bos])[0].astype(np.float64)

@@ -99,6 +99,7 @@ print(result.perplexity)
 """
 
 
+@pytest.mark.slow
 def test_jobs_and_models(tmp_path):
     """Killed by a full disk, resumed, and measured: the same bytes and the same figure as with all calls."""
     for folder in ("other", "here"):
@@ -117,6 +118,7 @@ def test_jobs_and_models(tmp_path):
     assert float(done.stdout) == expected
 
 
+@pytest.mark.slow(keep=["inspect*", "recipes*"])
 @pytest.mark.parametrize(
     "verb", ["inspect --cpu", "recipes list", "run demo --dry-run -o out", "generate MODEL -p The -n 3 --temp 0"]
 )

@@ -19,6 +19,8 @@ from ggufmill.quantize.subnormal_scales import has_float16_scales, refit
 from ggufmill.quantize.verify import reference_error
 
 ENCODED = [t.name for t in TYPES.values() if can_encode(t) and not (t.name[0] == "i" and t.name[1:].isdigit())]
+# One type or more of each module of encoders.
+OF_EACH_CODEC = list({kind.codec: kind.name for kind in TYPES.values() if kind.codec}.values())
 NAME = "blk.0.ffn_up.weight"
 
 
@@ -244,6 +246,7 @@ def test_no_row_is_lost_silently(name, shape, exponent, importance, seed):
         _told_or_close(name, shape, exponent, importance, seed, route)
 
 
+@pytest.mark.slow(keep=[f"*-{name}" for name in OF_EACH_CODEC])
 @pytest.mark.parametrize("name", ENCODED)
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_rows_of_ordinary_magnitude_are_nearer_than_zeros(name, shape):

@@ -72,6 +72,7 @@ PARTS = textwrap.dedent("""
 """)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("other", ["reports", "ends"])
 def test_a_part_that_another_process_compiles(tmp_path, other):
     """It is loaded when the other process has reported it, or compiled here when that has ended without it; the next process

@@ -150,7 +150,7 @@ def test_compiling_is_announced_once_and_not_repeated(tmp_path):
     assert run_job(tmp_path) == ""
 
 
-@pytest.mark.slow(keep=["cut"])
+@pytest.mark.process
 @pytest.mark.parametrize("damage", ["cut", "garbled", "emptied", "gone"])
 def test_damaged_kernels_are_compiled_again(tmp_path, damage):
     run_job(tmp_path)
@@ -192,6 +192,7 @@ def entry(factor):
 """
 
 
+@pytest.mark.process
 def test_kernels_of_several_processes_are_told_apart(tmp_path):
     """Two functions of one definition, compiled each as the first of a process, have what they enclose when a third process
     loads both: if what they call had the same names, the second one would call what the first one calls."""
