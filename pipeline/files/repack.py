@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ...formats import open_gguf
-from ...jobs.patterns import NamePattern
 from ...quantize.gguf_source import gguf_source
 from ...quantize.planning import check_loads
 from ...repack.job import plan_repack
-from ..common.arguments import as_pattern
 from ..common.progress import reporting
-from ..requests.rewriting import RepackRequest
+from ..requests.rewriting import RepackRequest, repack_patterns
 from ..requests.verb import verb
 from ..writing.write_model import WriteResult, write_model
 from ..writing.write_options import write_options
@@ -34,11 +31,14 @@ def repack_model(request: RepackRequest) -> WriteResult:
         >>> result.plan.histogram()["q8_0_r8"][0] > 0
         True
     """
-    given = request.pattern
-    patterns = [given] if isinstance(given, str | re.Pattern | NamePattern) else given
-    texts = [as_pattern(each, "--pattern").text for each in patterns]
     opened = open_gguf(Path(request.source))
-    plan = plan_repack(opened, Path(request.out), pattern=texts or None, undo=request.undo, keep_split=request.keep_split)
+    plan = plan_repack(
+        opened,
+        Path(request.out),
+        pattern=repack_patterns(request, "--pattern") or None,
+        undo=request.undo,
+        keep_split=request.keep_split,
+    )
     check_loads(plan, request.program)
     with reporting(request.progress) as report:
         return write_model(plan, "repack", gguf_source(opened), write_options(request), report)

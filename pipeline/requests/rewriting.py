@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...formats.loaders import PROGRAMS
+from ...jobs.patterns import NamePattern
 from ...request_fields import argument, option, request
-from ..common.arguments import Pattern
+from ..common.arguments import Pattern, as_pattern
 from .groups import OutputOptions, Splits
 
 
@@ -16,7 +18,10 @@ class RepackRequest(OutputOptions):
     source: str | Path = argument("A GGUF file, or any shard of a split one.", kind="file", kw_only=False)
     out: str | Path = argument("The file to write.", kind="out", kw_only=False)
     pattern: Pattern | Sequence[Pattern] = option(
-        "Repack only tensors whose name this matches anywhere; may be given again.", default=(), kind="regexes"
+        "Repack only tensors whose name this matches anywhere; may be given again.",
+        default=(),
+        kind="regexes",
+        key="repack.pattern",
     )
     undo: bool = option("Turn repacked tensors back into their base types.", default=False)
     keep_split: bool = option("Write as many files as the source has, with the same tensors.", default=False)
@@ -26,6 +31,13 @@ class RepackRequest(OutputOptions):
         flags="--for",
         choices=PROGRAMS,
     )
+
+
+def repack_patterns(request: RepackRequest, where: str) -> list[str]:
+    """The patterns of a request as text. Raises PlanError, beginning with `where`, for one that is none."""
+    given = request.pattern
+    patterns = [given] if isinstance(given, str | re.Pattern | NamePattern) else given
+    return [as_pattern(each, where).text for each in patterns]
 
 
 @request

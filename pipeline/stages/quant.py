@@ -33,7 +33,8 @@ from ..recipe_search.search_job import SearchJob
 from ..requests.groups import moments_of
 from ..requests.imatrix import ImatrixRequest
 from ..requests.quantize import QuantizeRequest
-from ..requests.recipe import GivenRecipe
+from ..requests.recipe import GivenRecipe, merged
+from ..requests.rewriting import RepackRequest, repack_patterns
 from ..requests.run import RunRequest
 from ..writing.checks import problem_line, verify_written
 from .cache import StageCache, key_of
@@ -97,6 +98,8 @@ class Quant:
         )
         given = GivenRecipe(run.path, recipe, text=recipe.text, rules_text=recipe.rules_text)
         self.job = Quantization(asked, given=given)
+        # Of the file with interleaved rows beside the quantised one, without [repack] none.
+        self.repacking = merged(RepackRequest("", ""), given) if "repack" in recipe.stages else None
         self.program, self.target = self.job.request.program, self.job.target
         self.search_options = self.job.search_options(run.request.threads)
         # At most, known after `check`: bytes of the quantised model, of the one with interleaved rows beside it, of all files
@@ -231,15 +234,15 @@ class Quant:
             plan, disk = search.smallest_plan(self.target, self.folder.gguf), search.largest_file(self.target)
             types = {o.name: [o.type] for o in plan.outputs} | search.candidates
         self.file_bytes = disk
-        if "repack" in self.recipe.stages:  # which makes one file of a split
+        if self.repacking is not None:  # which makes one file of a split
             whole = len(plan.files) == 1 or not self.has_rules
             self.repacked_bytes = disk if whole else self._plan(importance, split_max_size=None).file_bytes
         self.disk_bytes = self.file_bytes + self.repacked_bytes
         self.disk_needed = self.disk_bytes - self._bytes_there(plan)
         preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=run.inputs, needed=0)
-        if "repack" in self.recipe.stages:
+        if self.repacking is not None:
             refuse_inputs([self.folder.repacked], run.inputs)
-            check_repack(self.recipe, types, self.program)
+            check_repack(f"{self.recipe.name}, [repack]", self.repacking, types, self.program)
         return plan, {tensor_type for several in types.values() for tensor_type in several}
 
     def _bytes_there(self, plan: Plan) -> int:
@@ -247,7 +250,7 @@ class Quant:
         if self.run.request.force or not self.has_rules:
             return 0
         sizes = [(f.path, f.nbytes) for f in plan.files]
-        sizes += [(self.folder.repacked, self.repacked_bytes)] * ("repack" in self.recipe.stages)
+        sizes += [(self.folder.repacked, self.repacked_bytes)] * (self.repacking is not None)
         return sum(nbytes for path, nbytes in sizes if path.is_file() and path.stat().st_size == nbytes)
 
     def quantize(self) -> Plan:
@@ -300,9 +303,9 @@ class Quant:
 
     def repack(self, quantized: Plan) -> Plan:
         """The plan of the file with interleaved rows beside the quantised one; without [repack] the one that is given."""
-        if "repack" not in self.recipe.stages:
+        if self.repacking is None:
             return quantized
-        pattern = self.recipe.stages["repack"].get("pattern")
+        pattern = repack_patterns(self.repacking, "[repack] pattern") or None
         opened = open_gguf(quantized.files[0].path)
         plan = plan_repack(opened, self.folder.repacked, pattern=pattern)
         check_loads(plan, self.program)
