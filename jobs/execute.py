@@ -105,6 +105,7 @@ class OpenFiles:
 # (files, tensors to write, record, progress): writes them, and calls record(tensor name, checksum) for each when its last byte
 # is written, never in two threads at once. After an error tensors that are being written may still be finished.
 WriteTensors = Callable[[OpenFiles, Pending, Callable[[str, str], None], Progress], None]
+FinishTensors = Callable[[OpenFiles, Callable[[str, str], None]], None]
 
 
 def execute(
@@ -119,6 +120,7 @@ def execute(
     verify_inputs: Callable[[], None] | None = None,
     write: WriteTensors | None = None,
     on_bytes: Callable[[str, memoryview], None] | None = None,
+    finish: FinishTensors | None = None,
 ) -> JobResult:
     """Writes the files of a plan. Call `preflight` first.
 
@@ -129,6 +131,8 @@ def execute(
                    output is then not allocated in advance
     on_bytes       called with a tensor's name and its next bytes, where threads of this process write it
     write          makes and writes the tensors; None: threads of this process do, with `write_by_threads`
+    finish         changes what is written, of tensors whose checksums it records again; it gives the same for the same tensors,
+                   also for those that it has changed already
     verify_inputs  called when everything is written, before a file gets its name; raises MillError if the inputs have changed
 
     Raises what a tensor's `produce` raises; .part files and journal then stay, and resume=True continues from them. Raises
@@ -162,6 +166,8 @@ def execute(
             (write or partial(write_by_threads, threads=threads, on_bytes=on_bytes))(
                 files, pending, record, progress or (lambda count, name: None)
             )
+            if finish is not None:
+                finish(files, record)
             files.sync()
         except (MillError, OSError) as error:
             if isinstance(error, OSError):

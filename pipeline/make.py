@@ -21,6 +21,7 @@ from ..runtime import Model, load_model
 from ..runtime.placement.memory import TensorSize
 from .collecting.own_text import WINDOWS as OWN_WINDOWS
 from .collecting.own_text import provide_own_text
+from .common.arguments import refuse_unused
 from .common.models import file_stem
 from .common.progress import OnProgress, reporting
 from .common.shown import shown
@@ -29,7 +30,7 @@ from .making.fit import Fit, find_fit, run_options, working_type
 from .making.forecast import MakeForecast, forecast_make
 from .making.recipe import MADE, recipe_text
 from .making.texts import Texts, choose_texts
-from .planning import Quantization
+from .planning import HIGHEST_EFFORT, Quantization
 from .requests.make import MakeRequest
 from .requests.quantize import QuantizeRequest
 from .requests.run import RunRequest
@@ -90,6 +91,8 @@ def make_model(request: MakeRequest) -> MakeResult:
         raise UsageError(
             "--fit is the size of the file, --ram and --vram are the memory that it has to fit: give one or the other"
         )
+    if request.effort < HIGHEST_EFFORT:
+        refuse_unused(request, f"--effort {HIGHEST_EFFORT}", "tune")
     job = _largest(request)
     model, level = load_model(job.source), LEVELS[request.effort]
     largest = job.plan()
@@ -150,7 +153,7 @@ def _with_own_text(model: Model, texts: Texts, own: Path, report: OnProgress, *,
 
 def _largest(request: MakeRequest) -> Quantization:
     """The model in the largest type that is worth its bytes, whatever is known of its weights."""
-    fixed = {"out": "out.gguf", "type": _LARGEST, "effort": None, "cluster": None}
+    fixed = {"out": "out.gguf", "type": _LARGEST, "effort": None, "cluster": None, "tune": False}
     free = {"allow_requantize": True, "ignore_imatrix_rules": True}
     job = Quantization(shared(request, QuantizeRequest, source=request.model, **fixed, **free), is_written=False)
     job.importance = AssumedImportance({})

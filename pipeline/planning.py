@@ -123,7 +123,7 @@ class Quantization:
             from .writing.sequential import text_identity
 
             text = Path(request.sequential)
-            loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks))
+            loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks), tunes=request.tune)
         return loaded.renamed(former_names) if former_names is not None else loaded
 
     @property
@@ -276,7 +276,7 @@ def refuse_without_effect(asked: QuantizeRequest, *, has_target: bool, has_covar
     if not has_covariance:
         refuse_unused(asked, "--covariance or --curvature", "effort", "memory", "sequential")
     if not has_sequence:
-        refuse_unused(asked, "--sequential", "sequential_chunks")
+        refuse_unused(asked, f"--sequential or --effort {HIGHEST_EFFORT}", "sequential_chunks", "tune")
     if not has_target:
         refuse_unused(asked, "a target (--target-size, --target-bpw, --max-kld)", "types", "calibration")
     if asked.imatrix is None:

@@ -42,7 +42,15 @@ from .torch_encoders.encode_on_device import METADATA_KEY, TYPES_ON_DEVICES
 if TYPE_CHECKING:
     from .covariance.source import Covariances
 
-_OWN_KEYS = ("split.", "quantize.imatrix.", "quantize.covariance.", "ggufmill.recipe", "ggufmill.rule_hits", "ggufmill.version")
+_OWN_KEYS = (
+    "split.",
+    "quantize.imatrix.",
+    "quantize.covariance.",
+    "quantize.tuning.",
+    "ggufmill.recipe",
+    "ggufmill.rule_hits",
+    "ggufmill.version",
+)
 
 
 @dataclass

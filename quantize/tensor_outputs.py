@@ -119,6 +119,11 @@ class TensorRows:
 
         return takes_covariance(self.target) and uses_importance(self.tensor, self.target)
 
+    @property
+    def may_be_tuned(self) -> bool:
+        """Whether numbers of it may be others than those that are encoded, or copied."""
+        return self.outputs.covariances is not None and self.outputs.covariances.tunes
+
     def collected_tokens(self, matrix: int) -> int:
         """Of how many inputs the covariance of a matrix is that rows are encoded with as a rule."""
         covariances = self.outputs.covariances

@@ -27,6 +27,7 @@ RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups o
 CLEARLY_BETTER = 0.8  # of the way from the reference error to that of zeros, or of rows that are shifted
 ERROR_MARGIN = 3.0  # times the reference error: importance and outliers raise the error, faults raise it far more
 _ROUNDING = 1e-6  # of weights that are products with a factor
+_TUNED = 0.3  # of norms, and scales of copies, that were tuned
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TensorCheck:
     kind      'copy' or 'repack': no weight may differ; 'encode': the source's weights in another type
     rows      number of rows compared
     same      whether the file's bytes are those that the plan produces from the source; of tensors that are encoded for what
-              others before them made of a text only the weights are compared
+              others before them made of a text, or tuned, only the weights are compared
     error     |file - source| / |source| of the decoded weights; None for a type that cannot be decoded
     expected  upper bound for the error; 0 for copies and repacks
     problem   one line; '' if there is none
@@ -108,7 +109,8 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     compares_weights = tensor is not None and can_encode(output.type)
     error_squares = weight_squares = shuffled_squares = 0.0
     rows, same = 0, True
-    follows = isinstance(output.produce, TensorRows) and output.produce.may_follow
+    tuned = isinstance(output.produce, TensorRows) and output.produce.may_be_tuned
+    follows = tuned or (isinstance(output.produce, TensorRows) and output.produce.may_follow)
     for start, stop in _runs(output):
         span = read_range(plan.files[location.file].path, location.offset + start * row_bytes, (stop - start) * row_bytes)
         written = span.reshape(stop - start, row_bytes)
@@ -126,7 +128,7 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     error = None
     if compares_weights:
         error = float(np.sqrt(error_squares / weight_squares)) if weight_squares else float(error_squares > 0)
-    copied = 0.0 if output.scale is None else _ROUNDING
+    copied = _TUNED if tuned else 0.0 if output.scale is None else _ROUNDING
     shuffled = float(np.sqrt(shuffled_squares / weight_squares)) if weight_squares else 1.0
     bound = copied if kind != "encode" else _error_bound(output.type.name, shuffled, follows)
     return TensorCheck(output.name, output.type.name, kind, rows, same, error, bound, _problem(same, error, bound))

@@ -1,4 +1,4 @@
-"""The device that encodes, by the names that the verbs which run a model know."""
+"""The device that encodes, or computes gradients, by the names that the verbs which run a model know."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def encoder_device(names: str | None) -> str | None:
     if chosen[0].torch_name == "cpu":
         warn([f"--device {names} is torch on the processor, slower than this program's own encoders (--device none)"])
     return chosen[0].torch_name
+
+
+def computing_device(names: str | None) -> str:
+    """What torch calls the device that computes gradients, for `tune --device`: 'cpu' where none is asked for, or found. The
+    first of several. Raises as `encoder_device`."""
+    chosen = choose_devices(names.split(",")) if names is not None else []
+    if names is not None and not chosen and "auto" in names.lower():
+        note(f"--device {names}: {accelerators_here()[1]}, the processor computes")
+    return chosen[0].torch_name if chosen else "cpu"

@@ -18,7 +18,8 @@ from ..planning import HIGHEST_EFFORT
 from ..recipe_search.options import parse_types
 from ..requests.groups import SourceOptions
 from ..requests.make import MakeRequest
-from ..writing.sequential import windows_within
+from ..tuning.descent import judging
+from ..writing.sequential import WINDOWS, windows_within
 from .effort import Effort
 from .fit import Fit
 from .texts import Texts
@@ -39,7 +40,7 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     if level.data:
         more = {level.data: True} if level.data != "imatrix" else {}
         tables["imatrix"] = {"text": names[0] if len(names) == 1 else names, **cut, **more}
-    encoder = {"effort": _encoder_effort(level, texts)} if level.data in ("covariance", "curvature") else {}
+    encoder = _encoder(request, level, texts) if level.data in ("covariance", "curvature") else {}
     tables["quantize"] = {"target_size": fit.nbytes, **encoder, **tables.pop("quantize", {})}
     search: dict[str, Any] = dict(level.search)
     if "chunks" in search:
@@ -56,18 +57,21 @@ def recipe_text(request: MakeRequest, source: TensorSource, level: Effort, fit: 
     return "\n".join([*head, "", toml_text(tables, tuple(tables))])
 
 
-def _encoder_effort(level: Effort, texts: Texts) -> int:
-    """[quantize] effort: the level's, or the one below where nothing can be encoded in the order of the model."""
+def _encoder(request: MakeRequest, level: Effort, texts: Texts) -> dict[str, Any]:
+    """Keys of [quantize]: the level's effort, or the one below where nothing can be encoded in the order of the model."""
     if level.number < HIGHEST_EFFORT:
-        return level.number
-    reason = ""
+        return {"effort": level.number}
+    windows = WINDOWS if texts.windows is None else windows_within(texts.windows, texts.n_ctx)
     if find_spec("torch") is None:
         reason = f"the order of the model needs torch ({installation('torch')})"
-    elif texts.windows is not None and not windows_within(texts.windows, texts.n_ctx):
-        reason = "the text fills no window in the order of the model"
+    else:
+        reason = "" if windows else "the text fills no window in the order of the model"
     if reason:
         note(f"note: encoding at effort {HIGHEST_EFFORT - 1}: {reason}")
-    return HIGHEST_EFFORT - bool(reason)
+        return {"effort": HIGHEST_EFFORT - 1}
+    if request.tune and not judging(windows).any():
+        note(f"note: nothing is tuned: the text fills {windows} windows in the order of the model, and tuning needs 8")
+    return {"effort": HIGHEST_EFFORT} | ({"tune": True} if request.tune and judging(windows).any() else {})
 
 
 def _source(request: MakeRequest, source: TensorSource) -> dict[str, str]:

@@ -57,6 +57,11 @@ class MakeRequest(Room, CacheTypes, AllowedTypes, SourceOptions):
         least=0,
         most=EFFORTS,
     )
+    tune: bool = option(
+        "With effort 4, tune norms and scales of the file to the model's predictions at last; one window of eight judges "
+        "whether it helped.",
+        default=False,
+    )
     text: str | Path | Sequence[str | Path] = option(
         "Read this text to calibrate on: text, .jsonl or .parquet; may be given several times. `self`: the model writes one.",
         doc="PATH or PATH:WEIGHT, or several, to calibrate on: text, .jsonl or .parquet; 'self': the model writes one.",

@@ -131,6 +131,13 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         rare=True,
         section="Importance of weights",
     )
+    tune: bool = option(
+        "With --effort 4 or --sequential, tune norms and scales of the written file to the predictions of the source at last; "
+        "one window of eight judges whether it helped.",
+        default=False,
+        key="quantize.tune",
+        section="Importance of weights",
+    )
     allow_requantize: bool = option(
         "Allow tensors that are quantised already to be quantised again.", default=False, section="Types of tensors"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ _BATCH = 4  # windows of a step
 _RATE, _WARM_UP = 2e-3, 0.1  # relative to what is tuned; the share of steps in which the rate rises
 _FIRST, _SECOND, _EPSILON = 0.9, 0.99, 1e-10  # of Adam; gradients are of a mean over tokens
 _JUDGING = 8  # one window of so many judges
+FORWARDS = 4  # passes in whose time a window's gradients are computed
 
 OnShare = Callable[[float], None]
 
@@ -25,53 +27,94 @@ def judging(windows: int) -> np.ndarray:
     return np.arange(windows) % _JUDGING == _JUDGING - 1
 
 
-def descend(
-    gradients: ParameterGradients,
-    weights: TunableWeights,
-    windows: np.ndarray,
-    hidden: Sequence[np.ndarray],
-    epochs: int,
-    on_share: OnShare = lambda share: None,
-) -> list[float]:
-    """Tunes the weights. Returns the mean divergence on the judging windows: before, and after each epoch; the weights are then
-    those of the least.
+@dataclass
+class Progressed:
+    """How far a descent has come: what goes on from here ends in the same bits.
 
-    windows: int64 [n, n_ctx]; hidden: what the original model makes of each. The same bits for any number of threads.
+    step    steps that were made; losses: on the judging windows, before and after each epoch so far
+    arrays  'best', 'first', 'second' -> name -> the best state, and the moments of gradients; 'changes' -> what is tuned now
     """
-    changes = {**weights.vectors, **{name: tuned.changes for name, tuned in weights.matrices.items()}}
-    moments = {name: (np.zeros_like(x), np.zeros_like(x)) for name, x in changes.items()}
-    judges = np.flatnonzero(judging(len(windows)))
-    fitted, order = np.flatnonzero(~judging(len(windows))), np.random.default_rng(0)
-    steps = epochs * -(-len(fitted) // _BATCH)
-    total = steps * _BATCH * 4 + (epochs + 1) * len(judges)  # in units of a window's forward pass
-    done = step = 0
 
-    def judged() -> float:
-        nonlocal done
-        found = gradients.of_windows(windows[judges], [hidden[int(i)] for i in judges], with_gradients=False)[0]
-        done += len(judges)
-        on_share(done / total)
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+OnStep = Callable[[Progressed], None]
+
+
+class Descent:
+    """The descent of some weights. The same bits for any number of threads, and however often it is interrupted.
+
+    windows: int64 [n, n_ctx]; hidden: what the original model makes of each; epochs: times through the text
+    """
+
+    def __init__(
+        self,
+        gradients: ParameterGradients,
+        weights: TunableWeights,
+        windows: np.ndarray,
+        hidden: Sequence[np.ndarray],
+        epochs: int,
+        on_share: OnShare = lambda share: None,
+    ):
+        self._gradients, self._weights, self._windows, self._hidden = gradients, weights, windows, hidden
+        self._epochs, self._on_share = epochs, on_share
+        self._judges, self._fitted = (np.flatnonzero(judging(len(windows)) == which) for which in (True, False))
+        self._each = -(-len(self._fitted) // _BATCH)  # steps of an epoch
+        self.steps = epochs * self._each
+
+    def run(self, progressed: Progressed | None = None, on_step: OnStep = lambda progressed: None) -> list[float]:
+        """Tunes the weights. Returns the mean divergence on the judging windows: before, and after each epoch; the weights are
+        then those of the least. progressed: where it goes on, None: at the beginning; on_step: called after each step."""
+        changes = self._weights.changes
+        if progressed is None:
+            zeros = {key: {name: np.zeros_like(x) for name, x in changes.items()} for key in ("best", "first", "second")}
+            progressed = Progressed(0, [self._judged(0, 0)], {"changes": changes, **zeros})
+        else:
+            for name, x in changes.items():
+                x[...] = progressed.arrays["changes"][name]
+            progressed.arrays["changes"] = changes
+            self._weights.apply()
+        order = np.random.default_rng(0)
+        for epoch in range(self._epochs):
+            shuffled = order.permutation(self._fitted)
+            for number in range(self._each):
+                if epoch * self._each + number == progressed.step:
+                    self._step(np.sort(shuffled[number * _BATCH : (number + 1) * _BATCH]), progressed)
+                    on_step(progressed)
+            if len(progressed.losses) == epoch + 1:
+                self._end_epoch(progressed)
+        for name, x in changes.items():
+            x[...] = progressed.arrays["best"][name]
+        self._weights.apply()
+        return progressed.losses
+
+    def _step(self, batch: np.ndarray, progressed: Progressed) -> None:
+        progressed.step += 1
+        arrays, step = progressed.arrays, progressed.step
+        _, found = self._gradients.of_windows(self._windows[batch], [self._hidden[int(i)] for i in batch], with_gradients=True)
+        for name, gradient in found.items():
+            moments = arrays["first"][name], arrays["second"][name]
+            _adam(arrays["changes"][name], gradient, moments, _rate(step, self.steps), step)
+        self._weights.apply()
+        self._tell(step, len(progressed.losses))
+
+    def _end_epoch(self, progressed: Progressed) -> None:
+        progressed.losses.append(self._judged(progressed.step, len(progressed.losses)))
+        if progressed.losses[-1] == min(progressed.losses):
+            progressed.arrays["best"] = {name: x.copy() for name, x in progressed.arrays["changes"].items()}
+
+    def _judged(self, step: int, judged: int) -> float:
+        hidden = [self._hidden[int(i)] for i in self._judges]
+        found = self._gradients.of_windows(self._windows[self._judges], hidden, with_gradients=False)[0]
+        self._tell(step, judged + 1)
         return found
 
-    losses, best = [judged()], {name: x.copy() for name, x in changes.items()}
-    for _ in range(epochs):
-        shuffled = order.permutation(fitted)
-        for first in range(0, len(shuffled), _BATCH):
-            batch = np.sort(shuffled[first : first + _BATCH])
-            _, found = gradients.of_windows(windows[batch], [hidden[int(i)] for i in batch], with_gradients=True)
-            step += 1
-            for name, gradient in found.items():
-                _adam(changes[name], gradient, moments[name], _rate(step, steps), step)
-            weights.apply()
-            done += 4 * _BATCH
-            on_share(min(1.0, done / total))
-        losses.append(judged())
-        if losses[-1] == min(losses):
-            best = {name: x.copy() for name, x in changes.items()}
-    for name, x in changes.items():
-        x[...] = best[name]
-    weights.apply()
-    return losses
+    def _tell(self, step: int, judged: int) -> None:
+        """Says the share that is done, in forward passes of windows."""
+        total = self.steps * _BATCH * FORWARDS + (self._epochs + 1) * len(self._judges)
+        self._on_share(min(1.0, (step * _BATCH * FORWARDS + judged * len(self._judges)) / total))
 
 
 def _rate(step: int, steps: int) -> float:

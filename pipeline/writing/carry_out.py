@@ -47,7 +47,9 @@ def carry_out(
 ) -> Carried:
     """Executes a plan. label: the stage's name in reports; inputs: files that must not change meanwhile; existing, deleter: see
     `execute`. What is replaced is a warning for each tensor. Raises as `execute`."""
-    writing, hashes = nullcontext(), WrittenHashes(plan) if options.manifest else None
+    tuning = options.tuning or (options.sequential.tuning if options.sequential is not None else None)
+    writing, hashes = nullcontext(), WrittenHashes(plan) if options.manifest and tuning is None else None
+    finish = tuning.finisher(plan, report, resume=options.resume and not options.force) if tuning is not None else None
     if options.cluster is not None:
         from ..cluster.writing import cluster_writer
 
@@ -72,7 +74,10 @@ def carry_out(
             verify_inputs=watch_inputs(inputs) if deleter is None else None,
             write=write,
             on_bytes=hashes.update if hashes is not None else None,
+            finish=finish,
         )
+    if tuning is not None:
+        tuning.forget(plan)
     hashes = hashes if hashes is not None and hashes.is_complete else None
     if writer is None:
         return Carried(result, _counted(plan.replaced or ()), hashes)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ...runtime.backends.torch.two_streams import KnownInput, MatrixInput, TwoStreams
     from ..cluster.writing import ClusterWriter
     from ..requests.quantize import QuantizeRequest
+    from ..tuning.tuning import Tuning
 
 N_CTX, WINDOWS = 512, 128  # tokens of a window, and windows of the text, unless other numbers are given
 _SOLVING = 0.5  # products in whose time what follows of an input's sums is solved, times the cube of its columns
@@ -66,9 +67,15 @@ def sequential_encoding(request: QuantizeRequest, source: TensorSource, device: 
     refuse_other_orders(request)
     threads, memory = request.threads or available_cpus(), memory_budget(request.memory)
     chunks, asked_by = request.sequential_chunks, _asked_by(request)
-    return SequentialEncoding(
+    encoding = SequentialEncoding(
         source, Path(request.sequential), chunks=chunks, threads=threads, memory=memory, device=device, asked_by=asked_by
     )
+    if request.tune:
+        from ..tuning.tuning import Tuning
+
+        original = load_model(source, threads=threads, exact=True)
+        encoding.tuning = Tuning(original, encoding.windows, threads=threads, device=device or "cpu")
+    return encoding
 
 
 def refuse_other_orders(request: QuantizeRequest) -> None:
@@ -96,6 +103,7 @@ class SequentialEncoding:
 
     windows  int64 [n, n_ctx]; device: of torch; threads: of the processor; memory: bytes for what is computed of inputs, whose
              sums are kept in temporary files where it is too little; asked_by: the option, for errors
+    tuning   what is done with the tensors when all are encoded; None: nothing
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class SequentialEncoding:
     ):
         """Raises PlanError without torch, and for a text that cannot be read or is too short."""
         import_torch(asked_by)
+        self.tuning: Tuning | None = None
         self._model, self._threads, self._device = load_model(source, threads=threads), threads, device or "cpu"
         self._memory, self._workers = memory, Workers(threads)
         count, n_ctx = chunks or WINDOWS, min(N_CTX, self._model.graph.n_ctx_train or N_CTX)

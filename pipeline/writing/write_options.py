@@ -10,6 +10,7 @@ from ..requests.groups import OutputOptions
 
 if TYPE_CHECKING:
     from ..cluster.writing import ClusterCall
+    from ..tuning.tuning import Tuning
     from .forecast import Timing
     from .sequential import SequentialEncoding
 
@@ -27,6 +28,7 @@ class WriteOptions:
     shards    files of the plan to write, counted from 1; None: all
     cluster   other machines do the work; None: this one does
     sequential  matrices are encoded one after the other; None: in any order
+    tuning    what is continuous in the written tensors is tuned before the files get their names; None: that of `sequential`
     is_timed  whether --dry-run says seconds; timing: what predicts them, and those that are left of a job; None: the speeds of
               the types' encoders
     """
@@ -40,6 +42,7 @@ class WriteOptions:
     shards: Collection[int] | None = None
     cluster: ClusterCall | None = None
     sequential: SequentialEncoding | None = None
+    tuning: Tuning | None = None
     is_timed: bool = True
     timing: Timing | None = None
 
@@ -51,6 +54,6 @@ def write_options(
     asked = {
         field.name: getattr(request, field.name)
         for field in fields(WriteOptions)
-        if field.name not in ("shards", "cluster", "sequential", "is_timed", "timing")
+        if field.name not in ("shards", "cluster", "sequential", "tuning", "is_timed", "timing")
     }
     return WriteOptions(**asked, shards=shards, cluster=cluster)

@@ -204,6 +204,7 @@ class Covariances:
     effort     0 to 3, see `encode`
     curvature  of the outputs, which weighs the errors of rows together; None: they are weighed alike
     follows    matrices are encoded for what those before them make of a text, see `drift`
+    tunes      norms and scales are tuned when all are encoded
     """
 
     input_of: Callable[[str], CollectedInput | None] = field(repr=False)
@@ -214,15 +215,20 @@ class Covariances:
     former_names: Mapping[str, str] | None = None
     curvature: Curvature | None = None
     follows: bool = False
+    tunes: bool = False
 
     def renamed(self, former_names: Mapping[str, str]) -> Covariances:
         """The same data for a model whose layers were renumbered; former_names: new name -> name in this data."""
         return replace(self, former_names=former_names)
 
-    def following(self, text: str, identity: str) -> Covariances:
-        """The same data for matrices that follow what those before them make of a text: its name, and what identifies it."""
-        metadata = {**self.metadata, "quantize.covariance.sequential": text}
-        return replace(self, identity=f"{self.identity} {identity}", metadata=metadata, follows=True)
+    def following(self, text: str, identity: str, *, tunes: bool = False) -> Covariances:
+        """The same data for matrices that follow what those before them make of a text: its name, and what identifies it.
+        tunes: what is continuous is tuned on it at last."""
+        metadata = {**self.metadata, "quantize.covariance.sequential": text} | (
+            {"quantize.tuning.dataset": text} if tunes else {}
+        )
+        identity = f"{self.identity} {identity}{' tuned' if tunes else ''}"
+        return replace(self, identity=identity, metadata=metadata, follows=True, tunes=tunes)
 
     def _name(self, tensor: SourceTensor) -> str:
         return self.former_names.get(tensor.name, tensor.name) if self.former_names is not None else tensor.name

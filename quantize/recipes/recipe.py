@@ -223,6 +223,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "effort": KeySpec("0, 1, 2, 3 or 4", lambda v: _integer(0).accepts(v) and v <= 4),
         "sequential": _NAME,
         "sequential_chunks": _COUNT,
+        "tune": _SWITCH,
         "for": KeySpec(f"one of {', '.join(PROGRAMS)}", lambda v: v in PROGRAMS),
         "name": _NAME,
         "recipe": _NAME,
@@ -298,11 +299,11 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         raise RecipeError(f"{path}: [{stage}] curvature collects the covariances too; give one of the two")
     quantize = stages.get("quantize", {})
     in_order = quantize.get("sequential") or quantize.get("effort") == 4
-    needed = {"effort": moments, "sequential": moments, "sequential_chunks": in_order}
+    needed = {"effort": moments, "sequential": moments, "sequential_chunks": in_order, "tune": in_order}
     for key, needs in needed.items():
         if key in quantize and not needs:
-            other = "sequential" if key == "sequential_chunks" else "covariance or curvature"
-            raise RecipeError(f"{path}: [quantize] {key} needs {other} = ... beside it, a file to read")
+            other = "sequential = ... or effort = 4" if needs is in_order else "covariance or curvature = ..., a file to read,"
+            raise RecipeError(f"{path}: [quantize] {key} needs {other} beside it")
     if "outtype" in stages.get("convert", {}):
         conflicting = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)
         if conflicting is not None:

@@ -46,14 +46,16 @@ def test_the_recipe_makes_the_same_file(mill, folder, effort):
     if effort > 2:
         pytest.importorskip("torch")
         (folder / "long.txt").write_text(5 * (folder / "long.txt").read_text())
-    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", effort)
+    more = ["--tune"] if effort == 4 else []
+    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", effort, *more)
     path, recipe = result["run"]["files"][0], result["recipe"]
     assert Path(path).stat().st_size <= 80_000
     assert result["data"] == ("", "imatrix", "covariance", "curvature", "curvature")[effort]
     assert result["run"]["validation"]["kld_mean"] > 0
     stages, metadata = load_recipe(recipe).stages, open_gguf(path).metadata
     assert stages["quantize"].get("effort") == (effort if effort > 1 else None)
-    assert metadata.get("quantize.covariance.sequential") == ("long.txt" if effort == 4 else None)
+    for key in ("quantize.covariance.sequential", "quantize.tuning.dataset"):
+        assert metadata.get(key) == ("long.txt" if effort == 4 else None)
     judged = stages["validate"]
     assert judged["from_chunk"] >= stages.get("imatrix", judged).get("chunks", 0)  # nothing is judged with what was learned
     assert {"README.md", "SHA256SUMS", "report.html"} <= set(os.listdir(folder / "out"))
@@ -133,6 +135,7 @@ def test_a_recipe_that_is_not_of_make_stays(mill, folder):
     ("arguments", "problem"),
     [
         (("--fit", "80k", "--ram", "1G"), "--ram and --vram are the memory that it has to fit: give one or the other"),
+        (("--fit", "80k", "--tune"), "--tune does nothing without --effort 4"),
         (("--fit", "80k", "-f", "long.txt", "-f", "words.txt"), "--heldout"),
     ],
 )

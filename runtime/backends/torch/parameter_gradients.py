@@ -26,10 +26,19 @@ WINDOWS = 1  # that are computed together
 
 class ParameterGradients(Gradients):
     """weights: of the quantised model; original, original_graph: of the one that it is to come near to; threads: of the
-    processor, with the same bits for any number. Raises as `Gradients`."""
+    processor, with the same bits for any number; device: where all is computed but the last sums of scales. Raises as
+    `Gradients`."""
 
-    def __init__(self, graph: Graph, weights: TunableWeights, original_graph: Graph, original: Weights, threads: int):
-        super().__init__(graph, weights, "cpu", threads)
+    def __init__(
+        self,
+        graph: Graph,
+        weights: TunableWeights,
+        original_graph: Graph,
+        original: Weights,
+        threads: int,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(graph, weights, device, threads)
         self._tunable, self._original_graph, self._original = weights, original_graph, original
 
     def windows_of_group(self, n_ctx: int) -> int:
@@ -67,18 +76,18 @@ class ParameterGradients(Gradients):
     def _divergence(self, group: WindowGroup, original: np.ndarray) -> tuple[float, dict[str, Tensor]]:
         """The sum of a group's divergences, and the gradients of what the head is made of; the rest are left for the parts."""
         hidden, total = as_tensor(group.values[self.graph.hidden.index]), 0.0
-        wanted = torch.from_numpy(np.ascontiguousarray(original, np.float32))
+        wanted = torch.from_numpy(np.ascontiguousarray(original, np.float32)).to(self.device)
         back, sums = torch.empty_like(hidden), dict[str, Tensor]()
         for rows in (slice(i, i + HEAD_ROWS) for i in range(0, len(hidden), HEAD_ROWS)):
             tokens = group.windows.reshape(1, -1)[:, rows]
             log_p = torch.log_softmax(self._logits(self._original_graph, tokens, wanted[rows], self._original), dim=1)
-            leaf, weights = hidden[rows].detach().requires_grad_(), WithLeaves(self._tunable)
+            leaf, weights = hidden[rows].to(self.device).detach().requires_grad_(), WithLeaves(self._tunable)
             with torch.enable_grad():
                 log_q = torch.log_softmax(self._logits(self.graph, tokens, leaf, cast(Weights, weights)), dim=1)
             total += float((log_p.exp() * (log_p - log_q.detach())).sum(dim=1).double().sum())
             inputs = [leaf, *weights.leaves.values()]
             grads = torch.autograd.grad(log_q, inputs, -log_p.exp(), allow_unused=True)
-            back[rows] = 0 if grads[0] is None else grads[0]
+            back[rows] = 0 if grads[0] is None else grads[0].cpu()
             for name, gradient in zip(weights.leaves, grads[1:], strict=True):
                 if gradient is not None:
                     sums[name] = sums[name] + gradient if name in sums else gradient

@@ -3,7 +3,7 @@ their file, and what products tell of the gradients of these numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,15 @@ class TunedMatrix:
         self._first = self.packed if self._first_only is None else self._packed(self._first_only)
         self.apply()
 
+    @property
+    def given(self) -> np.ndarray:
+        """float32, as `changes`: the scales that these are relative to."""
+        return np.stack(self._given)
+
+    @given.setter
+    def given(self, scales: np.ndarray) -> None:
+        self._given = list(scales)
+
     def _packed(self, q: np.ndarray) -> PackedMatrix:
         return PackedMatrix(self.type, self.columns, self.rows, self.matrices, torch.from_numpy(q.reshape(-1)))
 
@@ -59,7 +68,7 @@ class TunedMatrix:
             first = weights if self._first_only is None else self._first.rows(start, stop, matrix)
             parts = [first] if len(out) == 1 else [first, weights - first]
             for number, part in enumerate(parts):
-                sums = (gradient * part).view(stop - start, out.shape[2], -1).sum(dim=2)
+                sums = (gradient.cpu() * part).view(stop - start, out.shape[2], -1).sum(dim=2)
                 out[number, at] += sums / (1 + torch.from_numpy(self.changes[number, at]))
 
 
@@ -69,7 +78,7 @@ def _stored(scale: BlockScale, numbers: np.ndarray) -> np.ndarray:
 
 
 class TunableWeights(Weights):
-    """The tensors of a quantised GGUF on the processor, in float32, some of which are tuned.
+    """The tensors of a quantised GGUF, in float32, some of which are tuned; these lie in the machine's memory.
 
     matrices  name -> its scales
     vectors   name -> float32, what the file's numbers are multiplied with is 1 + that
@@ -93,6 +102,38 @@ class TunableWeights(Weights):
                 tuned = self.matrices[name] = TunedMatrix(tensor.stored.name, tensor.shape, tensor.raw(0, tensor.n_rows))
                 self._stored[name] = tuned.packed
         self.apply()
+
+    @property
+    def changes(self) -> dict[str, np.ndarray]:
+        """Name -> what is tuned, of vectors and matrices."""
+        return {**self.vectors, **{name: tuned.changes for name, tuned in self.matrices.items()}}
+
+    @property
+    def given(self) -> dict[str, np.ndarray]:
+        """Name -> the numbers that changes are relative to."""
+        return {**self._given, **{name: tuned.given for name, tuned in self.matrices.items()}}
+
+    def take_given(self, numbers: Mapping[str, np.ndarray]) -> None:
+        """Takes these for the numbers that changes are relative to, whatever the file has now."""
+        for name, x in numbers.items():
+            if name in self.matrices:
+                self.matrices[name].given = x
+            else:
+                self._given[name] = x
+        self.apply()
+
+    def rows(self, name: str) -> np.ndarray:
+        """uint8 [rows, row_bytes], a tuned tensor as it is now."""
+        if name in self.matrices:
+            return self.matrices[name].q
+        numbers = self.numbers(name).astype("<f4")
+        return numbers.reshape(-1, numbers.shape[-1]).view(np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory: what is tuned, as given, its moments, gradients and best state, and copies of the matrices."""
+        copies = sum(tuned.q.nbytes * (2 if len(tuned.changes) > 1 else 1) for tuned in self.matrices.values())
+        return 6 * 4 * sum(x.size for x in self.changes.values()) + copies
 
     def apply(self) -> None:
         """Brings changes into the tensors that products use."""
@@ -128,7 +169,7 @@ class WithLeaves:
         if weight.name not in self.leaves:
             self.leaves[weight.name] = torch.zeros(changes.shape).requires_grad_()
         relative = self.leaves[weight.name] / (1 + torch.from_numpy(changes))
-        return numbers * (1 + relative.reshape(numbers.shape))
+        return numbers * (1 + relative.reshape(numbers.shape).to(device))
 
     def matrix(self, weight: Weight, device: torch.device) -> Matrix | TunedProduct:
         matrix, tuned = self._weights.matrix(weight, device), self._weights.matrices.get(weight.name)

@@ -1,0 +1,169 @@
+"""Norms and scales of a file that is being written come nearer to the predictions of the model that it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import PlanError
+from ...formats.file_range import range_checksum
+from ...formats.gguf import open_shards
+from ...imatrix.covariance.estimate import multiplications
+from ...jobs.execute import FinishTensors, OpenFiles
+from ...jobs.plan import Plan
+from ...operating_system.files import write_at
+from ...quantize.gguf_source import gguf_source
+from ...runtime import Model, load_model
+from ..common.figures import duration, size_text
+from ..common.messages import note
+from ..common.progress import OnProgress, Stage
+from .descent import FORWARDS, Descent, Progressed, judging
+from .state import TuningState
+
+if TYPE_CHECKING:
+    from ...runtime.backends.torch.parameter_gradients import ParameterGradients
+    from ...runtime.backends.torch.tunable import TunableWeights
+
+EPOCHS = 2  # times through the text
+DATASET = "quantize.tuning.dataset"  # the key of the file that names the text
+
+
+@dataclass
+class Tuning:
+    """How the tensors of a plan are tuned once all are written, before the files get their names.
+
+    original     the model that they are made of; windows: int64 [n, n_ctx], one of eight of which judges
+    norms_only   the scales of matrices stay
+    threads      of the processor; device: of torch, which computes
+    divergences  mean KL divergence on the windows that judge, known in the end: as written, and after each time through the
+                 text; the file has the state of the least. tuned: tensors that were changed
+    """
+
+    original: Model
+    windows: np.ndarray
+    epochs: int = EPOCHS
+    norms_only: bool = False
+    threads: int = 1
+    device: str = "cpu"
+    divergences: list[float] = field(default_factory=list)
+    tuned: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises PlanError where no window judges."""
+        if not judging(len(self.windows)).any():
+            n_ctx = self.windows.shape[1]
+            raise PlanError(
+                f"the text fills {len(self.windows)} windows of {n_ctx} tokens; tuning needs 8, of which one judges"
+            )
+
+    def describe(self, quantised: Model, weights: TunableWeights) -> None:
+        """Says what it takes."""
+        from ...runtime.backends.torch.product_speed import products_per_second
+
+        gradients = self._gradients(quantised, weights)
+        count, windows = sum(x.size for x in weights.changes.values()), self.windows
+        kept, tokens = 4 * windows.size * self.original.graph.n_embd, windows.shape[1]
+        batch = min(4, len(windows))
+        memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + gradients.working_bytes(tokens, batch)
+        passes = self.epochs * (FORWARDS * (~judging(len(windows))).sum() + judging(len(windows)).sum()) + len(windows)
+        products = float(passes) * tokens * sum(each for each, _ in multiplications(quantised))
+        note(
+            f"tune: {count:,} numbers of {len(weights.vectors)} norms and {len(weights.matrices)} matrices, on {len(windows)} "
+            f"windows of {tokens} tokens, of which {judging(len(windows)).sum()} judge; about {size_text(memory)} of memory "
+            f"beside both models ({size_text(kept)} for what the original makes of the text), about "
+            f"{duration(products / products_per_second(gradients.device, self.threads))}"
+        )
+
+    def finisher(self, plan: Plan, report: OnProgress, *, resume: bool) -> FinishTensors:
+        """What changes the tensors of a plan that are written; resume: from where an interrupted one of this plan was."""
+        return partial(self._finish, plan, report, resume)
+
+    def weights_of(self, quantised: Model) -> TunableWeights:
+        """What is tuned of a model. Raises PlanError where there is nothing, and for one that was not made of the original."""
+        from ...runtime.backends.torch.tunable import TunableWeights
+
+        ours, theirs = quantised.graph, self.original.graph
+        if (ours.n_vocab, ours.architecture) != (theirs.n_vocab, theirs.architecture):
+            raise PlanError(
+                f"{quantised.source.path} is of {ours.architecture} with {ours.n_vocab:,} tokens, "
+                f"{self.original.source.path} of {theirs.architecture} with {theirs.n_vocab:,}: it was not made of that model"
+            )
+        weights = TunableWeights(quantised.stored, quantised.graph, scales=not self.norms_only)
+        if not weights.changes:
+            raise PlanError(
+                f"{quantised.source.path} has nothing to tune: no norms in f32, and no types whose scales are floats"
+            )
+        return weights
+
+    def forget(self, plan: Plan) -> None:
+        """Removes what an interrupted one would go on from."""
+        self._state(plan).forget()
+
+    def _state(self, plan: Plan) -> TuningState:
+        text = hashlib.sha256(np.ascontiguousarray(self.windows).data).hexdigest()
+        asked = f"{plan.fingerprint} {text} {self.epochs} {self.norms_only} {self.device.partition(':')[0]}"
+        first = plan.files[0].path
+        return TuningState(first.with_name(f"{first.name}.tuning"), asked)
+
+    def _finish(
+        self, plan: Plan, report: OnProgress, resume: bool, files: OpenFiles, record: Callable[[str, str], None]
+    ) -> None:
+        written = gguf_source(open_shards([file.part for file in plan.files]))
+        quantised, state = load_model(written, threads=self.threads), self._state(plan)
+        weights, found = self.weights_of(quantised), state.load() if resume else None
+        if found is not None:  # of a file that may be changed already
+            weights.take_given(found[1])
+        given, stage = weights.given, Stage(report, "tune", 1000, "per mille")
+        descent = Descent(
+            self._gradients(quantised, weights), weights, self.windows, self._hidden(), self.epochs,
+            lambda share: stage.reach(round(1000 * share)),
+        )  # fmt: skip
+        progressed = found[0] if found is not None else None
+        last = Progressed()
+
+        def on_step(progressed: Progressed) -> None:
+            nonlocal last
+            last = progressed
+            state.save(progressed, given)
+
+        self.divergences = descent.run(progressed, on_step)
+        if last.step:
+            state.save(last, given, now=True)
+        self._say()
+        self._write(files, plan, weights, record)
+
+    def _gradients(self, quantised: Model, weights: TunableWeights) -> ParameterGradients:
+        from ...runtime.backends.torch.parameter_gradients import ParameterGradients
+        from ...runtime.backends.torch.weights import Weights
+
+        exact, graph = Weights(self.original.stored, {}, exact=True), self.original.graph
+        return ParameterGradients(quantised.graph, weights, graph, exact, self.threads, self.device)
+
+    def _hidden(self) -> list[np.ndarray]:
+        return self.original.hidden_of_windows(self.windows)
+
+    def _write(self, files: OpenFiles, plan: Plan, weights: TunableWeights, record: Callable[[str, str], None]) -> None:
+        """Writes what is tuned in place of what was written, where they differ."""
+        at = {o.name: (o, location) for o, location in zip(plan.outputs, plan.locations, strict=True)}
+        self.tuned = sum(bool(x.any()) for x in weights.changes.values())
+        for name in weights.changes:
+            output, location = at[name]
+            data, offset = np.ascontiguousarray(weights.rows(name)).reshape(-1).data, location.offset
+            while data:
+                count = write_at(files.fds[location.file], data, offset)
+                offset, data = offset + count, data[count:]
+            record(name, range_checksum(plan.files[location.file].part, location.offset, output.nbytes))
+
+    def _say(self) -> None:
+        before, best = self.divergences[0], min(self.divergences)
+        if best == before:
+            note(
+                f"tuning did not lower the KL divergence on the windows that judge ({before:.5f}): the weights stay as they are"
+            )
+        else:
+            note(f"KL divergence on the windows that judge: {before:.5f} before, {best:.5f} after tuning")
