@@ -58,8 +58,7 @@ class MakeRequest(Room, CacheTypes, AllowedTypes, SourceOptions):
         most=EFFORTS,
     )
     tune: bool = option(
-        "With effort 4, tune norms and scales of the file to the model's predictions at last; one window of eight judges "
-        "whether it helped.",
+        "Tune norms and scales of the file to the model's predictions, at the end of --effort 4.",
         default=False,
     )
     text: str | Path | Sequence[str | Path] = option(

@@ -132,10 +132,10 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         section="Importance of weights",
     )
     tune: bool = option(
-        "With --effort 4 or --sequential, tune norms and scales of the written file to the predictions of the source at last; "
-        "one window of eight judges whether it helped.",
+        "Tune norms and scales of what was written to the source's predictions, at the end of --effort 4 or --sequential.",
         default=False,
         key="quantize.tune",
+        rare=True,
         section="Importance of weights",
     )
     allow_requantize: bool = option(
