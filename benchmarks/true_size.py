@@ -3,9 +3,11 @@
 \b
     python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --json out/true_size.json
     python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --set n_routed_experts=16 --only covariance
+    python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --json out/true_size.json --page docs/true-size.md
 
 Every job is a process of its own. Seconds: of the clock and of the processor. Memory is the largest that was no file's
-(RssAnon), looked at ten times a second. Predicted are seconds (of the clock) and memory. The folder is emptied at the end.
+(RssAnon), looked at ten times a second. Predicted are seconds of the processor, and memory. The folder is emptied at the end.
+--page writes the table of all models in the file of --json between two marks of the page.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ ffn_down=iq5_k
 .*=q6_K
 """
 MAY = ["--allow-requantize"]  # of mxfp4
+_BEGIN, _END = "<!-- begin: benchmarks/true_size.py -->", "<!-- end: benchmarks/true_size.py -->"
+_SAID = "predicted_seconds", "predicted_memory"
 _EVERY = 0.1  # seconds between two looks at the memory
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a job: seconds, bytes; predicted: what --dry-run said, None where it says nothing."""
+    """Of a job: seconds, bytes; predicted: what --dry-run said (seconds of the processor), None where it says nothing."""
 
     job: str
     wall: float
@@ -73,12 +77,12 @@ def _anonymous(pid: int) -> int:
 
 
 def predicted(command: list[str]) -> tuple[float | None, int | None]:
-    """(seconds, bytes of memory) that --dry-run says."""
+    """(seconds of the processor, bytes of memory) that --dry-run says."""
     done = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True)
     if done.returncode:
         return None, None
     figures: dict[str, Any] = json.loads(done.stdout)
-    return figures.get("predicted", {}).get("seconds"), figures.get("memory", {}).get("peak")
+    return figures.get("predicted", {}).get("processor_seconds"), figures.get("memory", {}).get("peak")
 
 
 def jobs(folder: Path, windows: int, lean: bool = False) -> dict[str, tuple[list[str], bool, list[str]]]:
@@ -124,7 +128,7 @@ def jobs(folder: Path, windows: int, lean: bool = False) -> dict[str, tuple[list
             True,
             ["mix.gguf.manifest"] + ["mix.gguf"] * (not lean),
         ),
-        "perplexity": ([*MILL, "perplexity", runs, *run], False, []),
+        "perplexity": ([*MILL, "perplexity", runs, *run], True, []),
         "imatrix": ([*MILL, "imatrix", "-m", runs, *run, "-o", at["m.imatrix"]], True, ["m.imatrix"]),
         "imatrix --covariance": (
             [*MILL, "imatrix", "-m", runs, *run, "-o", at["c.imatrix"], "--covariance", at["c.cov"]],
@@ -140,7 +144,7 @@ def jobs(folder: Path, windows: int, lean: bool = False) -> dict[str, tuple[list
         ),
         "search --covariance": (
             [*MILL, "search", source, "-o", at["s.txt"], "--target-bpw", "4", *covariance, "--types", "iq2_k,iq3_k,iq4_k,q6_K"],
-            False,
+            True,
             ["s.txt"],
         ),
         "imatrix --curvature": (
@@ -155,6 +159,24 @@ def jobs(folder: Path, windows: int, lean: bool = False) -> dict[str, tuple[list
         ),
         "generate": ([*MILL, "generate", runs, "-p", "One", "-n", "32", "--ignore-eos", "--temp", "0"], False, []),
     }
+
+
+def page_table(figures: dict[str, dict[str, Any]]) -> str:
+    """Markdown of all models: name -> what was changed of it, and jobs."""
+    lines = ["| slice | job | processor, s | said | memory, MiB | said |", "|---|---|--:|--:|--:|--:|"]
+    for model, found in figures.items():
+        rows = [Figures(**row) for row in found["jobs"].values() if not row["code"]]
+        cells = (line.split("|") for line in table(rows).splitlines()[2:])
+        for job, _, *rest in (line[1:-1] for line in cells):
+            lines.append("|".join(["", f" {model} ", job, *rest, ""]))
+            model = ""
+    return "\n".join(lines)
+
+
+def write_page(page: Path, figures: dict[str, dict[str, Any]]) -> None:
+    """Replaces what is between the marks."""
+    before, rest = page.read_text("utf-8").split(_BEGIN, 1)
+    page.write_text(f"{before}{_BEGIN}\n{page_table(figures)}\n{_END}{rest.split(_END, 1)[1]}", "utf-8")
 
 
 def table(rows: list[Figures]) -> str:
@@ -186,6 +208,10 @@ def table(rows: list[Figures]) -> str:
     "--lean", is_flag=True, help="Run the file of the mixed recipe, so that the one of q8_0 need not stay on the disk."
 )
 @click.option("--keep", is_flag=True, help="Leave the model and what later jobs read.")
+@click.option("--page", type=click.Path(exists=True, path_type=Path), help="Write the table of all figures into this page.")
+@click.option(
+    "--said-again", is_flag=True, help="Measure nothing: ask --dry-run again, which needs no more than the headers of files."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Add the figures to this file.")
 def main(
     folder: Path,
@@ -195,6 +221,8 @@ def main(
     windows: int,
     lean: bool,
     keep: bool,
+    page: Path | None,
+    said_again: bool,
     json_file: Path | None,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,21 +230,28 @@ def main(
     if not (folder / "model").exists():
         values = {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
         print(f"{model}: {write_slice(folder / 'model', model, changes=values):,} bytes", flush=True)
+    all_figures = json.loads(json_file.read_text()) if json_file is not None and json_file.exists() else {}
+    known = all_figures.setdefault(model, {"changes": list(changes), "jobs": {}})["jobs"]
     rows, log = [], folder / "log.txt"
     for name, (command, has_forecast, outputs) in jobs(folder, windows, lean).items():
         if only and not any(re.search(part, name) for part in only):
             continue
         said = predicted(command) if has_forecast else (None, None)
-        *figures, code = measured([*command, "--force"] if has_forecast else command, log)
+        if said_again:
+            rows += [Figures(**known[name] | dict(zip(_SAID, said, strict=True)))] if name in known else []
+            continue
+        replaces = has_forecast and "perplexity" not in command
+        *figures, code = measured([*command, "--force"] if replaces else command, log)
         rows.append(Figures(name, *figures, *said, code))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         for output in outputs:
             (folder / output).unlink(missing_ok=True)
     print(f"\n{model}, {', '.join(changes) or 'all experts'}\n\n{table(rows)}")
+    known |= {row.job: asdict(row) for row in rows}
     if json_file is not None:
-        before = json.loads(json_file.read_text()) if json_file.exists() else {}
-        before.setdefault(model, {}).update({row.job: asdict(row) for row in rows})
-        json_file.write_text(json.dumps(before, indent=1) + "\n")
+        json_file.write_text(json.dumps(all_figures, indent=1) + "\n")
+    if page is not None:
+        write_page(page, all_figures)
     if not keep:
         shutil.rmtree(folder)
 

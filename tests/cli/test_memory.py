@@ -84,6 +84,11 @@ def test_merging_and_showing_covariances(files):
     assert peak(*merged) < 3 * square + (130 << 20)
 
 
+def test_reading():
+    said, taken = said_and_taken("perplexity", FOLDER / "demo", "-f", FOLDER / "demo" / "heldout.txt", "--chunks", 4, "-t", 2)
+    assert 0.85 * taken < said < 1.15 * taken
+
+
 def test_collecting(tmp_path):
     demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
     said, taken = said_and_taken("imatrix", "-m", demo, "-f", text, "--chunks", 8, "-o", tmp_path / "a.imatrix", "-t", 2)
