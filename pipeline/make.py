@@ -14,6 +14,7 @@ from ..formats import open_gguf
 from ..imatrix.calibration import cut_windows
 from ..imatrix.texts import read_segments
 from ..jobs.atomic_write import write_text
+from ..quantize.gguf_source import simulate_quantization
 from ..quantize.importance import AssumedImportance
 from ..recipes import bundled_text
 from ..request_fields import shared, values_of
@@ -97,6 +98,7 @@ def make_model(request: MakeRequest) -> MakeResult:
     model, level = load_model(job.source), LEVELS[request.effort]
     largest = job.plan()
     fit, working = find_fit(request, job.source, largest), working_type(job.source, largest)
+    running = model if working is None else load_model(simulate_quantization(job.source, largest))
     bits = 8 * fit.nbytes / sum(tensor.n_elements for tensor in job.source.tensors.values())
     stem = f"{file_stem(request.model)}-{bits:.2f}bpw"
     folder = Path(request.out) if request.out is not None else Path("out") / stem
@@ -109,7 +111,7 @@ def make_model(request: MakeRequest) -> MakeResult:
         if level.needs_text:
             windows = cut_windows(model, read_segments(model, there.calibration), there.n_ctx, chunks=there.windows)
             there, texts = (replace(each, windows=len(windows.windows)) for each in (there, texts))
-            collection = plan_collection(level, model, windows, folder, on_cluster=request.cluster is not None)
+            collection = plan_collection(level, running, windows, folder, on_cluster=request.cluster is not None)
         recipe, text = folder / f"{stem}.toml", recipe_text(request, job.source, collection.level, fit, texts, working)
         asked = shared(request, RunRequest, recipe=recipe, out=folder, program=None)
         made = MakeResult(recipe, text, fit, collection.level.data)
@@ -123,7 +125,8 @@ def make_model(request: MakeRequest) -> MakeResult:
             planned = recipe_text(request, job.source, collection.level, fit, there, working)
             made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), planned)
             plan = made.run.quants[0].plan
-            made.forecast = forecast_make(job, plan, model, there, collection, fit, report, request.threads)
+            copy = largest if working is not None else None
+            made.forecast = forecast_make(job, plan, copy, running, there, collection, fit, report, request.threads)
     return made
 
 

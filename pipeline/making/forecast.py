@@ -64,6 +64,7 @@ class MakeForecast:
 def forecast_make(
     job: Quantization,
     plan: Plan,
+    copy: Plan | None,
     model: Model,
     texts: Texts,
     collection: PlannedCollection,
@@ -71,15 +72,15 @@ def forecast_make(
     report: OnProgress,
     threads: int | None,
 ) -> MakeForecast:
-    """What carrying out a recipe takes. job: the model in the largest types; plan: with the smallest; collection: what is
-    collected of the text."""
+    """What carrying out a recipe takes. job: the model in the largest types; plan: with the smallest; copy: of what runs in
+    its place, None: nothing does; model: what runs; collection: what is collected of the text."""
     level, moments = collection
     threads = threads or available_cpus()
     allowed = parse_types(job.request.types, program=job.request.program)
     measuring = Measuring(rows=RUN_ROWS)
     search = SearchJob(job, search_options(measuring, allowed, threads=threads, program=job.request.program), report=report)
     window = expected_seconds(model, (), texts.n_ctx, 1)[0]
-    seconds = {}
+    seconds = {} if copy is None else {"working copy": sum(predict_seconds(copy, threads).values())}
     if level.data:
         windows = texts.windows if texts.windows is not None else 0
         run, sums = moments.expected_seconds() if moments is not None else (windows * window, 0.0)

@@ -207,6 +207,22 @@ def test_a_model_that_the_memory_does_not_hold_runs_as_a_copy(mill, folder, monk
     assert (folder / "again" / file.name).read_bytes() == before
 
 
+def test_a_dry_run_says_the_time_of_what_runs(mill, folder, monkeypatch):
+    """Products of a copy in q8_0 take less time than those of floats."""
+    from ggufmill.imatrix.covariance import estimate
+    from ggufmill.pipeline.making import fit
+
+    monkeypatch.setattr(estimate, "_products_per_second", lambda: 1e6)
+    arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "1", "--dry-run"
+    floats = made(mill, folder, *arguments)["forecast"]["seconds"]
+    monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)
+    copied = made(mill, folder, *arguments)["forecast"]["seconds"]
+    assert set(copied) - set(floats) == {"working copy"}
+    ratio = estimate._FLOATS / estimate._QUANTISED
+    assert copied["validate"] < 0.8 * floats["validate"]
+    assert ratio * floats["imatrix"] < copied["imatrix"] < 0.8 * floats["imatrix"]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("stage", ["writing a text", "imatrix", "search", "quantize", "validate"])
 def test_a_call_killed_in_any_stage_is_continued(mill, folder, stage):

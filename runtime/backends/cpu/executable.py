@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -37,6 +38,14 @@ def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuEx
     return CpuExecutable(graph, store, settings)
 
 
+def _release(kept: dict[tuple, list[PassProgram]]) -> None:
+    """Lets go of what an executable kept."""
+    for passes in kept.values():
+        for one in passes:
+            one.release()
+    kept.clear()
+
+
 class CpuExecutable(Executable):
     """A graph that can be run, by several threads at once if need be.
 
@@ -55,6 +64,7 @@ class CpuExecutable(Executable):
         self._find_last_uses()
         self._passes: OrderedDict[tuple, list[PassProgram]] = OrderedDict()
         self._lock = threading.Lock()
+        weakref.finalize(self, _release, self._passes).atexit = False
 
     @property
     def workers(self) -> Workers:

@@ -96,8 +96,12 @@ class PassProgram(PassTasks):
         """Lets go of the memory of a pass that is not going to run again."""
         self.pool.release()
         self.inner_pool.release()
-        self._steps.clear()  # functions that hold arrays
-        self._matrices.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets go of all that a pass refers to, but for memory that it shares. Its functions hold it, and it the weights: so
+        they go now, not when cycles are looked for."""
+        self.__dict__.clear()
 
     def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> None:
         """Runs the pass; `caches` then have the tokens' rows, not yet committed. inputs: rows for `HiddenInput`."""

@@ -83,6 +83,7 @@ class ExpertBatches:
         for index in list(out.values):
             out.drop(index)
         out.release_temporary()
+        out.forget()
 
     def _run_gemm(self, experts: np.ndarray) -> None:
         low = int(self._starts[experts[0]])
