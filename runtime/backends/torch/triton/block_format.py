@@ -84,7 +84,7 @@ class BlockFormat:
 
 
 _NONE = BlockField(0, ())
-_FIELDS = tuple(f.name for f in fields(BlockFormat) if f.type == "Field")
+_FIELDS = tuple(f.name for f in fields(BlockFormat) if f.type == BlockField.__name__)
 
 
 @cache
