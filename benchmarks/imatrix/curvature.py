@@ -6,10 +6,10 @@
     python benchmarks/imatrix/curvature_report.py benchmarks/results/curvature_{demo,second,third,efforts}.json
 
 The model folder (the demo's unless another is given) has `calibration.txt` and `heldout.txt`, which only the judge reads. Files
-are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort --sequential`, and `perplexity
+are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort --sequential`, `tune`, `perplexity
 --kl-divergence` from the bf16 model, with 8-bit activations. Embeddings and output matrix stay bf16. With --study also how much
-text is needed, what blocks of rows keep, how far draws of labels differ, and what text of another kind does (--other). Needs
-torch.
+text is needed, what blocks of rows keep, how far draws of labels differ; --longer and --other: what more text of the same kind
+does, and text of another. Needs torch.
 
 OUT.json keeps what was measured: the same command again measures what is missing, or was measured on other windows. Each of
 --jobs processes has one thread.
@@ -33,9 +33,10 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model
 
 METHODS = ("imatrix", "covariance 1", "covariance 3", "curvature 0", "curvature 1", "curvature 2")
-METHODS += ("curvature 1 sequential", "curvature 2 sequential")
+METHODS += ("curvature 1 sequential", "curvature 2 sequential", "curvature 2 sequential tuned")
 STUDIED = ("q4_K", "iq3_k", "iq2_k")
 STUDY_WINDOWS, STUDY_ROWS, STUDY_SEEDS = (1, 8, 24), (32, 64, 128, 256), (1, 2)
+MANY_WINDOWS = 300  # of a longer text
 
 
 class Calibration(NamedTuple):
@@ -55,11 +56,12 @@ class Calibration(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A file that is made and judged."""
+    """A file that is made and judged; made: elsewhere, already."""
 
     type: str
     method: str
     calibration: Calibration
+    made: Path | None = None
 
     @property
     def label(self) -> str:
@@ -95,16 +97,15 @@ class Bench:
 
     def measure(self, job: Job) -> dict[str, Any]:
         """Makes a file and judges it."""
-        if self._base is None:
-            self._base = load_model(self.bf16, threads=1)
-            remember(self._base)
+        if job.made is not None:
+            return self.judge(job.made)
         imatrix, moments = self.files(job.calibration)
         name, *more = job.method.split()
         options: dict[str, Any] = {} if name == "imatrix" else {name: moments, "effort": int(more[0])}
         if "sequential" in more:
             options |= {"sequential": self.text(job.calibration), "sequential_chunks": job.calibration.windows}
         with tempfile.TemporaryDirectory(dir=self.work) as folder:
-            path = Path(folder) / "quantised.gguf"
+            path, tuned = Path(folder) / "quantised.gguf", Path(folder) / "tuned.gguf"
             began = time.process_time()
             ggufmill.quantize_model(
                 self.bf16,
@@ -115,24 +116,35 @@ class Bench:
                 threads=1,
                 **options,
             )
+            if "tuned" in more:
+                ggufmill.tune_model(
+                    self.bf16, path, tuned, text=self.text(job.calibration), chunks=job.calibration.windows, threads=1
+                )
+                path = tuned
             seconds = time.process_time() - began
-            model = load_model(path, threads=1)
-            result = ggufmill.perplexity(model, self.folder / "heldout.txt", kl_divergence=self._base, chunks=self.chunks)
-            return {
-                "bits": layer_bits(path),
-                "processor_seconds": round(seconds, 1),
-                "kld": result.kld_mean,
-                "error": result.kld_error,
-                "perplexity": result.perplexity,
-                "top1": result.top1_agreement,
+            return {"processor_seconds": round(seconds, 1), **self.judge(path)}
+
+    def judge(self, path: Path) -> dict[str, Any]:
+        """What the held-out text says of a file; `model`: of the run."""
+        if self._base is None:
+            self._base = load_model(self.bf16, threads=1)
+            remember(self._base)
+        model = load_model(path, threads=1)
+        result = ggufmill.perplexity(model, self.folder / "heldout.txt", kl_divergence=self._base, chunks=self.chunks)
+        return {
+            "bits": layer_bits(path),
+            "kld": result.kld_mean,
+            "error": result.kld_error,
+            "perplexity": result.perplexity,
+            "top1": result.top1_agreement,
+            "windows": result.chunks,
+            "model": {
                 "windows": result.chunks,
-                "model": {
-                    "windows": result.chunks,
-                    "n_ctx": result.n_ctx,
-                    "program": result.program,
-                    "bf16_perplexity": result.baseline_perplexity,
-                },
-            }
+                "n_ctx": result.n_ctx,
+                "program": result.program,
+                "bf16_perplexity": result.baseline_perplexity,
+            },
+        }
 
 
 _bench: Bench | None = None
@@ -151,7 +163,7 @@ def _measure(job: Job) -> tuple[Job, dict[str, Any] | str]:
         return job, str(error)
 
 
-def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | None) -> list[Job]:
+def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | None, longer: Path | None) -> list[Job]:
     """All that is measured, the longest last in each type."""
     usual = Calibration()
     jobs = [Job(name, method, usual) for method in methods for name in types]
@@ -164,7 +176,16 @@ def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | Non
     if other is not None:
         elsewhere = Calibration(str(other.resolve()))
         jobs += [Job(name, method, elsewhere) for name in STUDIED for method in ("imatrix", "covariance 1", "curvature 1")]
+    if longer is not None:
+        many = Calibration(str(longer.resolve()), MANY_WINDOWS)
+        jobs += [Job(name, method, many) for name in STUDIED for method in ("imatrix", "curvature 1")]
     return jobs
+
+
+def made_elsewhere(made: str) -> list[Job]:
+    """Of TYPE/NAME=FILE,..."""
+    parts = [each.replace("=", "/", 1).split("/", 2) for each in made.split(",") if each]
+    return [Job(name, method, Calibration(), Path(path)) for name, method, path in parts]
 
 
 def is_measured(found: dict[str, Any] | None, chunks: int | None) -> bool:
@@ -180,6 +201,10 @@ def is_measured(found: dict[str, Any] | None, chunks: int | None) -> bool:
 @click.option("--chunks", type=int, help="Windows of the held-out text.  [default: all]")
 @click.option("--study", is_flag=True, help="Amounts of text, blocks of rows, draws of labels too.")
 @click.option("--other", type=click.Path(exists=True, path_type=Path), help="A text of another kind to calibrate with too.")
+@click.option(
+    "--longer", type=click.Path(exists=True, path_type=Path), help=f"A text of the same kind of {MANY_WINDOWS} windows."
+)
+@click.option("--made", default="", help="Files that other programs made, TYPE/NAME=FILE,..., to be judged too.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Folder for files that can be used again.")
 @click.option("--jobs", "processes", default=1, show_default=True, help="Processes of one thread.")
 def main(
@@ -190,6 +215,8 @@ def main(
     chunks: int | None,
     study: bool,
     other: Path | None,
+    longer: Path | None,
+    made: str,
     work: Path | None,
     processes: int,
 ) -> None:
@@ -203,9 +230,8 @@ def main(
         results: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {"files": {}, "collecting": {}}
         results["model"] = folder.name
         files = results["files"]
-        jobs = [
-            job for job in jobs_of(names, methods.split(","), study, other) if not is_measured(files.get(job.label), chunks)
-        ]
+        jobs = jobs_of(names, methods.split(","), study, other, longer) + made_elsewhere(made)
+        jobs = [job for job in jobs if not is_measured(files.get(job.label), chunks)]
         for calibration in dict.fromkeys(job.calibration for job in jobs):
             if not bench.files(calibration)[1].exists():
                 results["collecting"][calibration.label or "all"] = round(bench.collect(calibration, processes), 1)

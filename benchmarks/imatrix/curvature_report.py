@@ -17,13 +17,14 @@ from typing import Any
 import click
 from covariance_report import RESULTS, family
 
-from ggufmill.pipeline.reports.style import COLOURS, new_axes, save_figure, styled
+from ggufmill.pipeline.reports.style import COLOURS, INK, new_axes, save_figure, styled
 
 FAMILIES = ("scalar", "codebook", "trellis")
 SHOWN = {"covariance 1": COLOURS[5], "curvature 1": COLOURS[1], "curvature 2": COLOURS[3]}
-SHOWN |= {"curvature 2 sequential": COLOURS[2]}
+SHOWN |= {"curvature 2 sequential": COLOURS[2], "curvature 2 sequential tuned": COLOURS[4]}
 METHODS = tuple(f"{data} {effort}" for data in ("covariance", "curvature") for effort in range(4))
-METHODS += ("curvature 1 sequential", "curvature 2 sequential")
+METHODS += ("curvature 1 sequential", "curvature 2 sequential", "curvature 2 sequential tuned")
+RIVALS = {"GPTQ": COLOURS[0], "AutoRound": INK}  # curvature_rivals.py
 
 
 def ratio(files: dict[str, Any], label: str) -> tuple[float, float] | None:
@@ -64,6 +65,32 @@ def equal_bits(files: dict[str, Any], label: str) -> float | None:
     return found
 
 
+def finest_beaten(files: dict[str, Any], label: str) -> str | None:
+    """'q4_K (4.53)': the type of most bits that loses no less with an importance matrix; None if none with more bits does."""
+    value, bits = files[label]["kld"], files[label]["bits"]
+    found = [(one["bits"], name) for name, one in _with_imatrix(files) if one["kld"] >= value and one["bits"] > bits]
+    return "{1} ({0:.2f})".format(*max(found)) if found else None
+
+
+def _with_imatrix(files: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(label.partition("/")[0], one) for label, one in files.items() if label.endswith("/imatrix")]
+
+
+def steps(files: dict[str, Any], methods: Sequence[str]) -> list[str]:
+    """A table: the finest type with an importance matrix that each type's curvature does no worse than."""
+    methods = [method for method in methods if method in SHOWN and method.startswith("curvature")]
+    lines = [
+        "",
+        f"| is at least as good as, with an importance matrix | {' | '.join(methods)} |",
+        "|---|" + "---|" * len(methods),
+    ]
+    for name in sorted(types_of(files), key=lambda name: -files[f"{name}/imatrix"]["bits"]):
+        labels = [f"{name}/{method}" for method in methods]
+        cells = [(label in files and finest_beaten(files, label)) or "" for label in labels]
+        lines += [f"| {name} ({files[f'{name}/imatrix']['bits']:.2f}) | {' | '.join(cells)} |"] if any(cells) else []
+    return lines if len(lines) > 3 else []
+
+
 def saved_bits(files: dict[str, Any], methods: Sequence[str]) -> list[str]:
     """A table: what an importance matrix would need for the KLD of each type with second moments; and the means."""
     methods = [method for method in methods if method in SHOWN]
@@ -100,7 +127,7 @@ def mean_ratio(files: dict[str, Any], names: Sequence[str], method: str) -> str:
 def markdown(results: dict[str, Any]) -> list[str]:
     """The section of one model."""
     files, program = results["files"], results["program"]
-    methods = [method for method in METHODS if any(label.endswith(f"/{method}") for label in files)]
+    methods = [method for method in (*METHODS, *RIVALS) if any(label.endswith(f"/{method}") for label in files)]
     lines = [
         f"## {results['model']}",
         "",
@@ -122,7 +149,7 @@ def markdown(results: dict[str, Any]) -> list[str]:
         names = [name for name in types_of(files) if family(name) == kind]
         means = [f"{method} {mean}" for method in methods if (mean := mean_ratio(files, names, method))]
         lines += [f"- {kind} types: {'; '.join(means)}"] if means else []
-    lines += saved_bits(files, methods)
+    lines += saved_bits(files, methods) + steps(files, methods)
     studied = [label for label in files if "(" in label]
     if studied:
         lines += ["", "| calibrated otherwise | over the importance matrix of 80 windows |", "|---|--:|"]
@@ -138,15 +165,19 @@ def draw(models: list[dict[str, Any]], path: Path) -> None:
     figure, axes = new_axes(len(models), 1, 9, 3.6 * len(models))
     for axis, results in zip(axes, models, strict=True):
         files, names = results["files"], types_of(results["files"])
-        for method, colour in SHOWN.items():
-            points = [(i, *found) for i, name in enumerate(names) if (found := ratio(files, f"{name}/{method}")) is not None]
+        drawn = [(m, c) for m, c in (SHOWN | RIVALS).items() if any(label.endswith(f"/{m}") for label in files)]
+        for place, (method, colour) in enumerate(drawn):
+            aside = 0.11 * (place - (len(drawn) - 1) / 2)
+            points = [
+                (i + aside, *found) for i, name in enumerate(names) if (found := ratio(files, f"{name}/{method}")) is not None
+            ]
             if points:
                 x, values, errors = zip(*points, strict=True)
                 axis.errorbar(x, values, errors, fmt="o", color=colour, markersize=5, elinewidth=0.8, label=method)
         axis.axhline(1, color="#888888", linewidth=0.8)
         axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
         axis.set(ylim=(0, 1.2), ylabel="KL divergence / importance matrix's", title=results.get("title", results["model"]))
-        axis.legend(loc="upper right", ncols=len(SHOWN))
+        axis.legend(loc="upper right", ncols=3)
     save_figure(figure, path)
 
 
