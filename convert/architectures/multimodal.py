@@ -23,6 +23,8 @@ SKIPPED_PREFIXES = {
     "vit_large_projector.": "projector of images",
     "patch_merge_mlp.": "projector of images",
     "mm_projector.": "projector of images",
+    "vision_adapter.": "projector of images",
+    "vision_projection.": "projector of images",
     "image_newline": "projector of images",
 }
 RENAMED_PREFIXES = {

@@ -82,6 +82,7 @@ ARCHITECTURES = {
     "LagunaForCausalLM": "local_attention.mixtures.laguna",
     "MellumForCausalLM": "local_attention.mixtures.mellum",
     "AfmoeForCausalLM": "local_attention.mixtures.afmoe",
+    "MuseGlimmerForCausalLM": "local_attention.muse_glimmer.muse_glimmer",
     "Cohere2MoeForCausalLM": "local_attention.mixtures.cohere2moe",
     "GraniteForCausalLM": "llama_variants.granite",
     "Step3p5ForCausalLM": "local_attention.step35.step35",
@@ -159,6 +160,7 @@ ARCHITECTURES = {
     "Qwen3VLForConditionalGeneration": "multimodal.text_model",
     "Exaone4_5_ForConditionalGeneration": "multimodal.text_model",
     "Qwen3VLMoeForConditionalGeneration": "multimodal.text_model",
+    "MuseGlimmerForConditionalGeneration": "multimodal.text_model",
 }
 # model_type of text_config in multimodal models -> architecture of the text model
 TEXT_MODELS = {
@@ -187,6 +189,7 @@ TEXT_MODELS = {
     "step3p5": "Step3p5ForCausalLM",
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    "muse_glimmer_text": "MuseGlimmerForCausalLM",
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
-from .facts import Facts, part_of, shortest
+from .facts import Facts, part_of, plain, shortest
 from .layer_kinds import LAYER_KINDS
 from .rope_settings import rope_parameters
 
@@ -60,7 +60,7 @@ _SAME_NUMBERS: dict[str, str] = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier scale_emb": "embedding_scale",
     "residual_multiplier": "residual_scale",
-    "logits_scaling logit_scale": "logit_scale",
+    "logits_scaling logit_scale output_multiplier": "logit_scale",
     "attention_chunk_size": "attention.sliding_window",
     "attn_scale": "attention.temperature_scale",
     "floor_scale": "attention.temperature_length",
@@ -308,6 +308,12 @@ def _ngram_multiple(facts: Facts) -> list[Any]:
     return [*fitting, rows]
 
 
+def _head_factor(facts: Facts) -> list[Any]:
+    """The factor that a norm of queries has for weights."""
+    weights = facts.values("blk.0.attn_q_norm.weight")
+    return [] if weights is None else [plain(weights[0])]
+
+
 def _swiglu_limits(part: str) -> Callable[[Facts], list[Any]]:
     """Limits of each layer, 0 for none."""
 
@@ -353,6 +359,7 @@ DERIVED: dict[str, Callable[[Facts], list[Any]]] = {
     "ngram_vocab_size_base": _ngram_base,
     "ple_embed_dim": _ngram_width,
     "make_ngram_vocab_size_divisible_by": _ngram_multiple,
+    "qk_scale_factor": _head_factor,
     "swiglu_limits": _swiglu_limits("exp"),
     "swiglu_limits_shared": _swiglu_limits("shexp"),
     "vocab_size_per_layer_input": _per_layer_vocabulary,

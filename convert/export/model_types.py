@@ -17,6 +17,7 @@ _OTHERS = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "Qwen4ExpForCausalLM": "qwen4_exp_text",
     "Llama4ForCausalLM": "llama4_text",
+    "MuseGlimmerForCausalLM": "muse_glimmer_text",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
     "MiMoV2FlashForCausalLM": "mimo_v2_flash",

@@ -45,13 +45,15 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     block = FeedForward(variant.activation, ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
-    def norm(x: Value, name: str) -> Value:
+    def norm(x: Value, name: str, epsilon: float = epsilon) -> Value:
         if not variant.norm_weights:
             return graph.plain_norm(x, epsilon, norm_kind)
         return graph.norm(x, name, epsilon, kind=norm_kind)
 
-    def optional_norm(x: Value, name: str) -> Value:
-        return norm(x, name) if f"{name}.weight" in graph else x
+    def optional_norm(x: Value, name: str, epsilon: float = epsilon) -> Value:
+        return norm(x, name, epsilon) if f"{name}.weight" in graph else x
+
+    post_epsilon = epsilon if variant.post_epsilon is None else variant.post_epsilon
 
     logit_scale = hparams.float("logit_scale", 0.0) or 1.0
     head_scale = 1 / logit_scale if variant.divide_logits else logit_scale
@@ -85,14 +87,14 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
         )
         attended = graph.scale(attended, value_scale)
         if variant.ffn_norm != "post_attention_norm":
-            attended = optional_norm(attended, f"{prefix}post_attention_norm")
+            attended = optional_norm(attended, f"{prefix}post_attention_norm", post_epsilon)
         before, x = x, graph.add(x, attended, residual_scale)
         if not parallel:
             h = norm(x, prefix + variant.ffn_norm) if variant.pre_norm else x
         elif variant.parallel is None:
             h = norm(before, f"{prefix}ffn_norm")
         fed_forward = feed_forward(graph, hparams, layer, h, block)
-        return graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm"), residual_scale)
+        return graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm", post_epsilon), residual_scale)
 
     if draft is not None:
         x = decoder_layer(draft_input(graph, draft, n_embd, epsilon, embedding_scale), draft, windows[draft])
@@ -101,7 +103,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     x = graph.embedding("token_embd", n_embd, embedding_scale)
     if "position_embd.weight" in graph:
         x = graph.add(x, graph.embedding("position_embd", n_embd, by="position"))
-    x = optional_norm(x, "token_embd_norm")
+    x = graph.plain_norm(x, epsilon, norm_kind) if variant.embedding_norm else optional_norm(x, "token_embd_norm")
     for layer, window in enumerate(windows):
         x = decoder_layer(x, layer, window)
         graph.end_layer(x)

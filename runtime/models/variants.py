@@ -94,6 +94,8 @@ class Variant:
     divide_logits      logits are divided by logit_scale instead of multiplied
     norm               'rms' or 'layer'; None: what the metadata has an epsilon of
     norm_weights       norms have weights
+    embedding_norm     embeddings are normalised without weights
+    post_epsilon       of norms after a block; None: as of the others
     attention_gate     function of attn_gate, with which the attention's result is multiplied: 'sigmoid' or 'softplus'
     gating             of a router, where expert_gating_func does not say: 'sparse_mixer'
     chunked            layers with a window attend within chunks of its size
@@ -125,6 +127,8 @@ class Variant:
     divide_logits: bool = False
     norm: str | None = None
     norm_weights: bool = True
+    embedding_norm: bool = False
+    post_epsilon: float | None = None
     attention_gate: str = "sigmoid"
     gating: str = ""
     chunked: bool = False
@@ -218,6 +222,7 @@ VARIANTS = {
     "hy_v3": Variant(defaults=NORMALISED | SIGMOID_ROUTER),
     "laguna": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, attention_gate="softplus"),
     "mellum": Variant(defaults=NORMALISED | COHERE2, local_rope=True),
+    "muse-glimmer": Variant(interleaved=True, defaults=COHERE2, rotates=_only_local, embedding_norm=True, post_epsilon=1e-8),
     "afmoe": Variant(defaults=AFMOE, embedding_scale=math.sqrt, rotates=_only_local),
     **dict.fromkeys(("cohere2moe", "cohere2_moe"), COHERE2_MOE),
     "modern-bert": Variant(

@@ -1,4 +1,4 @@
-"""Models of 2026: Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4, Qwen 4 Exp."""
+"""Models of 2026: Muse Glimmer, Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4, Qwen 4 Exp."""
 
 from .common import LLAMA3, PLAIN, TIED, WINDOW, YARN
 from .decoders import DELTA_EXPERTS, DELTA_ODD, GEMMA4, GEMMA4_31B, HALF, MROPE
@@ -58,7 +58,15 @@ LONGCAT |= {"head_dim": 8, "intermediate_size": 96, "rope_parameters": PLAIN}
 LONGCAT_ODD = {"num_hidden_layers": 2, "zero_expert_num": 5, "moe_topk": 3, "rope_parameters": YARN, "num_attention_heads": 6}
 LONGCAT_ODD |= {"num_key_value_heads": 6, "n_routed_experts": 2}
 
+MUSE = WINDOW | {"num_hidden_layers": 5, "head_dim": 24, "rope_parameters": PLAIN, "rms_norm_eps": 1e-4}
+MUSE |= {"output_multiplier": 0.5}
+MUSE_ODD = {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+MUSE_ODD |= {"layer_rope_theta": [0, 10000.0, 10000.0], "qk_scale_factor": 2.5, "output_multiplier": 0.7}
+MUSE_ODD |= {"final_logit_softcapping": 3.0}
+
 CASES = {
+    "muse-glimmer": ("MuseGlimmerForConditionalGeneration", MUSE),
+    "muse-glimmer-odd": ("MuseGlimmerForConditionalGeneration", MUSE | MUSE_ODD | TIED),
     "longcat-flash": ("LongcatFlash", LONGCAT),
     "longcat-flash-mainline": ("LongcatFlash", LONGCAT | {"zero_expert_num": 0}, "mainline"),
     "longcat-flash-odd": ("LongcatFlash", LONGCAT | LONGCAT_ODD, "legacy"),
