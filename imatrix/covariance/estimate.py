@@ -17,22 +17,25 @@ from .sums import Sums
 
 _COLUMNS = 2048  # of the block that is measured
 # Multiplications of a model's run per second, as a share of those of sums (measured with AVX-512 VNNI, docs/covariance.md).
-_QUANTISED, _FLOATS = 0.7, 0.3
+_QUANTISED, _FLOATS, _EXACT = 0.7, 0.3, 0.11
 _DECODING = 150  # products in whose time a weight is decoded, which happens once for the tokens that run together
 _KEEPING = 3e-9  # seconds of a thread for a byte of sums: to make it, and to fold and write it at the end
 _SCORED = 0.5  # of the tokens, those whose predictions are
 _FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from what no ggml type is
 
 
-def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes: int) -> tuple[float, float]:
+def expected_seconds(
+    model: Model, inputs: Sequence[Input], tokens: int, passes: int, *, exact: bool = False
+) -> tuple[float, float]:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
-    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else."""
+    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else. exact: with that setting, as in a search."""
     rate = _products_per_second() * model.workers.count
-    per_token = sum(count / (_FLOATS if is_float else _QUANTISED) for count, is_float in multiplications(model))
+    shares = (_EXACT, _EXACT) if exact else (_QUANTISED, _FLOATS)
+    per_token = sum(count / shares[is_float] for count, is_float in multiplications(model))
     head = [prod(op.weights[0].shape) for op in model.graph.head if isinstance(op, Linear)]
     batches = ceil(tokens / model.settings.batch)
     decoding = batches * _DECODING * sum(prod(weight.shape) for op in model.graph.ops for weight in op.weights)
-    running = passes * (tokens * per_token + decoding) + tokens * _SCORED * sum(head) / _QUANTISED
+    running = passes * (tokens * per_token + decoding) + tokens * _SCORED * sum(head) / shares[0]
     keeping = _KEEPING * sum(one.sums_bytes for one in inputs) / model.workers.count
     return running / rate, tokens * sum(_pairs(one) for one in inputs) / rate + keeping
 

@@ -85,9 +85,10 @@ def forecast_make(
         windows = texts.windows if texts.windows is not None else 0
         run, sums = moments.expected_seconds() if moments is not None else (windows * window, 0.0)
         seconds["imatrix"] = run + sums
-    seconds["search"] = _search_seconds(search, level, window, threads)
+    exact = expected_seconds(model, (), texts.n_ctx, 1, exact=True)[0]
+    seconds["search"] = _search_seconds(search, level, exact, threads)
     seconds["quantize"] = _encode_seconds(plan, level, threads)
-    seconds["validate"] = 2 * window * (texts.judged or 0)
+    seconds["validate"] = window * (3 * (texts.judged or 0) + 2)  # both models, the noise floor; layers of both are compared
     types = search.find(SearchTarget(size=fit.nbytes)).assignment.types
     is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * window < _TRIAL
     middle = _DATA_LEAVES[level.data] * (
