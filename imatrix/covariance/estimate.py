@@ -28,7 +28,10 @@ def expected_seconds(
     model: Model, inputs: Sequence[Input], tokens: int, passes: int, *, exact: bool = False
 ) -> tuple[float, float]:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
-    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else. exact: with that setting, as in a search."""
+    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else.
+
+    exact: with that setting, as in a search.
+    """
     rate = _products_per_second() * model.workers.count
     shares = (_EXACT, _EXACT) if exact else (_QUANTISED, _FLOATS)
     per_token = sum(count / shares[is_float] for count, is_float in multiplications(model))
