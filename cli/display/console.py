@@ -20,6 +20,7 @@ from ..messages import is_quiet
 from .compile_lines import lines_beside
 
 if TYPE_CHECKING:
+    from ...pipeline.common.forecast import Planned
     from ...runtime.generation.generate import Timings
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
@@ -42,13 +43,13 @@ R = TypeVar("R", bound=_Result)
 
 
 def call(
-    function: Callable[..., R],
+    function: Callable[..., R | Planned],
     *arguments: Any,
     show: Callable[[R], str | Iterator[str]],
     as_json: bool,
     bars: bool = True,
     **keywords: Any,
-) -> R:
+) -> R | Planned:
     """Calls a function of the library, and prints its result: as JSON, or as the text, or the lines, that `show` makes of it.
 
     bars: its progress is drawn; False for a function without. The result of a check that failed is printed too, before its
