@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from itertools import pairwise
 
 from ...jobs.plan import Plan
@@ -28,7 +28,8 @@ def forecast(
     """
     threads = threads or available_cpus()
     seconds = timing(plan, threads) if timing is not None else None
-    started = _STARTED + _TOKEN * len(plan.metadata.get("tokenizer.ggml.tokens", ()))
+    tokens = plan.metadata.get("tokenizer.ggml.tokens")
+    started = _STARTED + _TOKEN * (len(tokens) if isinstance(tokens, Sized) else 0)
     memory = started + threads * _thread_bytes(plan) + plan.covariance_bytes
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)

@@ -333,6 +333,7 @@ class ServedModels:
         def close() -> None:
             if (service := services.pop()) is not None:
                 service.engine.close()
+                service.model.release()
             del service  # the last reference
             gc.collect()  # its parts refer to each other
             trim_free_memory()
