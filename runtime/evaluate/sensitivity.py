@@ -62,14 +62,7 @@ class Reference:
 
     def divergences(self, source: TensorSource) -> np.ndarray:
         """The divergence of another model with the same vocabulary at each prediction, float64 or float32 [predictions]."""
-        model = load_model(source, **self.settings)
-        try:
-            return self._divergences(model)
-        finally:
-            model.release()
-
-    def _divergences(self, model: Model) -> np.ndarray:
-        middle = self.windows.shape[1] // 2
+        model, middle = load_model(source, **self.settings), self.windows.shape[1] // 2
         each = zip(self._hidden(model), self.windows[:, middle + 1 :], self._outputs, strict=True)
         parts = [
             score(model, output, targets, ModelPredictions(self.model, base_output, targets)).divergences

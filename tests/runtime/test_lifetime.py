@@ -54,6 +54,16 @@ def test_a_model_goes_with_its_last_reference(build, monkeypatch, case):
             assert not alive
 
 
+def test_after_a_pass_that_says_how_far_it_is(monkeypatch):
+    """Long ones call the executable that keeps them."""
+    with counted_stores(monkeypatch) as alive:
+        model = load_model(llama(), threads=2)
+        model.hidden([(model.new_cache(300), np.arange(300) % 90)])
+        assert len(alive) == 1
+        del model
+        assert not alive
+
+
 def test_a_model_on_a_device_too(monkeypatch):
     pytest.importorskip("torch")
     with counted_stores(monkeypatch) as alive:

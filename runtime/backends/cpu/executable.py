@@ -171,10 +171,9 @@ class CpuExecutable(Executable):
 
     def release(self) -> None:
         with self._lock:
-            kept = [former for passes in self._passes.values() for former in passes]
+            kept = dict(self._passes)
             self._passes.clear()
-        for former in kept:
-            former.release()
+        _release(kept)
         self.store.release()
 
     def _compile_in_background(self, generated: bool) -> None:
@@ -191,12 +190,13 @@ class CpuExecutable(Executable):
 
     def _write(self, out: PassProgram, steps: Sequence[Step]) -> None:
         ends = {value.index: i for i, value in enumerate(self.graph.layers, 1)} if out.n >= _LONG_PASS else {}
+        done = partial(CpuExecutable._layer_done, weakref.proxy(self))  # a pass that holds what keeps it would stay for good
         for out.position, step in enumerate(steps):
             out.ops = step.ops
             step.emit(out)
             if ends:
                 for layer in (ends[value.index] for op in step.ops for value in op.outputs if value.index in ends):
-                    out.call(partial(self._layer_done, layer / len(ends)))
+                    out.call(partial(done, layer / len(ends)))
             self._observe_outputs(out, step)
             out.release_temporary()
             for index in step.last_read:
