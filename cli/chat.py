@@ -15,7 +15,7 @@ from ..operating_system.process import signals_handled_as
 from ..pipeline.requests.generate import ChatRequest
 from .command import Verb
 from .display.console import speeds_text
-from .messages import say
+from .display.messages import say
 from .options.fields import options_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from ..errors import UsageError
 from ..simd.compile.compile_time import compilation_lines
-from .messages import WARNING, is_quiet, label, set_quiet
+from .display.messages import WARNING, is_quiet, label, set_quiet
 from .options.llama_compat import translated
 from .options.sections import GENERAL, SectionedOption, help_all_option, write_sections
 

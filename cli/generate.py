@@ -10,7 +10,7 @@ import click
 from ..pipeline.requests.generate import GenerateRequest
 from .command import Verb
 from .display.console import speeds_text
-from .messages import say
+from .display.messages import say
 from .options.fields import options_of
 
 if TYPE_CHECKING:

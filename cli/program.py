@@ -22,7 +22,7 @@ from ..operating_system.process import raise_open_file_limit
 from ..version import __version__
 from . import signals
 from .command import HELP
-from .messages import ERROR, label
+from .display.messages import ERROR, label
 
 # what other programs call a verb -> what it is here
 _OTHER_NAMES = {

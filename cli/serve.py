@@ -11,7 +11,7 @@ import click
 from ..pipeline.requests.generate import ServeRequest
 from .command import Verb
 from .display.console import speeds_text
-from .messages import is_quiet, say
+from .display.messages import is_quiet, say
 from .options.fields import options_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ..pipeline.common.figures import size_text
 from ..pipeline.requests.run import UploadRequest
 from .command import Verb
 from .display.console import call, table
-from .messages import is_quiet
+from .display.messages import is_quiet
 from .options.fields import options_of
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from .common.dropped_config import warn_on_dropped_config
 from .common.messages import warn
 from .common.shown import shown
 from .planning import Quantization
+from .requests.groups import reading_of
 from .requests.plan import ForecastOptions, PlanRequest
 from .requests.quantize import QuantizeRequest
-from .requests.sources import reading_of
 from .requests.verb import verb
 
 if TYPE_CHECKING:

@@ -28,10 +28,9 @@ from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refu
 from .common.encoder_device import encoder_device
 from .recipe_search.options import SearchOptions, SearchTarget, parse_target, parse_types, search_options
 from .requests.convert import ConvertRequest
-from .requests.groups import CheckpointOutput, Measuring, moments_of
+from .requests.groups import CheckpointOutput, Measuring, moments_of, reading_of
 from .requests.quantize import QuantizeRequest, TensorTypes
 from .requests.recipe import GivenRecipe, given_recipe, merged
-from .requests.sources import reading_of
 
 if TYPE_CHECKING:
     from ..quantize.covariance.source import Covariances

@@ -16,8 +16,8 @@ from ...jobs.streamed_json import StreamedJson
 from ...pipeline.common.figures import share_text
 from ...pipeline.common.messages import json_pieces
 from ...pipeline.common.progress import Bars
-from ..messages import is_quiet
 from .compile_lines import lines_beside
+from .messages import is_quiet
 
 if TYPE_CHECKING:
     from ...pipeline.common.forecast import Planned

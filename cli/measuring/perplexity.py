@@ -27,8 +27,8 @@ from ...pipeline.requests.measure import PerplexityRequest, TasksRequest
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..command import Verb
 from ..display.console import call, emit, progress_bars, table
+from ..display.messages import say
 from ..display.origins import comparison_text, origin_rows, settings_text, stored_rows
-from ..messages import say
 from ..options import flags
 from ..options.fields import options_of
 from ..options.sections import SectionedOption

@@ -19,7 +19,7 @@ from ...formats.file_range import PIPED_TEXTS, pipe_blocks
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 from ...recipes import BUNDLED_MODEL, bundled, find_text
-from ..messages import say
+from ..display.messages import say
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

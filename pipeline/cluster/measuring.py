@@ -15,8 +15,7 @@ from ...quantize.planning import importance_digest
 from ...quantize.search.row_sample import sample_rows
 from ..common.covariance import load_covariances
 from ..common.importance import load_importance
-from ..requests.groups import moments_of
-from ..requests.sources import reading_of
+from ..requests.groups import moments_of, reading_of
 from .connection import Cluster, open_cluster
 from .models import SourceAddress, address_of, hashable, source_here, worker_threads
 from .ordered_map import values_of

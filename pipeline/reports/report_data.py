@@ -18,7 +18,10 @@ from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
 from ...operating_system.process import system_text
+from ...request_fields import values_of
 from ...version import __version__
+from ..requests.recipe import GivenRecipe, merged
+from ..requests.stages import ReportRequest
 
 if TYPE_CHECKING:
     from ...imatrix import Imatrix
@@ -167,7 +170,8 @@ def _headers(plan: Plan) -> dict[str, LoaderTensor]:
 
 def _card(run: Run, plan: Plan) -> dict[str, Any]:
     """What goes to the head of a model card, as far as it is known: never guessed."""
-    wanted, metadata = run.recipe.stages.get("report", {}), plan.metadata
+    asked = values_of(merged(ReportRequest(), GivenRecipe(run.path, run.recipe)))
+    wanted, metadata = {name: value for name, value in asked.items() if value is not None}, plan.metadata
     known: dict[str, Any] = {
         name: str(metadata[f"general.{key}"]) for name, key in _CARD_KEYS.items() if f"general.{key}" in metadata
     }

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...errors import UsageError
 from ...formats.loaders import MLA_LAYOUTS, PROGRAMS
-from ...request_fields import option, request
-from ..common.arguments import Pattern, Size, TypeName
+from ...request_fields import option, request, values_of
+from ..common.arguments import Pattern, Size, TypeName, as_adapters
 from ..common.progress import OnProgress
 
 
@@ -37,7 +37,7 @@ class CheckpointOptions:
 
 @request
 class SourceOptions(CheckpointOptions):
-    """How a source is read. What `open_source` takes has its names, see `planning.reading_of`."""
+    """How a source is read. What `open_source` takes has its names, see `reading_of`."""
 
     section: ClassVar[str] = "Source"
 
@@ -78,6 +78,12 @@ class SourceOptions(CheckpointOptions):
         choices=PROGRAMS,
         key="quantize.for",
     )
+
+
+def reading_of(request: SourceOptions) -> dict[str, Any]:
+    """The arguments of `open_source` that a request says: all but the program, which decides types and layout."""
+    values = {name: value for name, value in values_of(request, SourceOptions).items() if name != "program"}
+    return values | {"lora": as_adapters(request.lora)}
 
 
 @request

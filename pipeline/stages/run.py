@@ -27,12 +27,11 @@ from ..common.checksums import sha256_of
 from ..common.figures import size_text
 from ..common.models import file_stem
 from ..common.progress import OnProgress
-from ..requests.groups import Measuring, moments_of
+from ..requests.groups import Measuring, moments_of, reading_of
 from ..requests.imatrix import ImatrixRequest
 from ..requests.recipe import GivenRecipe, merged
 from ..requests.run import RunRequest
-from ..requests.sources import reading_of
-from ..requests.validate import ValidateRequest
+from ..requests.stages import SourceRequest, ValidateRequest
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
 from .folder import RunFolder
@@ -57,13 +56,13 @@ class Run:
         report: OnProgress = lambda progress: None,
     ):
         self.recipe, self.path, self.folder, self.request, self.report = recipe, path.resolve(), folder, request, report
-        stages = recipe.stages
-        if "model" not in stages.get("source", {}):
+        given = GivenRecipe(self.path, recipe)
+        reading = merged(SourceRequest(), given)
+        if not reading.model:
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
-        self.model = self._model_name(stages["source"])
+        self.model = self._model_name(reading)
         if recipe.several:
             folder = self.folder = replace(folder, stem=file_stem(self.model))
-        given = GivenRecipe(self.path, recipe)
         self.collecting = imatrix_stage.imatrix_request(self.model, folder, request, given)
         self.validating = merged(ValidateRequest(), given)
         self.quants = [Quant(self, one) for one in recipe.each]
@@ -78,14 +77,14 @@ class Run:
         self.texts = {stage: self._read_text(stage, one) for stage, one in asked.items() if one.text is not None}
         begun = [quant.stage_name("quantize") for quant in self.quants]
         self.cache = StageCache(folder.state, begun if request.force else None, report)
-        self.working_kind: str | None = stages.get("source", {}).get("working")
+        self.working_kind = reading.working
         self.working = WorkingCopy(self, self.quants[0].job.request, self.working_kind) if self.working_kind else None
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
         self._forgotten: set[Path] = set()
 
-    def _model_name(self, source: dict[str, Any]) -> str | Path:
+    def _model_name(self, asked: SourceRequest) -> str | Path:
         """A path, or hf:OWNER/NAME of the hub, whose revision may stand beside it."""
-        name, revision = source["model"], source.get("revision")
+        name, revision = asked.model, asked.revision
         if name.startswith("hf:"):
             return f"{name}@{revision}" if revision else name
         if revision:

@@ -20,7 +20,7 @@ from ...runtime.evaluate.perplexity import Perplexity, perplexities
 from ...runtime.generation.generate import generate
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..judging.verdict import NoiseFloor
-from ..requests.validate import ValidateRequest
+from ..requests.stages import ValidateRequest
 from .text import StageText
 
 _RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window

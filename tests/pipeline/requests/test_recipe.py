@@ -8,7 +8,8 @@ from ggufmill.pipeline.requests.groups import Measuring
 from ggufmill.pipeline.requests.imatrix import ImatrixRequest
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.requests.recipe import given_recipe, merged
-from ggufmill.pipeline.requests.validate import ValidateRequest
+from ggufmill.pipeline.requests.rewriting import RepackRequest
+from ggufmill.pipeline.requests.stages import ReportRequest, SourceRequest, ValidateRequest
 from ggufmill.quantize.recipes import recipe as recipes
 from ggufmill.request_fields import fields_of
 
@@ -17,10 +18,10 @@ _OF_RUNS = {"quantize.rules", "quantize.name", "quantize.recipe", "quantize.imat
 
 
 def test_fields_name_the_keys_that_recipes_have():
-    kinds = (ConvertRequest, QuantizeRequest, Measuring, ImatrixRequest, ValidateRequest)
+    stages = (SourceRequest, ImatrixRequest, Measuring, ValidateRequest, ReportRequest)
+    kinds = (*stages, ConvertRequest, QuantizeRequest, RepackRequest)
     keys = {field.option.key for kind in kinds for field in fields_of(kind)} - {""}
-    stages = ("convert", "quantize", "search", "imatrix", "validate")
-    assert keys | _OF_RUNS == {f"{stage}.{key}" for stage in stages for key in recipes.STAGES[stage]}
+    assert keys | _OF_RUNS == {f"{stage}.{key}" for stage, specs in recipes.STAGES.items() for key in specs}
     assert OUTTYPES == recipes.OUTTYPES
 
 

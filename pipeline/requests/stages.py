@@ -1,4 +1,4 @@
-"""What the stage `validate` of a recipe can be asked for."""
+"""What stages of a recipe can be asked for that are no verbs: `source`, `validate`, `report`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...request_fields import option, request
+
+
+@request
+class SourceRequest:
+    model: str = option("A checkpoint's folder, a GGUF, or hf:OWNER/NAME of the Hub.", default="", key="source.model")
+    revision: str | None = option("Read this revision of hf:OWNER/NAME.", default=None, shown="main", key="source.revision")
+    working: str | None = option("Run a copy of the source in this type.", default=None, key="source.working")
 
 
 @request
@@ -23,3 +30,10 @@ class ValidateRequest:
         "Allow at most this many times the baseline's perplexity.", default=None, key="validate.max_ppl_ratio"
     )
     max_kld: float | None = option("Allow at most this KL divergence.", default=None, key="validate.max_kld")
+
+
+@request
+class ReportRequest:
+    base_model: str | None = option("Name this model as the one it was made from.", default=None, key="report.base_model")
+    quantized_by: str | None = option("Name this as who quantised it.", default=None, key="report.quantized_by")
+    license: str | None = option("Name this licence.", default=None, key="report.license")
