@@ -22,7 +22,7 @@ class TensorSpec:
     alternative      the same tensor from other sources, used if none of these exists or they have another shape: experts one by
                      one, in a stack, or in a stack of transposed matrices
     is_optional      the GGUF lacks the tensor if none of its sources exists
-    last_rows        rows of the last source, where it may have fewer than the others; 0: as many
+    last_shape       of the last source, where it is another one
     """
 
     name: str
@@ -32,11 +32,11 @@ class TensorSpec:
     fallback_source: str | None = None
     alternative: TensorSpec | None = None
     is_optional: bool = False
-    last_rows: int = 0
+    last_shape: tuple[int, ...] | None = None
 
     def source_shape(self, number: int) -> tuple[int, ...]:
         """That the source of this number must have."""
-        return (self.last_rows, *self.shape[1:]) if self.last_rows and number == len(self.sources) - 1 else self.shape
+        return self.last_shape if self.last_shape and number == len(self.sources) - 1 else self.shape
 
 
 @dataclass(frozen=True)

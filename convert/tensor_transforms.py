@@ -29,11 +29,13 @@ class Changed:
     transform  as it is applied
     move       the same without changing numbers: where each comes from
     back       (values of the result, float32 [rows, columns], its first row) -> those that `move` has there
+    ones       numbers of the weights that `move` does not read: with ones in them it is undone
     """
 
     transform: Transform
     move: Transform
     back: Callable[[np.ndarray, int], np.ndarray]
+    ones: tuple[int, ...] = ()
 
     def __call__(self, name: str, weights: list[StoredWeight]) -> SourceTensor:
         return self.transform(name, weights)
@@ -164,14 +166,14 @@ def negated_exponential(order: np.ndarray) -> Transform:
     return _exponential(reordered_vector(order))
 
 
-def _exponential(move: Transform) -> Transform:
-    """A transform, and then -e^x of each number x."""
+def _exponential(move: Transform, sign: int = -1) -> Transform:
+    """A transform, and then sign * e^x of each number x."""
 
     def transform(name: str, weights: list[StoredWeight]) -> SourceTensor:
         moved = move(name, weights)
-        return SourceTensor(name, moved.shape, moved.source_type, lambda start, stop: -np.exp(moved.read(start, stop)))
+        return SourceTensor(name, moved.shape, moved.source_type, lambda start, stop: sign * np.exp(moved.read(start, stop)))
 
-    return Changed(transform, move, lambda values, first: np.log(-values.astype(np.float64)).astype(np.float32))
+    return Changed(transform, move, lambda values, first: np.log(sign * values.astype(np.float64)).astype(np.float32))
 
 
 def reordered_vector(order: np.ndarray) -> Transform:
@@ -183,14 +185,14 @@ def reordered_vector(order: np.ndarray) -> Transform:
 flatten = _numbers_of(lambda weight: (weight.columns,), lambda weight, start, stop: weight.read(slice(0, 1)))
 
 
-def reshaped(*shape: int, negated_exponential: bool = False) -> Transform:
-    """All numbers of a small weight, in order, in another ne shape. negated_exponential: x becomes -e^x."""
+def reshaped(*shape: int, exponential: int = 0) -> Transform:
+    """All numbers of a small weight, in order, in another ne shape. exponential: 1 or -1: x becomes this times e^x."""
 
     def read(weight: StoredWeight, start: int, stop: int) -> np.ndarray:
         return weight.read(slice(0, weight.rows)).reshape(-1, shape[0])[start:stop]
 
     transform = _numbers_of(lambda weight: shape, read)
-    return _exponential(transform) if negated_exponential else transform
+    return _exponential(transform, exponential) if exponential else transform
 
 
 def scaled(factors: float | np.ndarray) -> Transform:
@@ -206,6 +208,17 @@ def scaled(factors: float | np.ndarray) -> Transform:
         return values / np.float32(factors)
 
     return Changed(_numbers_of(_own_shape, read), unchanged, back)
+
+
+def _product(name: str, weights: list[StoredWeight]) -> SourceTensor:
+    def read(start: int, stop: int) -> np.ndarray:
+        return weights[0].read(slice(0, 1)) * weights[1].read(slice(0, 1))
+
+    return SourceTensor(name, (weights[0].columns,), weights[0].source_type, read)
+
+
+# Two vectors, perhaps as matrices of one row, multiplied element by element.
+product = Changed(_product, lambda name, weights: flatten(name, weights[1:]), lambda values, first: values, ones=(0,))
 
 
 def unit_columns(epsilon: float) -> Transform:

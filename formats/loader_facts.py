@@ -201,6 +201,13 @@ PROBLEMS = (
     _needed(r"output\.weight", _LC, "olmo2 olmoe nemotron minimax-m2 phimoe apertus", "an output of its own (output.weight)"),
     _needed(r"output\.weight", _IK, "chatglm", "an output of its own (output.weight)"),
     _needed(r"blk\.\d+\.attn_qkv\.weight", _IK, "chatglm", "queries, keys and values in one matrix"),
+    _needed(r"output\.weight", _IK, "bailingmoe3", "an output of its own (output.weight)"),
+    Fact(
+        _IK,
+        "bailingmoe3",
+        lambda keys, tensors: keys.get("attention.value_length_mla") != keys.get("kda.head_dim"),
+        "it needs values of latent attention as wide as heads of delta attention (attention.value_length_mla, kda.head_dim)",
+    ),
     _unread(r"output\.weight", _LC_IK, "gemma", "an output of its own (output.weight)"),
     _unread(r"blk\.\d+\.attn_output\.bias", _LC_IK, "llama4", "the bias of attn_output"),
     _unread(r"blk\.\d+\.ffn_\w+_shexp\.weight", _IK, "granitemoe", "the shared experts"),

@@ -172,7 +172,7 @@ def _table(config: Config, prefix: str) -> TensorSpec:
     name, source = "per_layer_token_embd.weight", f"{prefix}ngram_embedding."
     whole = TensorSpec(name, (f"{source}weight",), (rows, width // heads))
     shards = tuple(f"{source}shard_{number}.weight" for number in range(parts))
-    return TensorSpec(name, shards, (part, width // heads), joined_rows, alternative=whole, last_rows=last)
+    return TensorSpec(name, shards, (part, width // heads), joined_rows, alternative=whole, last_shape=(last, width // heads))
 
 
 def _next_prime(above: int) -> int:

@@ -140,6 +140,7 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "recurrent.falcon_h1.falcon_h1",
     "JambaForCausalLM": "recurrent.jamba.jamba",
     "KimiLinearForCausalLM": "recurrent.kimi_linear.kimi_linear",
+    **dict.fromkeys(("BailingHybridForCausalLM", "BailingMoeV3ForCausalLM"), "recurrent.ling3.ling3"),
     "Qwen3_5ForConditionalGeneration": "multimodal.text_model",
     "Qwen3_5MoeForConditionalGeneration": "multimodal.text_model",
     "Llama4ForConditionalGeneration": "multimodal.text_model",
@@ -161,6 +162,7 @@ ARCHITECTURES = {
     "Exaone4_5_ForConditionalGeneration": "multimodal.text_model",
     "Qwen3VLMoeForConditionalGeneration": "multimodal.text_model",
     "MuseGlimmerForConditionalGeneration": "multimodal.text_model",
+    "KimiK3ForConditionalGeneration": "multimodal.text_model",
 }
 # model_type of text_config in multimodal models -> architecture of the text model
 TEXT_MODELS = {
@@ -190,6 +192,7 @@ TEXT_MODELS = {
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
 }
 
 

@@ -130,7 +130,7 @@ class _ValueWeight(StoredWeight):
 
 def _fits(tensor: SourceTensor, spec: TensorSpec, dtype: str) -> bool:
     """Whether numbers of this dtype give the tensor of the GGUF again."""
-    if isinstance(spec.transform, Changed):
+    if isinstance(spec.transform, Changed) and not spec.transform.ones:
         return tensor.n_elements <= _SMALL and _changed_back(tensor, spec, dtype)[1]
     for run in runs(spec):
         values = tensor.read(run.start, run.stop)
@@ -223,6 +223,10 @@ def fill(
         else:
             _scatter(weights, run.places, values, outputs, got)
         advance(values.size)
+    for number in spec.transform.ones if isinstance(spec.transform, Changed) else ():
+        to, words = outputs[number]
+        words[:] = narrowed(np.ones(words.shape, np.float32), to.dtype)
+        got[number] = np.ones(len(words), bool)
     return {n: int(found.sum()) * (weights[n].columns if len(found) == weights[n].rows else 1) for n, found in got.items()}
 
 

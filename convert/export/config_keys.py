@@ -47,7 +47,7 @@ _SAME_NUMBERS: dict[str, str] = {
     "moe_router_logit_softcapping": "router_logit_softcapping",
     "zero_expert_num": "expert_zero_count",
     "moe_latent_size": "moe_latent_size",
-    "head_dim": "attention.key_length attention.key_length_swa attention.key_length_mla",
+    "head_dim": "kda.head_dim attention.key_length attention.key_length_swa attention.key_length_mla",
     "global_head_dim": "attention.key_length",
     "v_head_dim": "attention.value_length_mla attention.value_length",
     "kv_lora_rank": "attention.kv_lora_rank",
@@ -73,6 +73,12 @@ _SAME_NUMBERS: dict[str, str] = {
     "mamba_d_ssm": "ssm.inner_size",
     "linear_num_heads": "attention.head_count",
     "linear_head_dim": "kda.head_dim",
+    "short_conv_kernel_size": "ssm.conv_kernel",
+    "kda_lower_bound gate_lower_bound": "kda.gate_lower_bound",
+    "attn_res_block_size": "attn_res.block_size",
+    "activation_situ_beta": "activation.situ_beta",
+    "activation_situ_linear_beta": "activation.situ_linear_beta",
+    "routed_expert_hidden_size": "expert_latent_length",
     "index_n_heads indexer_n_heads": "attention.indexer.head_count",
     "index_head_dim indexer_head_dim": "attention.indexer.key_length",
     "index_topk indexer_budget index_topk_blocks": "attention.indexer.top_k",
@@ -360,12 +366,13 @@ DERIVED: dict[str, Callable[[Facts], list[Any]]] = {
     "ple_embed_dim": _ngram_width,
     "make_ngram_vocab_size_divisible_by": _ngram_multiple,
     "qk_scale_factor": _head_factor,
-    "swiglu_limits": _swiglu_limits("exp"),
-    "swiglu_limits_shared": _swiglu_limits("shexp"),
+    **dict.fromkeys(("swiglu_limits", "expert_swiglu_limit_list"), _swiglu_limits("exp")),
+    **dict.fromkeys(("swiglu_limits_shared", "share_expert_swiglu_limit_list"), _swiglu_limits("shexp")),
     "vocab_size_per_layer_input": _per_layer_vocabulary,
     **LAYER_KINDS,
 }
-NESTED = ("attn_config", "ffn_config")
+# keys with an object that is answered as the config is -> architectures whose config.json has it
+NESTED = {**dict.fromkeys(("attn_config", "ffn_config"), ("dbrx", "mpt")), "linear_attn_config": ("kimi-k3",)}
 
 
 def candidates(facts: Facts, key: str) -> list[Any]:

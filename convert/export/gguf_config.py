@@ -66,7 +66,7 @@ class GgufConfig(Config):
         if key in self._replaced:
             value = self._replaced[key]
         elif key in NESTED:
-            return {"": True} if self._answers.facts.architecture in ("dbrx", "mpt") else None
+            return {"": True} if self._answers.facts.architecture in NESTED[key] else None
         else:
             value = self._answers.answer(place, candidates(self._answers.facts, key))
             if value is NULL:

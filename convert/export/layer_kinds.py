@@ -26,6 +26,8 @@ def _layer_types(facts: Facts) -> list[Any]:
                 for i, r in enumerate(ratios[:n])
             ]
         ]
+    if facts.architecture == "kimi-k3":
+        return []  # linear_attn_config says it
     if facts.architecture == "minimax-m3":
         return [["minimax_m3_sparse" if facts.has(i, "indexer.") else "full_attention" for i in range(n)]]
     recurrent = [facts.has(i, *_RECURRENT) for i in range(n)]
@@ -56,6 +58,11 @@ def _feed_forward(facts: Facts) -> list[Any]:
         return [["hash_moe" if facts.has(i, "ffn_gate_tid2eid") else "moe" for i in range(n)]]
     sparse = [facts.has(i, "ffn_gate_inp.", "ffn_up_exps", "ffn_gate_up_exps") for i in range(n)]
     return [["sparse" if each else "dense" for each in sparse]] if any(sparse) else []
+
+
+def _numbers_from_1(name: str, *, having: bool) -> Callable[[Facts], list[Any]]:
+    """The layers that have, or have not, such a tensor."""
+    return lambda facts: [[i + 1 for i in range(facts.n_layers) if facts.has(i, name) == having]]
 
 
 def _blocks(facts: Facts) -> list[Any]:
@@ -113,11 +120,6 @@ def _expert_period(facts: Facts) -> list[Any]:
     return [layers[1] - layers[0]] if len(layers) > 1 else [facts.n_layers] if layers else []
 
 
-def _embedded(facts: Facts) -> list[Any]:
-    """ple_layer_ids, counted from 1."""
-    return [[i + 1 for i in range(facts.n_layers) if facts.has(i, "ple_")]]
-
-
 LAYER_KINDS: dict[str, Callable[[Facts], list[Any]]] = {
     "layer_types": _layer_types,
     "mlp_layer_types": _feed_forward,
@@ -130,5 +132,7 @@ LAYER_KINDS: dict[str, Callable[[Facts], list[Any]]] = {
     "expert_layer_offset": _first(("ffn_gate_inp.",)),
     "attn_layer_period": _attention_period,
     "expert_layer_period": _expert_period,
-    "ple_layer_ids": _embedded,
+    "ple_layer_ids": _numbers_from_1("ple_", having=True),
+    "full_attn_layers": _numbers_from_1("attn_kv_a_mqa.", having=True),
+    "kda_layers": _numbers_from_1("attn_kv_a_mqa.", having=False),
 }

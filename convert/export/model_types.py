@@ -36,6 +36,7 @@ _OTHERS = {
     "ModernBertModel": "modernbert",
     "StableLmForCausalLM": "stablelm",
     "ChatGLMModel": "chatglm",
+    "BailingMoeV3ForCausalLM": "bailing_hybrid",
 }
 _ENDS = re.compile(r"(ForCausalLM|ForConditionalGeneration|ForMaskedLM|ForSequenceClassification|LMHeadModel|TextModel|Model)$")
 

@@ -236,9 +236,9 @@ class GraphBuilder:
         return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer, bias, activation, state, dilation))
 
     def gated_delta_rule(
-        self, q: Value, k: Value, v: Value, alpha: Value, beta: Value, layer: int, prefix: str, *, tiled: bool
+        self, q: Value, k: Value, v: Value, alpha: Value, beta: Value, layer: int, prefix: str, **options
     ) -> Value:
-        """prefix: of the tensors a and dt.bias."""
+        """prefix: of the tensors a and dt.bias; options: `tiled` and `lower_bound` of `ops.GatedDeltaRule`."""
         heads, rows = v.shape[0], k.shape[1]
         fits = q.shape == k.shape and alpha.shape in ((heads,), (heads, rows)) and beta.shape == (heads,)
         fits = fits and heads % k.shape[0] == 0
@@ -246,7 +246,7 @@ class GraphBuilder:
         decay, bias = self.weight(f"{prefix}a", (heads,), (1, heads)), self.weight(f"{prefix}dt.bias", (prod(alpha.shape),))
         self.cache.append(StateSpec(layer, "delta", (heads, rows, v.shape[1])))
         out = self.value(*v.shape)
-        return self.append(ops.GatedDeltaRule(out, q, k, v, alpha, beta, decay, bias, layer, tiled))
+        return self.append(ops.GatedDeltaRule(out, q, k, v, alpha, beta, decay, bias, layer, **options))
 
     def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, layer: int, prefix: str) -> Value:
         """prefix: of the tensors a, d and, for one step per head, dt.bias."""

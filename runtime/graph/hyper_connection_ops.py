@@ -1,5 +1,5 @@
 """Ops of several residual streams, which are one value (streams, width): alternating updates (arXiv:2301.13310; Gemma 3n), and
-hyper-connections, whose mixing depends on the token (arXiv:2512.24880; DeepSeek-V4, Qwen 4 Exp)."""
+hyper-connections, whose mixing depends on the token (arXiv:2512.24880; DeepSeek-V4, Qwen 4 Exp), and attention residuals."""
 
 from __future__ import annotations
 
@@ -86,6 +86,16 @@ class CollapseStreams(Op):
 
     x: Value
     factors: Value
+
+
+@dataclass(frozen=True)
+class ScoreStreams(Op):
+    """x (streams, width), weight (width,) -> (streams,): softmax over the streams of weight . x / sqrt(mean of x^2 + epsilon)
+    (attention residuals; Kimi K3)."""
+
+    x: Value
+    weight: Weight
+    epsilon: float
 
 
 @dataclass(frozen=True)

@@ -275,8 +275,9 @@ class GatedDeltaRule(Op):
 
     alpha may be (value heads, k_width): then each row of S has a decay of its own (Kimi Delta Attention, arXiv:2510.26692).
 
-    decay       (value heads,) or (1, value heads)
-    alpha_bias  of alpha's size
+    decay        (value heads,) or (1, value heads)
+    alpha_bias   of alpha's size
+    lower_bound  not 0: of the decay's logarithm, which is lower_bound * sigmoid(|decay| (alpha + alpha_bias)) then
     tiled              value head h has the queries and keys of head h modulo the number of key heads; else of head
                        h // (value heads / key heads)
     """
@@ -291,6 +292,7 @@ class GatedDeltaRule(Op):
     layer: int
     tiled: bool = False
     epsilon: float = 1e-6
+    lower_bound: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -170,12 +170,15 @@ def grouped_attention(
     out = graph.attention(q, k, v, layer, scale, **options)
     if gate is not None:
         out = graph.gated(gate, out, "sigmoid")
-    if f"{prefix}gate.weight" in graph:
-        out = _gated_output(graph, graph.linear(x, f"{prefix}gate", graph.shape(f"{prefix}gate.weight")[1]), out, gate_function)
-    return graph.linear(out, f"{prefix}output", x.shape[0])
+    return graph.linear(gated_output(graph, x, out, prefix, gate_function), f"{prefix}output", x.shape[0])
 
 
-def _gated_output(graph: GraphBuilder, gate: Value, out: Value, function: str) -> Value:
+def gated_output(graph: GraphBuilder, x: Value, out: Value, prefix: str, function: str = "sigmoid") -> Value:
+    """The heads of an attention's result times a function of PREFIXgate's product with x, a number for each head or element;
+    as they are where there is no such tensor."""
+    if f"{prefix}gate.weight" not in graph:
+        return out
+    gate = graph.linear(x, f"{prefix}gate", graph.shape(f"{prefix}gate.weight")[1])
     if function == "softplus":
         return graph.softplus_gate(gate, out)
     if gate.shape == out.shape[:1]:

@@ -25,13 +25,17 @@ SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations, where the metadata does n
 
 @dataclass(frozen=True)
 class FeedForward:
-    """What neither tensors nor metadata say: see `variants.Variant`, whose fields these are."""
+    """What neither tensors nor metadata say: see `variants.Variant`, whose fields these are.
+
+    situ: of the activation 'situ' (Kimi K3), a tanh(gate / a) sigmoid(gate) b tanh(up / b): a, and b, 0 for up as it is
+    """
 
     activation: str = "silu"
     ungated: str = "gelu"
     gating: str = ""
     shared_average: bool = False
     weigh_inputs: bool = False
+    situ: tuple[float, float] = (0.0, 0.0)
 
 
 def feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward | None = None) -> Value:
@@ -49,12 +53,12 @@ def feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, bl
 def dense_block(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value:
     """`feed_forward` without experts."""
     prefix, limit = f"blk.{layer}.ffn_", _limit(hparams, "shexp", layer)
-    activation, n_ff = block.activation, hparams.of_layer("feed_forward_length", layer)
+    n_ff = hparams.of_layer("feed_forward_length", layer)
     if f"{prefix}gate.weight" in graph or f"{prefix}up.weight" not in graph:
-        return _gated(graph, x, prefix, "", n_ff, activation, limit)
+        return _gated(graph, x, prefix, "", n_ff, block, limit)
     if graph.shape(f"{prefix}up.weight")[-1] == 2 * n_ff:
         gate, up = graph.split(graph.linear(x, f"{prefix}up", 2 * n_ff), n_ff, n_ff)
-        inner = _activated(graph, gate, up, activation, limit)
+        inner = _activated(graph, gate, up, block, limit)
     else:
         inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up", n_ff), block.ungated)
     return graph.linear(inner, f"{prefix}down", x.shape[0])
@@ -68,13 +72,17 @@ def _ungated(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, functi
     return graph.xielu(x, math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n)), beta, epsilon)
 
 
-def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, activation: str, limit: float) -> Value:
+def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, block: FeedForward, limit: float) -> Value:
     """down(activation(gate(x)) * up(x)) (SwiGLU and its like, arXiv:2002.05202)."""
     gate, up = (graph.linear(x, f"{prefix}{part}{suffix}", n_ff) for part in ("gate", "up"))
-    return graph.linear(_activated(graph, gate, up, activation, limit), f"{prefix}down{suffix}", x.shape[0])
+    return graph.linear(_activated(graph, gate, up, block, limit), f"{prefix}down{suffix}", x.shape[0])
 
 
-def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str, limit: float) -> Value:
+def _activated(graph: GraphBuilder, gate: Value, up: Value, block: FeedForward, limit: float) -> Value:
+    activation = block.activation
+    if activation == "situ":
+        limited = graph.gated(graph.softcap(gate, block.situ[0]), graph.softcap(up, block.situ[1]), "identity")
+        return graph.gated(gate, limited, "sigmoid")
     if activation == "clamped_swish":
         return graph.gated(gate, up, activation, limit or SWISH_LIMIT)
     return graph.gated(gate, up, activation if limit or activation != "clamped_silu" else "silu", limit)
@@ -101,15 +109,15 @@ def routed_experts(
     """The sum of the experts' results, gate and up from two tensors or from one.
 
     Experts without gates have the activation `ungated`. With ffn_latent_down they read what this matrix makes of x, and
-    ffn_latent_up multiplies their sum (Nemotron 3 Super). Behind them are expert_zero_count experts that return their input.
-    routed_by: the router's input, where it is not x.
+    ffn_latent_up multiplies their sum (Nemotron 3 Super); so do ffn_routed_down and _up, with _norm between (Kimi K3). Behind
+    them are expert_zero_count experts that return their input. routed_by: the router's input, where it is not x.
     """
     prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
     n_ff = hparams.of_layer("expert_feed_forward_length", layer, 0, 0) or hparams.of_layer("feed_forward_length", layer, 0, 0)
     routing, inputs = _route(graph, hparams, layer, x if routed_by is None else routed_by, n_expert, block.gating), x
-    has_latent = f"{prefix}latent_down.weight" in graph
-    if has_latent:
-        inputs = graph.linear(x, f"{prefix}latent_down", graph.shape(f"{prefix}latent_down.weight")[1])
+    latent = next((f"{prefix}{name}_" for name in ("latent", "routed") if f"{prefix}{name}_down.weight" in graph), None)
+    if latent is not None:
+        inputs = graph.linear(x, f"{latent}down", graph.shape(f"{latent}down.weight")[1])
     zeros = hparams.size("expert_zero_count", 0, 0)
     unchanged = graph.identity_experts(x, routing) if zeros else None
     if block.weigh_inputs:
@@ -120,14 +128,18 @@ def routed_experts(
         names = ("gate", "up") if f"{prefix}gate_exps.weight" in graph else ("up",)
         parts = tuple(graph.expert_linear(inputs, routing, f"{prefix}{name}_exps", n_ff, n_expert) for name in names)
     if len(parts) == 2:
-        inner = _activated(graph, parts[0], parts[1], block.activation, _limit(hparams, "exp", layer))
+        inner = _activated(graph, parts[0], parts[1], block, _limit(hparams, "exp", layer))
     else:
         inner = _ungated(graph, hparams, layer, parts[0], block.ungated)
     out = graph.expert_linear(inner, routing, f"{prefix}down_exps", inputs.shape[-1], n_expert)
     routed = graph.combine(out, routing, not block.weigh_inputs)
     if unchanged is not None:
         routed = graph.add(routed, unchanged)
-    return graph.linear(routed, f"{prefix}latent_up", x.shape[0]) if has_latent else routed
+    if latent is None:
+        return routed
+    if f"{latent}norm.weight" in graph:
+        routed = graph.norm(routed, f"{latent}norm", hparams.float("attention.layer_norm_rms_epsilon"))
+    return graph.linear(routed, f"{latent}up", x.shape[0])
 
 
 def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int, gating: str) -> RoutingValue:
@@ -182,5 +194,5 @@ def _shared_expert(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, 
         inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up_shexp", n_ff), block.ungated)
         return graph.linear(inner, f"{prefix}down_shexp", x.shape[0])
     limit, gate = _limit(hparams, "shexp", layer), f"{prefix}gate_inp_shexp"
-    out = _gated(graph, x, prefix, "_shexp", n_ff, block.activation, limit)
+    out = _gated(graph, x, prefix, "_shexp", n_ff, block, limit)
     return graph.sigmoid_gate(x, out, gate) if f"{gate}.weight" in graph else out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...formats import FormatError
 from ..hparams import HParams
+from .attention import gated_output
 from .rotary import rotated_dims
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def latent_attention(
     selection: Value | None = None,
 ) -> tuple[Value, Value | None]:
     """From the tensors blk.N.attn_{q_a,q_a_norm,q_b}, or attn_q; attn_{kv_a_mqa,kv_a_norm,output}; attn_kv_b, or
-    attn_{k_b,v_b}. Returns the result, and which keys were seen (None: all).
+    attn_{k_b,v_b}; with attn_gate the heads' results are gated. Returns the result, and which keys were seen (None: all).
 
     rope         None: no rotation (Kimi Linear)
     temperature  of the queries
@@ -106,7 +107,7 @@ def latent_attention(
     latent = graph.norm(latent, f"{prefix}kv_a_norm", epsilon)
     k_pe = k_pe if rope is None else graph.rope(k_pe, rope)
     out = graph.latent_attention(q, latent, k_pe, layer, scale, heads.v_width, prefix, selection)
-    return graph.linear(out, f"{prefix}output", x.shape[0]), selection
+    return graph.linear(gated_output(graph, x, out, prefix), f"{prefix}output", x.shape[0]), selection
 
 
 def _select(graph: GraphBuilder, x: Value, q_latent: Value, layer: int, indexer: Indexer, rope: RotaryEmbedding) -> Value:

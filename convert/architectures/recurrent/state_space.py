@@ -74,7 +74,7 @@ class Mamba2:
             *linear("ssm_in", f"{source}.in_proj", (self.rows, spec.hidden_size)),
             *convolution,
             LayerTensor("ssm_dt.bias", f"{source}.dt_bias", (self.heads,)),
-            LayerTensor("ssm_a", f"{source}.A_log", (self.heads,), reshaped(1, self.heads, negated_exponential=True)),
+            LayerTensor("ssm_a", f"{source}.A_log", (self.heads,), reshaped(1, self.heads, exponential=-1)),
             LayerTensor("ssm_d", f"{source}.D", (self.heads,), reshaped(1, self.heads)),
             *norms,
             *linear("ssm_out", f"{source}.out_proj", (spec.hidden_size, self.inner)),
@@ -115,7 +115,7 @@ class Mamba:
         convolution = [LayerTensor("ssm_conv1d.weight", f"{source}.conv1d.weight", (self.inner, 1, self.kernel))]
         if conv_bias:
             convolution.append(LayerTensor("ssm_conv1d.bias", f"{source}.conv1d.bias", (self.inner,)))
-        decay = reshaped(self.size, self.inner, negated_exponential=True)
+        decay = reshaped(self.size, self.inner, exponential=-1)
         return [
             *linear("ssm_in", f"{source}.in_proj", (2 * self.inner, spec.hidden_size)),
             *convolution,

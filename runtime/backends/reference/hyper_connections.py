@@ -66,6 +66,12 @@ def collapse_streams(step: ReferencePass, x: Array, factors: Array) -> Array:
     return step.xp.einsum("nsw,ns->nw", x, factors)
 
 
+def score_streams(step: ReferencePass, x: Array, weight: Array, epsilon: float) -> Array:
+    scores = x @ weight / ((x * x).mean(axis=-1) + epsilon) ** 0.5
+    scores = step.xp.exp(scores - step.xp.amax(scores, axis=1, keepdims=True))
+    return scores / scores.sum(axis=1, keepdims=True)
+
+
 def match_streams(step: ReferencePass, x: Array, y: Array) -> Array:
     products = step.xp.einsum("nsw,nsw->ns", x, y) / x.shape[2] ** 0.5
     return step.xp.sign(products) * step.xp.sqrt(abs(products).clip(min=1e-6))
@@ -79,5 +85,6 @@ HYPER_CONNECTION_FUNCTIONS: dict[Any, Any] = {
     hyper_connection_ops.RepeatStreams: repeat_streams,
     hyper_connection_ops.HyperConnectionWeights: weights,
     hyper_connection_ops.CollapseStreams: collapse_streams,
+    hyper_connection_ops.ScoreStreams: score_streams,
     hyper_connection_ops.MatchStreams: match_streams,
 }

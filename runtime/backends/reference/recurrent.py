@@ -45,12 +45,15 @@ def gated_delta_rule(
     layer: int,
     tiled: bool,
     epsilon: float,
+    lower_bound: float,
 ) -> np.ndarray:
     (heads, width), key_heads = v.shape[1:], k.shape[1]
     own_key = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)
     q, k = (x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(epsilon)) for x in (q[:, own_key], k[:, own_key]))
     alpha = alpha.reshape(len(v), heads, -1)  # one decay for each head's matrix, or for each of its rows
-    shrink = np.exp(decay.reshape(heads, 1) * _softplus(alpha + alpha_bias.reshape(heads, -1)))[..., None]
+    alpha, decay = alpha + alpha_bias.reshape(heads, -1), decay.reshape(heads, 1)
+    logs = np.float32(lower_bound) * sigmoid(np.abs(decay) * alpha) if lower_bound else decay * _softplus(alpha)
+    shrink = np.exp(logs)[..., None]
     out, strength = np.empty_like(v), sigmoid(beta)
     for cache, rows in step.segments:
         state, states = _past_state(cache, layer, "delta", (heads, k.shape[2], width)), []

@@ -1,7 +1,7 @@
 """Models of state space layers, short convolutions or delta attention, most with a few layers of attention: LFM2, Mamba,
-Mamba-2, Jamba, Granite 4, Nemotron-H, Falcon-H1, Kimi Linear.
+Mamba-2, Jamba, Granite 4, Nemotron-H, Falcon-H1, Kimi Linear, Kimi K3, Ling 3.
 
-What a layer has, its tensors say: a convolution (shortconv), a state space (ssm_in), delta attention (ssm_f_a), attention, or
+What a layer has, its tensors say: a convolution (shortconv), a state space (ssm_in), delta attention (ssm_beta), attention, or
 several of these, whose results are added; behind it a feed-forward block with a norm of its own (ffn_norm), or as a layer by
 itself.
 """
@@ -19,6 +19,7 @@ from ..feed_forward import FeedForward, feed_forward
 from ..latent_attention import LatentHeads, latent_attention
 from ..rotary import frequency_factors, rotary_embedding, rotated_dims
 from .kimi_delta import KimiDeltaHeads, kimi_delta_attention
+from .residual import Residual
 from .short_convolution import gated_convolution
 from .state_space import StateSpace, state_space
 from .variants import RECURRENT_VARIANTS, RecurrentVariant
@@ -32,23 +33,26 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     rms_epsilon = "attention.layer_norm_rms_epsilon"  # files of Nemotron-H may have the other key only
     epsilon = hparams.float(rms_epsilon if rms_epsilon in hparams else "attention.layer_norm_epsilon")
     residual_scale, logit_scale = (hparams.float(key, 0.0) or 1.0 for key in ("residual_scale", "logit_scale"))
-    block = FeedForward(ungated=variant.ungated)
+    situ = (hparams.float("activation.situ_beta", 0.0), hparams.float("activation.situ_linear_beta", 0.0))
+    block = FeedForward(activation=variant.activation, ungated=variant.ungated, situ=situ)
     mixers = _Mixers(graph, hparams, variant, epsilon, n_ctx)
 
     x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
+    new_sum = hparams.size("attn_res.block_size", 0, 0)
+    residual = Residual(graph, x, scale=residual_scale, block=new_sum, epsilon=epsilon)
     for layer in range(n_layers(hparams)):
         prefix = f"blk.{layer}."
-        h = graph.norm(x, f"{prefix}attn_norm", epsilon)
+        h = graph.norm(residual.read(f"{prefix}attn_res_score"), f"{prefix}attn_norm", epsilon)
         parts = mixers.results(h, layer)
         if not parts:
             parts = [feed_forward(graph, hparams, layer, h, block)]
         mixed = parts[0] if len(parts) == 1 else graph.add(parts[0], parts[1])
-        x = graph.add(x, mixed, residual_scale)
+        residual.add(mixed, attention_of=layer)
         if any(f"{prefix}ffn_norm{suffix}" in graph for suffix in (".weight", "")):
-            h = graph.norm(x, f"{prefix}ffn_norm", epsilon)
-            x = graph.add(x, feed_forward(graph, hparams, layer, h, block), residual_scale)
-        graph.end_layer(x)
-    hidden = graph.norm(x, variant.output_norm, epsilon)
+            h = graph.norm(residual.read(f"{prefix}ffn_res_score"), f"{prefix}ffn_norm", epsilon)
+            residual.add(feed_forward(graph, hparams, layer, h, block))
+        graph.end_layer(residual.value)
+    hidden = graph.norm(residual.read("output_res_score"), variant.output_norm, epsilon)
     scale = 1 / logit_scale if variant.divide_logits else logit_scale
     return graph.finish(hparams.architecture, hidden, hparams.size("context_length"), scale=scale)
 
@@ -66,11 +70,11 @@ class _Mixers:
             "attn_kv_a_mqa": self._latent_attention,
             "shortconv.in_proj": partial(gated_convolution, self.graph),
             "ssm_in": self._state_space,
-            "ssm_f_a": self._delta_attention,
+            "ssm_beta": self._delta_attention,
         }
         chosen = [mixer for name, mixer in mixers.items() if f"{prefix}{name}.weight" in self.graph]
         has_attention = any(f"{prefix}attn_{name}.weight" in self.graph for name in ("q", "qkv"))
-        if has_attention and not any(f"{prefix}{name}.weight" in self.graph for name in ("attn_kv_a_mqa", "ssm_f_a")):
+        if has_attention and not any(f"{prefix}{name}.weight" in self.graph for name in ("attn_kv_a_mqa", "ssm_beta")):
             chosen.insert(0, self._attention)
         if len(chosen) > 2:
             raise FormatError(f"{self.graph.source.path}: layer {layer} has more than two of attention and recurrent parts")
@@ -92,7 +96,7 @@ class _Mixers:
     def _latent_attention(self, x: Value, layer: int) -> Value:
         heads = LatentHeads.of(self.hparams)
         scale = (heads.nope + heads.rope) ** -0.5
-        return latent_attention(self.graph, x, layer, heads, scale=scale, epsilon=self.epsilon, rope=None)[0]
+        return latent_attention(self.graph, x, layer, heads, scale=scale, epsilon=self.epsilon, rope=self._rope(heads.rope))[0]
 
     def _state_space(self, x: Value, layer: int) -> Value:
         sizes = StateSpace.of(self.hparams, has_heads=self.variant.has_heads)

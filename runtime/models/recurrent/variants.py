@@ -16,6 +16,7 @@ class RecurrentVariant:
 
     rotates        queries and keys of attention layers are rotated, unless rope.scaling.finetuned is false
     interleaved    rotary embedding pairs neighbouring elements
+    activation     of a gate, as in `variants.Variant`, or 'situ': see `feed_forward`
     ungated        activation of a feed-forward block without a gate
     output_norm    name of the last norm
     divide_logits  logits are divided by logit_scale instead of multiplied
@@ -26,6 +27,7 @@ class RecurrentVariant:
 
     rotates: bool = False
     interleaved: bool = False
+    activation: str = "silu"
     ungated: str = "squared_relu"
     output_norm: str = "output_norm"
     divide_logits: bool = False
@@ -45,4 +47,8 @@ RECURRENT_VARIANTS = {
     "nemotron_h_moe": RecurrentVariant(defaults={"expert_gating_func": SIGMOID}),
     "falcon-h1": RecurrentVariant(rotates=True, both=True),
     "kimi-linear": RecurrentVariant(defaults=NORMALISED | SIGMOID_ROUTER),
+    "kimi-k3": RecurrentVariant(activation="situ", defaults=NORMALISED | SIGMOID_ROUTER),
+    "bailingmoe3": RecurrentVariant(
+        rotates=True, interleaved=True, activation="clamped_silu", defaults=NORMALISED | SIGMOID_ROUTER
+    ),
 }

@@ -39,6 +39,12 @@ KIMI |= {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_
 KIMI |= {"num_experts_per_token": 2, "num_shared_experts": 1, "rms_norm_eps": 1e-6, "routed_scaling_factor": 2.446}
 KIMI_ODD = {"linear_conv_kernel_dim": 3, "linear_head_dim": 24, "num_experts": 8, "num_expert_group": 4, "topk_group": 2}
 KIMI_ODD |= {"num_shared_experts": 2, "moe_renormalize": False, "mlp_layer_types": ["dense", "dense", "sparse", "sparse"]}
+LING = {"num_hidden_layers": 4, "layer_group_size": 2, "first_k_dense_replace": 1, "head_dim": 16, "kda_lower_bound": -4.0}
+LING |= {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "moe_intermediate_size": 40}
+LING |= {"num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4}
+LING |= {"rope_parameters": PLAIN, "num_mtp_layers": 0}
+LING_ODD = {"num_hidden_layers": 5, "layer_group_size": 3, "q_lora_rank": 24, "short_conv_kernel_size": 3, "n_group": 1}
+LING_ODD |= {"topk_group": 1, "norm_topk_prob": False, "first_k_dense_replace": 2, "num_experts_per_tok": 3}
 
 CASES = {
     "lfm2": ("Lfm2", TIED | LFM2 | {"rope_parameters": PLAIN | {"rope_theta": 1e6}}),
@@ -63,6 +69,8 @@ CASES = {
     "jamba-odd": ("Jamba", TIED | JAMBA | JAMBA_ODD),
     "kimi-linear": ("KimiLinear", KIMI),
     "kimi-linear-odd": ("KimiLinear", KIMI | KIMI_ODD),
+    "ling3": ("BailingHybrid", LING),
+    "ling3-odd": ("BailingHybrid", LING | LING_ODD),
 }
 NO_BIAS = "convolutions have biases"
 BEYOND_LLAMA_CPP = {

@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from .....simd.compile import kernel
+from .....simd.lanes import LANES, load, store
 from .....simd.memory import fill
+from .attention.tiles import soft_cap as capped
 from .elementwise import gate_run, mean, mean_square
 from .task_kernel import INT, REAL, ROWS, cell, reads, row_of, task_kernel, writes
 
@@ -53,6 +55,23 @@ def clamp(task, number):
         x, out = row_of(task.x, r, column, width), row_of(task.out, r, column, width)
         for j in range(width):
             out[j] = min(max(x[j], -limit), limit) if x[j] == x[j] else x[j]
+
+
+@task_kernel(x=reads(ROWS), out=writes(ROWS), cap=REAL)
+def soft_cap(task, number):
+    """out = cap * tanh(x / cap)."""
+    first, stop, column, width = cell(task, number)
+    cap, lanes = np.float32(task.cap), np.empty(LANES, np.float32)
+    for r in range(first, stop):
+        x, out = row_of(task.x, r, column, width), row_of(task.out, r, column, width)
+        whole = width // LANES * LANES
+        for j in range(0, whole, LANES):
+            store(out, j, capped(load(x, j), cap))
+        for j in range(whole, width):
+            lanes[j - whole] = x[j]
+        store(lanes, 0, capped(load(lanes, 0), cap))
+        for j in range(whole, width):
+            out[j] = lanes[j - whole]
 
 
 @kernel

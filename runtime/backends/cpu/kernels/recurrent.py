@@ -195,7 +195,8 @@ def _row_step_1(before, after, stride, column, q, k, decayed, v, shrink, strengt
         "alpha": reads(ROWS),
         "beta": reads(ROWS),
     },
-    **{"decay": CONSTANT, "bias": CONSTANT, "decays": INT, "tiled": INT, "epsilon": REAL, "scale": REAL, **SEQUENCES},
+    **{"decay": CONSTANT, "bias": CONSTANT, "decays": INT, "tiled": INT, "epsilon": REAL, "scale": REAL},
+    **{"lower_bound": REAL, **SEQUENCES},
 )
 def delta_rule(task, number):
     """The gated delta rule for one sequence, one value head and up to COLUMNS columns of its matrix.
@@ -203,8 +204,9 @@ def delta_rule(task, number):
     The state: a matrix float32 [k_width, stride] per head, stride the columns filled up to a multiple of LANES.
 
     decay: float32 [heads]; bias: of alpha, float32 [heads * decays]; decays: of a head, 1 or k_width; tiled: whether heads are;
-    scale: of the queries.
+    scale: of the queries; lower_bound: see `ops.GatedDeltaRule`.
     """
+    lower_bound = np.float32(task.lower_bound)
     decays, epsilon, scale = task.decays, np.float32(task.epsilon), np.float32(task.scale)
     heads, key_heads, k_width, v_width = task.v.heads, task.k.heads, task.k.width, task.v.width
     stride = (v_width + LANES - 1) // LANES * LANES
@@ -230,7 +232,11 @@ def delta_rule(task, number):
         alpha = row_of(task.alpha, t, head * decays, decays)
         beta = row_of(task.beta, t, head, 1)[0]
         for i in range(decays):
-            shrink[i] = exp(decay * softplus(alpha[i] + bias[i]))
+            x = alpha[i] + bias[i]
+            if lower_bound != 0:
+                shrink[i] = exp(lower_bound / (np.float32(1) + exp(-abs(decay) * x)))
+            else:
+                shrink[i] = exp(decay * softplus(x))
         strength = np.float32(1) / (np.float32(1) + exp(-beta))
         if decays > 1:
             for i in range(k_width):

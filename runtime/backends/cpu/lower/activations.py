@@ -6,7 +6,7 @@ from typing import Literal
 
 from ....graph import Value
 from ....graph.activation_ops import Clamp, GaussianTopK, SoftplusGate, Xielu
-from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear
+from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear, SoftCap
 from ..kernels import activation_kernels as kernels
 from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.gemm_kernels import SPAN
@@ -65,6 +65,11 @@ def _by_element(program: PassProgram, kernel: OperandKernel, x: Value, out: Valu
 @lowers(Clamp)
 def clamp(program: PassProgram, x: Value, limit: float, out: Value) -> None:
     _by_element(program, kernels.clamp, x, out, limit=limit)
+
+
+@lowers(SoftCap)
+def soft_cap(program: PassProgram, x: Value, cap: float, out: Value) -> None:
+    _by_element(program, kernels.soft_cap, x, out, cap=cap)
 
 
 @lowers(Xielu)

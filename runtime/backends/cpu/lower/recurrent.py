@@ -62,6 +62,7 @@ def gated_delta_rule(
     layer: int,
     tiled: bool,
     epsilon: float,
+    lower_bound: float,
     out: Value,
 ) -> None:
     heads, k_width = v.shape[0], k.shape[1]
@@ -69,6 +70,7 @@ def gated_delta_rule(
     operands |= {"out": with_heads(program.new(out), *out.shape)}
     operands |= {"alpha": program.contiguous(alpha), "beta": program.contiguous(beta), "decay": decay, "bias": alpha_bias}
     operands |= {"decays": prod(alpha.shape) // heads, "tiled": tiled, "epsilon": epsilon, "scale": k_width**-0.5}
+    operands["lower_bound"] = lower_bound
     parts = len(program.counts) * heads * -(-_stride(program, layer, "delta") // recurrent.COLUMNS)
     program.task(recurrent.delta_rule, parts, **operands, **_sequences(program, layer, "delta"))
 

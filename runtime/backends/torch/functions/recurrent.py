@@ -54,13 +54,15 @@ def gated_delta_rule(
     layer: int,
     tiled: bool,
     epsilon: float,
+    lower_bound: float,
 ) -> Tensor:
     heads, key_heads = v.shape[1], k.shape[1]
     numbers = torch.arange(heads, device=v.device)
     own_key = numbers % key_heads if tiled else numbers // (heads // key_heads)
     q, k = (x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + epsilon) for x in (q[:, own_key], k[:, own_key]))
-    alpha = alpha.reshape(len(v), heads, -1)  # one decay for each head's matrix, or for each of its rows
-    logs = decay.reshape(heads, 1) * softplus(alpha + alpha_bias.reshape(heads, -1))
+    alpha = alpha.reshape(len(v), heads, -1) + alpha_bias.reshape(heads, -1)  # for each head's matrix, or each of its rows
+    decay = decay.reshape(heads, 1)
+    logs = lower_bound * torch.sigmoid(decay.abs() * alpha) if lower_bound else decay * softplus(alpha)
     out, strength = torch.empty_like(v), torch.sigmoid(beta)
     for cache, rows in step.segments:
         state = cache.state(layer, "delta")
