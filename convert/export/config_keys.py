@@ -134,6 +134,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "expert_layer_period": (None, 1, 2, 3, 4),
     "expert_layer_offset": (None, 0, 1, 2),
     "hidden_act": (None, "gelu_new"),
+    "feed_forward_type": ("geglu",),
     "split_ngram_parts": (None, 1),
 }
 

@@ -12,7 +12,7 @@ from recorded_models import layout_of, new_config, oracle, record_of
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.convert import open_source
-from ggufmill.formats import TYPES
+from ggufmill.formats import TYPES, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
@@ -71,6 +71,14 @@ def save_tokenizer(path):
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(["hello"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
     tokenizer.save(str(path))
+
+
+def file_differences(first, second):
+    """Names of keys and tensors in which two files differ."""
+    one, other = open_gguf(first), open_gguf(second)
+    keys = [k for k in {*one.metadata, *other.metadata} if str(one.metadata.get(k)) != str(other.metadata.get(k))]
+    names = {*one.tensors} ^ {*other.tensors}
+    return [*keys, *names, *(n for n in one.tensors if not np.array_equal(one.tensors[n].data, other.tensors[n].data))]
 
 
 def convert_record(case, folder, changes=None):
