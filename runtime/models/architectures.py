@@ -52,6 +52,7 @@ DRAFTING: dict[str, Callable[[TensorSource, HParams, int | None, int], Graph]] =
     **dict.fromkeys(("glm4moe", "bailingmoe2", "exaone-moe", "mimo2", "step35"), llama.build),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2.build),
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
+    "bailingmoe3": hybrid.build,
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError
 from ggufmill.formats.loader_facts import DIFFERENCES, PROBLEMS, LoaderTensor
-from ggufmill.formats.loaders import ANY, ARCHITECTURES, PROGRAMS, loader_differences, loader_problems
+from ggufmill.formats.loaders import ANY, ARCHITECTURES, LOADERS, PROGRAMS, loader_differences, loader_problems
 
 
 def problems(program, architecture, names=(), kind="f32", find=loader_problems, shapes=None, **keys):
@@ -25,10 +25,15 @@ def test_architectures_and_types():
         ("q4_k_r4", "llama.cpp"),
         ("nvfp4", "ik_llama.cpp"),
         ("tq2_0", "ik_llama.cpp"),
+        ("q4_0_4x4", "llama.cpp"),  # removed, as are the next three ids
+        ("q4_0_4x8", "llama.cpp"),
+        ("q4_0_8x8", "ollama"),
     ):
         assert problems(program, "llama", ["output.weight"], kind) == [f"it does not know the tensor types {kind}"]
-        other = next(one for one in PROGRAMS if one != program)
+        other = next(one for one in reversed(PROGRAMS) if LOADERS[one].facts_of != LOADERS[program].facts_of)
         assert problems(other, "llama", ["output.weight"], kind) == []
+    assert not LOADERS["llama.cpp"].reads(36)  # BitNet's i2_s in ik_llama.cpp
+    assert LOADERS["ik_llama.cpp"].reads(36)
     with pytest.raises(PlanError, match="is not a program that is known; there are llama.cpp, ik_llama.cpp"):
         problems("vllm", "llama")
 

@@ -64,6 +64,7 @@ DEEPSEEK = Layout(PARTS | {"norm": "shared_head.norm", "embed": "embed_tokens", 
 GLM = Layout(PARTS | {"norm": "shared_head.norm"})
 LING = Layout(PARTS | {"norm": "final_layernorm"})
 BESIDE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "norm": "norm"}
+LING_3 = replace(LING)  # the same names, of layers that transformers has
 QWEN = Layout(BESIDE, "mtp.", "mtp.layers.{number}.", plus_one=True)
 EXAONE = Layout(BESIDE, "mtp.", "mtp.layers.{number}.")
 MIMO = Layout(
@@ -97,6 +98,8 @@ DRAFT_CASES = {
     "glm4moe-three": Row(SPARSE, GLM, {"num_nextn_predict_layers": 3}, 3, "glm4moe"),
     "bailingmoe2": Row(SPARSE, LING, LING_CONFIG | ONE, case="glm4moe"),
     "bailingmoe2-two": Row(SPARSE, LING, LING_CONFIG | TWO, 2, "glm4moe"),
+    "ling3": Row(SPARSE | {"layer_types": ["full_attention"]}, LING_3, ONE),
+    "ling3-two": Row(SPARSE | {"layer_types": ["full_attention"]}, LING_3, TWO, 2, "ling3"),
     "qwen3next": Row(ATTENTION, QWEN, {}),
     "qwen35": Row(ATTENTION, QWEN, {"mtp_num_hidden_layers": 1}),
     "qwen35-odd": Row(ATTENTION, QWEN, {"mtp_num_hidden_layers": 1}),
@@ -234,8 +237,8 @@ def convert_draft_case(name, folder, *, copies_first_layer=False, **options):
                     stored[layer + tensor] = value
             for part, tensor in (("norm", "model.norm"), ("embed", "model.embed_tokens"), ("head", "lm_head")):
                 if part in layout.names:
-                    value = state.get(f"{tensor}.weight", state["model.embed_tokens.weight"])
-                    stored[f"{top}{layout.names[part]}.weight"] = value
+                    given = f"{tensor}.weight" if f"{tensor}.weight" in state else "model.embed_tokens.weight"
+                    stored[f"{top}{layout.names[part]}.weight"] = state[given]
     main.save_pretrained(folder)
     stored = load_file(folder / "model.safetensors") | stored
     config = json.loads((folder / "config.json").read_text())

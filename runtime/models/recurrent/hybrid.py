@@ -15,6 +15,7 @@ from ...graph import Graph, GraphBuilder, Value
 from ...graph.values import RotaryEmbedding
 from ...hparams import HParams, n_layers
 from ..attention import Heads, grouped_attention
+from ..draft import draft_input, finish_draft
 from ..feed_forward import FeedForward, feed_forward
 from ..latent_attention import LatentHeads, latent_attention
 from ..rotary import frequency_factors, rotary_embedding, rotated_dims
@@ -25,8 +26,10 @@ from .state_space import StateSpace, state_space
 from .variants import RECURRENT_VARIANTS, RecurrentVariant
 
 
-def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
-    """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
+def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draft: int | None = None) -> Graph:
+    """The model's graph, or that of the draft layer with this number.
+
+    Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
     variant = RECURRENT_VARIANTS[hparams.architecture]
     hparams = hparams.with_defaults(variant.defaults)
     graph, n_embd = GraphBuilder(source), hparams.size("embedding_length")
@@ -37,20 +40,26 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     block = FeedForward(activation=variant.activation, ungated=variant.ungated, situ=situ)
     mixers = _Mixers(graph, hparams, variant, epsilon, n_ctx)
 
-    x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
-    new_sum = hparams.size("attn_res.block_size", 0, 0)
-    residual = Residual(graph, x, scale=residual_scale, block=new_sum, epsilon=epsilon)
-    for layer in range(n_layers(hparams)):
+    def decoder_layer(residual: Residual, layer: int) -> None:
         prefix = f"blk.{layer}."
         h = graph.norm(residual.read(f"{prefix}attn_res_score"), f"{prefix}attn_norm", epsilon)
         parts = mixers.results(h, layer)
         if not parts:
             parts = [feed_forward(graph, hparams, layer, h, block)]
-        mixed = parts[0] if len(parts) == 1 else graph.add(parts[0], parts[1])
-        residual.add(mixed, attention_of=layer)
+        residual.add(parts[0] if len(parts) == 1 else graph.add(parts[0], parts[1]), attention_of=layer)
         if any(f"{prefix}ffn_norm{suffix}" in graph for suffix in (".weight", "")):
             h = graph.norm(residual.read(f"{prefix}ffn_res_score"), f"{prefix}ffn_norm", epsilon)
             residual.add(feed_forward(graph, hparams, layer, h, block))
+
+    if draft is not None:
+        residual = Residual(graph, draft_input(graph, draft, n_embd, epsilon), scale=residual_scale)
+        decoder_layer(residual, draft)
+        return finish_draft(graph, hparams, draft, residual.value, epsilon)
+    x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
+    new_sum = hparams.size("attn_res.block_size", 0, 0)
+    residual = Residual(graph, x, scale=residual_scale, block=new_sum, epsilon=epsilon)
+    for layer in range(n_layers(hparams)):
+        decoder_layer(residual, layer)
         graph.end_layer(residual.value)
     hidden = graph.norm(residual.read("output_res_score"), variant.output_norm, epsilon)
     scale = 1 / logit_scale if variant.divide_logits else logit_scale

@@ -20,7 +20,7 @@ class Residual:
     scale  of the results, where there is one sum
     """
 
-    def __init__(self, graph: GraphBuilder, x: Value, *, scale: float, block: int, epsilon: float):
+    def __init__(self, graph: GraphBuilder, x: Value, *, scale: float, block: int = 0, epsilon: float = 0.0):
         self.graph, self.scale, self.block, self.epsilon = graph, scale, block, epsilon
         self.value = graph.reshape(x, 1, *x.shape) if block else x
 
