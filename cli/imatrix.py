@@ -10,8 +10,7 @@ from ..errors import UsageError
 from ..pipeline.requests.imatrix import ImatrixRequest, ShowRequest
 from .command import Verbs
 from .display.console import call
-from .display.covariances import covariances_text, merged_covariances_text
-from .display.imatrices import computed_text, merged_text, statistics_text
+from .display.imatrices import computed_text, covariances_text, merged_covariances_text, merged_text, statistics_text
 from .options import flags
 from .options.fields import options_of
 from .options.types import FILE, MODEL, OUT_FILE, WEIGHTED_TEXT

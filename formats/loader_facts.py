@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .token_types import BYTE
+from .metadata_values import BYTE
 from .types import TensorType
 
 LLAMA_CPP, IK_LLAMA_CPP = "llama.cpp", "ik_llama.cpp"

@@ -9,6 +9,9 @@ import numpy as np
 
 from ..errors import FormatError
 
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
 MAX_LAYERS = 10_000
 
 

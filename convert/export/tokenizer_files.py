@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...formats.pretokenizers import PRE_TOKENIZERS
-from ...formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ..tokenizers.sentencepiece import BPE, UNIGRAM
 from ..tokenizers.vocabulary import SPECIAL_KEYS
 from ..tokenizers.wordpiece import CONTINUES

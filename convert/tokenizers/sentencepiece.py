@@ -17,7 +17,7 @@ import numpy as np
 
 from ...formats import FormatError
 from ...formats.file_range import read_file
-from ...formats.token_types import BYTE, NORMAL, UNKNOWN
+from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN
 from .token_list import BYTE_TOKEN, AddedTokens, token_list
 
 FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")

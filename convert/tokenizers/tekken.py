@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError
-from ...formats.token_types import CONTROL, NORMAL
+from ...formats.metadata_values import CONTROL, NORMAL
 from ..config import read_json
 from . import tiktoken
 from .byte_level_bpe import to_characters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...formats.token_types import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from ...formats.metadata_values import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Added tokens that some models do not mark as special, but that only chat templates should produce (llama.cpp's list).

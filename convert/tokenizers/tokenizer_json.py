@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from . import sentencepiece, wordpiece
 from .pretokenizers import identify
 from .token_list import BYTE_TOKEN, LOOKS_SPECIAL, read_added_tokens

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...formats import FormatError
 from ...formats.file_range import read_text
-from ...formats.token_types import CONTROL, NORMAL
+from ...formats.metadata_values import CONTROL, NORMAL
 from .token_list import AddedTokens, token_list
 
 CONTINUES = "##"  # before a piece that continues a word, in the files

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import llvmlite
+import numba
+import numpy as np
+
 from ...errors import MillError, PlanError, installation
+from ...jobs.code_digest import code_digest
 from ...operating_system.memory import free_bytes
+from ...version import __version__
 from ..common.messages import note, warn
-from .identity import difference, program_identity
 
 if TYPE_CHECKING:
     from .sent_files import SentFile
+
+
+def program_identity() -> dict[str, str]:
+    """What decides the bytes that this process makes: name -> version or digest."""
+    return {
+        "ggufmill": __version__,
+        "code": code_digest(),
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "numpy": np.__version__,
+        "Python": "{}.{}".format(*sys.version_info),
+    }
+
+
+def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """What is different there, in words: 'numba 0.61.0 instead of 0.62.1'; '' if nothing is."""
+    return ", ".join(
+        f"{name} {other.get(name, 'unknown')} instead of {value}" for name, value in own.items() if other.get(name) != value
+    )
+
 
 FORMS = "tcp://HOST:PORT, the path of a scheduler file, or local:N for N processes of this machine"
 CONNECT_SECONDS = 30.0

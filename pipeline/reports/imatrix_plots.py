@@ -13,7 +13,7 @@ from ...imatrix import Imatrix
 from ...imatrix.coverage import covered_layers
 from ...imatrix.entries import MIN_TOKENS, has_data
 from ...quantize.recipes.type_selection import is_quantizable
-from .heat_maps import colours_of, draw_map, label_roles, map_height, tensor_grid
+from .plots import colours_of, draw_map, label_roles, map_height, tensor_grid
 from .style import new_figure, save_figure
 
 if TYPE_CHECKING:

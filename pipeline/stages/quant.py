@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...formats import MillError, PlanError, TensorSource, TensorType, open_gguf
+from ...formats import TYPES, MillError, PlanError, TensorSource, TensorType, open_gguf
 from ...jobs.atomic_write import write_text
 from ...jobs.code_digest import code_digest
 from ...jobs.journal import journal_path
+from ...jobs.patterns import NamePattern
 from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
 from ...quantize.covariance.source import Covariances
 from ...quantize.gguf_source import gguf_source
 from ...quantize.importance import Importance, PendingImportance
 from ...quantize.planning import check_loads
+from ...quantize.recipes.loader_types import LoaderTypes
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
@@ -39,12 +41,24 @@ from ..requests.run import RunRequest
 from ..writing.checks import problem_line, verify_written
 from .cache import StageCache, key_of
 from .folder import RunFolder
-from .repack import check_repack
 from .text import StageText
 from .write import write_plan
 
 if TYPE_CHECKING:
     from ..writing.sequential import SequentialEncoding
+
+
+def check_repack(
+    where: str, request: RepackRequest, types: Mapping[str, Sequence[TensorType]], program: str | None = None
+) -> None:
+    """Raises PlanError when no tensor, as one of the types that it may get, could be repacked, or when the program that is to
+    load the file does not know interleaved types. types: by tensor name."""
+    [pattern] = repack_patterns(request, f"{where} pattern") or [""]  # a recipe has one at most
+    search = NamePattern(pattern).search
+    if program is not None and not LoaderTypes(program).reads(TYPES["q8_0_r8"]):
+        raise PlanError(f"{where} makes types with interleaved rows, which {program} does not know")
+    if not any(search(name) and any(type.packed is not None for type in several) for name, several in types.items()):
+        raise PlanError(f"{where}: no tensor of a type with an interleaved form has {pattern!r} in its name")
 
 
 class QuantRun(Protocol):

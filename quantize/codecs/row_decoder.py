@@ -18,8 +18,7 @@ from ...formats import TYPES
 from ...formats.layouts.reader.blocks import BlockReader, CodeVector
 from ...formats.layouts.reader.emitter import BYTES, CACHE_LINE, F32, I8, I32, I64, LANES, Emitter, constant, vector
 from ...formats.layouts.reader.grids import GridReader
-from ...formats.layouts.reader.rows import readers, row_scales
-from ...formats.layouts.reader.trellis import TrellisReader
+from ...formats.layouts.reader.rows import TrellisReader, readers, row_scales
 from ...simd.compile import intrinsic, kernel, native_entry
 from ...simd.instructions.permute import lookup_floats
 from ...simd.llvm import store

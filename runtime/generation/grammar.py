@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import PlanError, installation
-from ...formats.token_types import UNUSED
+from ...formats.metadata_values import UNUSED
 from ..text.tokenizer import Tokenizer
 from .gbnf import gbnf_to_lark
 

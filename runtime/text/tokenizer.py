@@ -15,8 +15,8 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from ...formats import FormatError, MillError, PlanError
+from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from ...formats.token_types import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from .charsmap import check_charsmap
 from .vocabulary import Vocabulary, byte_characters
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError, PlanError
-from ...formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 # Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
 _EOG_TEXTS = frozenset(

@@ -23,7 +23,7 @@ from ggufmill.convert.architectures.encoders.pooling import _list_of_objects
 from ggufmill.convert.config import read_json
 from ggufmill.convert.model_card import card_metadata
 from ggufmill.convert.tokenizers.byte_level_bpe import read_merges
-from ggufmill.convert.tokenizers.chat_templates import chat_templates
+from ggufmill.convert.tokenizers.vocabulary import chat_templates
 from ggufmill.convert.tokenizers.sentencepiece import read_model
 from ggufmill.convert.tokenizers.tiktoken import is_ranks_file, read_ranks
 from ggufmill.convert.tokenizers.wordpiece import read_words

@@ -300,7 +300,7 @@ TARGETS = {
     "settings": Target(
         _vocabulary_from("tokenizer_config.json"),
         "json",
-        ("convert.tokenizers.vocabulary", "convert.tokenizers.chat_templates"),
+        ("convert.tokenizers.vocabulary",),
         lambda: [seeds.SETTINGS],
     ),
     "pieces": Target(_vocabulary_from("tokenizer.model"), "", ("convert.tokenizers.sentencepiece",), seeds.pieces),

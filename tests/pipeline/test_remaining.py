@@ -6,7 +6,7 @@ from ggufmill.formats import TYPES
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
 from ggufmill.pipeline.common.progress import Bars, Stage
-from ggufmill.pipeline.writing import remaining
+from ggufmill.pipeline.writing import carry_out
 from ggufmill.quantize import timing
 
 
@@ -22,11 +22,11 @@ def test_it_is_the_time_of_the_types_that_are_left(monkeypatch):
 
     plan = make_plan([output("a", "q8_0"), output("b", "iq4_k")], {}, "out.gguf")
     now = [0.0]
-    left = remaining.Remaining(plan, 1, lambda: now[0])
+    left = carry_out.Remaining(plan, 1, lambda: now[0])
     weights, (first, second) = 256 * 64, (TYPES[kind].nbytes((256, 64)) for kind in ("q8_0", "iq4_k"))
     assert abs(left(first, "a") - weights / 1e4) < 1e-6
     now[0] = 2 * weights * (1 / 1e6 + 0.5 / 1e4)
-    monkeypatch.setattr(remaining, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(carry_out, "_LEAST_SECONDS", 0.0)
     assert abs(left(second // 2, "b") - 2 * 0.5 * weights / 1e4) < 0.01
     assert left(second, "b") == 0
 

@@ -13,7 +13,7 @@ from ggufmill.errors import MillError, UsageError
 from ggufmill.formats import open_gguf
 from ggufmill.jobs.journal import Journal
 from ggufmill.pipeline import tune as module
-from ggufmill.pipeline.tuning import descent, state
+from ggufmill.pipeline.tuning import descent, tuning
 from ggufmill.pipeline.tuning.tuning import Tuning
 from ggufmill.pipeline.writing import sequential
 from ggufmill.recipes import FOLDER
@@ -134,7 +134,7 @@ def test_the_same_bytes_however_often_it_is_killed(quantised, tuned, tmp_path, m
             raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, counted)
-    monkeypatch.setattr(state, "_SHARE", 1e9)  # each step is worth keeping
+    monkeypatch.setattr(tuning, "_SHARE", 1e9)  # each step is worth keeping
     for attempt in range(len(killed) + 1):
         try:
             tune(quantised, out, resume=attempt > 0, threads=2)
@@ -148,7 +148,7 @@ def test_the_same_bytes_however_often_it_is_killed(quantised, tuned, tmp_path, m
 
 def test_a_state_of_another_job_is_not_used(quantised, tuned, tmp_path, monkeypatch):
     out = tmp_path / "t.gguf"
-    monkeypatch.setattr(state, "_SHARE", 1e9)
+    monkeypatch.setattr(tuning, "_SHARE", 1e9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(descent.Descent, "_end_epoch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

@@ -8,8 +8,8 @@ from tokenizer_texts import CORPUS, NASTY, read
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.formats import FormatError
+from ggufmill.formats.metadata_values import CONTROL, UNUSED, USER_DEFINED
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
-from ggufmill.formats.token_types import CONTROL, UNUSED, USER_DEFINED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from ggufmill.convert.tokenizers.tokenizer_json import _sentencepiece_keys
 from ggufmill.formats import FormatError
-from ggufmill.formats.token_types import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from ggufmill.formats.metadata_values import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 

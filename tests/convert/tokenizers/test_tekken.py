@@ -11,8 +11,8 @@ from ggufmill.convert.checkpoint import TOKENIZER_FILES
 from ggufmill.convert.hub.fetch import _SMALL_FILES
 from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
 from ggufmill.formats import FormatError
+from ggufmill.formats.metadata_values import CONTROL, NORMAL, UNUSED
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
-from ggufmill.formats.token_types import CONTROL, NORMAL, UNUSED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 N_SPECIAL = 24

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
 from ggufmill.formats import FormatError
+from ggufmill.formats.metadata_values import CONTROL, NORMAL, UNUSED
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
-from ggufmill.formats.token_types import CONTROL, NORMAL, UNUSED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 from ggufmill.runtime.text.vocabulary import byte_characters
 

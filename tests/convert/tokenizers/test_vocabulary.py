@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ggufmill.convert.config import Config
 from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import FormatError
-from ggufmill.formats.token_types import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ggufmill.formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 CORPUS = [

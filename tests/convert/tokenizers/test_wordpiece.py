@@ -4,7 +4,7 @@ import pytest
 from tokenizer_texts import BROKEN, CORPUS, NASTY, read, with_replacements
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from ggufmill.formats.token_types import CONTROL, UNUSED
+from ggufmill.formats.metadata_values import CONTROL, UNUSED
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 

@@ -14,8 +14,7 @@ import pytest
 pytest.importorskip("distributed")
 
 from ggufmill.errors import MillError, PlanError
-from ggufmill.pipeline.cluster.connection import open_cluster
-from ggufmill.pipeline.cluster.identity import difference, program_identity
+from ggufmill.pipeline.cluster.connection import difference, open_cluster, program_identity
 from ggufmill.pipeline.cluster.ordered_map import PER_THREAD, _Map, _Task, map_ordered
 
 

@@ -5,11 +5,10 @@ import shutil
 
 import pytest
 
-from ggufmill.pipeline.reports.html_page import page_text
+from ggufmill.pipeline.reports.html_page import marked_texts, page_text
 from ggufmill.pipeline.reports.labels import label_boxes
 from ggufmill.pipeline.reports.markdown import recipe_shown, texts_shown
 from ggufmill.pipeline.reports.svg import Series, bars, heat_map, lines
-from ggufmill.pipeline.reports.text_difference import marked_texts
 
 TYPES = [
     *("iq4_kss", "iq4_k_r4", "iq3_k", "iq2_kl", "iq5_ks", "iq5_k_r4", "q8_0", "iq6_k"),

@@ -8,7 +8,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from ggufmill.pipeline.reports import plots
-from ggufmill.pipeline.reports.heat_maps import draw_map
+from ggufmill.pipeline.reports.plots import draw_map
 from ggufmill.runtime.evaluate.bench import Depth
 
 

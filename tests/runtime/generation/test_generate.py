@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import MillError, PlanError
-from ggufmill.formats.token_types import UNUSED
+from ggufmill.formats.metadata_values import UNUSED
 from ggufmill.runtime import Sampler, Sampling, generate, load_model
 
 

@@ -9,7 +9,7 @@ import pytest
 from ggufmill import convert_model
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Sampler, Sampling, load_model
-from ggufmill.runtime.generation.mirostat import ZIPF_TOKENS, Mirostat
+from ggufmill.runtime.generation.sampling import ZIPF_TOKENS, Mirostat
 
 pytest.importorskip("llama_cpp")
 from llama_cpp import llama_cpp as lib

@@ -7,7 +7,7 @@ import pytest
 
 from ggufmill.formats import PlanError
 from ggufmill.runtime import Sampler, Sampling
-from ggufmill.runtime.generation.mirostat import ZIPF_TOKENS, Mirostat
+from ggufmill.runtime.generation.sampling import ZIPF_TOKENS, Mirostat
 
 N = 5000
 

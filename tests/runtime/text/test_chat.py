@@ -5,8 +5,7 @@ import pytest
 
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import Tokenizer, generate, load_model
-from ggufmill.runtime.text.chat import ChatTemplate, Conversation, find_template, prompt_tokens
-from ggufmill.runtime.text.chat_templates import BUILT_IN
+from ggufmill.runtime.text.chat import BUILT_IN, ChatTemplate, Conversation, find_template, prompt_tokens
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [

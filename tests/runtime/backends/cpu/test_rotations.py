@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ggufmill.runtime.backends.cpu.rotations import Rotations
+from ggufmill.runtime.backends.cpu.pass_program import Rotations
 from ggufmill.runtime.graph.values import RotaryEmbedding
 
 
