@@ -124,10 +124,14 @@ def _output(name: str, shape: tuple[int, ...], type_name: str) -> Output:
 
 def make_model(folder: Path, size: str, type_name: str) -> Path:
     """Writes folder/SIZE-TYPE.gguf unless it is there; returns its path."""
-    path = folder / f"{size}-{TYPES[type_name].name}.gguf"
+    return write_model(folder / f"{size}-{TYPES[type_name].name}.gguf", SIZES[size], type_name)
+
+
+def write_model(path: Path, size: Size, type_name: str) -> Path:
+    """Writes a model of this size unless the file is there; returns the path."""
     if not path.exists():
-        outputs = [_output(name, shape, type_name) for name, shape in SIZES[size].shapes().items()]
-        execute(make_plan(outputs, SIZES[size].metadata(path.stem), path))
+        outputs = [_output(name, shape, type_name) for name, shape in size.shapes().items()]
+        execute(make_plan(outputs, size.metadata(path.stem), path))
     return path
 
 

@@ -25,6 +25,7 @@ from ggufmill.simd.workers import Workers
 
 ALONE, TWO, MANY = Workers(1), Workers(2), Workers(7)
 ROUNDING = 2e-5
+WORD_ROUNDING = 2e-4  # queries and weights as 16-bit integers: a fortieth of what rows of q8_0 differ by
 
 
 def plain(q, k, v, past, params):
@@ -203,28 +204,36 @@ def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past
 
 
 @pytest.mark.parametrize("window", [0, 150, -150, 700])
-@pytest.mark.parametrize(("past", "group"), [(500, 2), (1300, 9)])
+@pytest.mark.parametrize(
+    ("past", "group", "type_name"), [(500, 2, "f32"), (1300, 9, "f32"), (500, 2, "q8_0"), (500, 5, "q5_0")]
+)
 @pytest.mark.parametrize("generated", [False, True])
-def test_a_query_has_the_same_bits_whatever_queries_are_beside_it(generated, past, group, window):
+def test_a_query_has_the_same_bits_whatever_queries_are_beside_it(generated, past, group, type_name, window):
     n, params = 200, AttentionParams(0.2, window=window)
     q, k, v = random(np.random.default_rng(9), n, 2 * group, 2, 32, 32, past)
 
     def results(start, stop, workers):
         end = past + stop
-        made = cached(k[:, :end], v[:, :end], past + start)
+        made = cached(k[:, :end], v[:, :end], past + start, type_name, type_name)
         return result(q[start:stop], made, past + start, params, workers, generated)
 
     expected = results(0, n, ALONE)
-    assert np.abs(expected - plain(q, k, v, past, params)).max() < ROUNDING
+    keys, values = (decode(encode(x.reshape(-1, 32), type_name), type_name, 32).reshape(x.shape) for x in (k, v))
+    plainly = plain(q, keys, values, past, params)
+    assert np.abs(expected - plainly).max() < (ROUNDING if type_name == "f32" else WORD_ROUNDING)
     for start, stop in ((0, 77), (77, 200), (31, 90), (12, 13), (13, 14), (140, 148), (199, 200)):
         assert np.array_equal(results(start, stop, TWO), expected[start:stop])
 
 
-def test_large_scores_do_not_overflow_and_nan_is_not_lost():
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_large_scores_do_not_overflow_and_nan_is_not_lost(type_name):
     q, k, v = random(np.random.default_rng(2), 20, 2, 1, 32, 32, 140)
-    assert np.isfinite(result(100 * q, cached(100 * k, v, 140), 140, AttentionParams(1.0))).all()
-    k[0, 3, 5] = np.nan
-    assert np.isnan(result(q, cached(k, v, 140), 140, AttentionParams(1.0))).all()
+    types, params = (type_name, type_name), AttentionParams(1.0)
+    assert np.isfinite(result(100 * q, cached(100 * k, v, 140, *types), 140, params)).all()
+    for array in (q, k, v):
+        kept, array[0, 1, 5] = array[0, 1, 5], np.nan
+        assert np.isnan(result(q, cached(k, v, 140, *types), 140, params)[0, 1]).all()
+        array[0, 1, 5] = kept
 
 
 def test_several_sequences_at_once():
@@ -252,7 +261,8 @@ def test_rows_of_every_type_are_read_as_their_codec_decodes_them(type_name, side
     assert np.array_equal(cache.read(0, side, 37), stored)
     params = AttentionParams(96**-0.5)
     expected = plain(q, stored if side == "k" else k, stored if side == "v" else v, 150, params)
-    assert np.abs(result(q, cache, 150, params) - expected).max() < ROUNDING
+    rounding = ROUNDING if TYPES[type_name].is_float else WORD_ROUNDING
+    assert np.abs(result(q, cache, 150, params) - expected).max() < rounding
 
 
 # Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.

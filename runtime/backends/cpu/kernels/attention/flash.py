@@ -21,6 +21,9 @@ from ......simd.exponential import exp, exp_lanes
 from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
 from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import TaskKernel, call_part
+from .block_panels import BLOCK, key_words, read_scales, value_words
+from .block_products import add_values, multiply_keys, round_queries
+from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
 from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
 from .tiles import PANEL, multiply_panels, soft_cap
@@ -77,7 +80,6 @@ _TASK_SIZE = len(TASK_FIELDS)
 _FIRST_BLOCK_TYPE = TYPE_IDS["q8_0"]
 assert KEYS % PANEL == 0
 _LOWEST = np.float32(-1e30)  # below any score, and finite: its difference to itself is 0
-_MAX_LEVELS = 64  # of the tree of blocks
 
 
 @kernel
@@ -159,51 +161,6 @@ def _exponentiate(scores, skipped, rows, members, position, window, key, count, 
         sums[r] += reduce_sum(lane_sums)
 
 
-# --- the tree of blocks -----------------------------------------------------------------------------------------------
-#
-# A node of the tree is the number of a buffer: values float32 [rows, width], width a multiple of LANES, at the address
-# `values + node * step`, and the rows' maxima and sums likewise. `nodes` and `levels` are a stack of the nodes that are not yet
-# added up, and their heights in the tree.
-
-
-@kernel
-def _add_node(left, right, rows, width, values, step, maxima, sums, row_step):
-    """Adds the node `right` to the node `left`."""
-    size = rows * width
-    a_values, b_values = view(values + left * step, size, np.float32), view(values + right * step, size, np.float32)
-    a_maxima, b_maxima = view(maxima + left * row_step, rows, np.float32), view(maxima + right * row_step, rows, np.float32)
-    a_sums, b_sums = view(sums + left * row_step, rows, np.float32), view(sums + right * row_step, rows, np.float32)
-    for r in range(rows):
-        difference = a_maxima[r] - b_maxima[r]
-        factor = exp(-abs(difference))
-        a, b = (np.float32(1), factor) if difference >= 0 else (factor, np.float32(1))
-        a_maxima[r] = max(a_maxima[r], b_maxima[r])
-        a_sums[r] = a_sums[r] * a + b_sums[r] * b
-        for j in range(r * width, (r + 1) * width, LANES):
-            store(a_values, j, load(a_values, j) * a + load(b_values, j) * b)
-
-
-@kernel
-def _push_node(number, depth, nodes, levels, rows, width, values, step, maxima, sums, row_step):
-    """Adds the node nodes[depth], the leaf of this number, to all that it completes; returns the depth of the stack then."""
-    level = 0
-    while number >> level & 1:
-        if depth > 0 and levels[depth - 1] == level:
-            depth -= 1
-            _add_node(nodes[depth], nodes[depth + 1], rows, width, values, step, maxima, sums, row_step)
-        level += 1
-    levels[depth] = level
-    return depth + 1
-
-
-@kernel
-def _add_stack(depth, nodes, rows, width, values, step, maxima, sums, row_step):
-    """Adds all nodes of the stack to its first one."""
-    while depth > 1:
-        depth -= 1
-        _add_node(nodes[depth - 1], nodes[depth], rows, width, values, step, maxima, sums, row_step)
-
-
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -271,33 +228,45 @@ def attend(argument, number):
     members, position, tokens = task[_MEMBER_END] - task[_MEMBER], job[_PAST] + task[_TOKEN], task[_TOKEN_END] - task[_TOKEN]
     rows, split_blocks = tokens * members, job[_SPLIT_BLOCKS]
     # Rows of types in blocks have full blocks; those of the others are filled up, here and in the cache.
-    k_width, v_width = _round_up(job[_K_WIDTH], LANES), _round_up(job[_V_WIDTH], PANEL)
-    v_decoded = _round_up(job[_V_WIDTH], LANES if job[_V_TYPE] < _FIRST_BLOCK_TYPE else 2 * LANES)
+    has_key_blocks, has_value_blocks = job[_K_TYPE] >= _FIRST_BLOCK_TYPE, job[_V_TYPE] >= _FIRST_BLOCK_TYPE
+    k_width, v_width = _round_up(job[_K_WIDTH], BLOCK if has_key_blocks else LANES), _round_up(job[_V_WIDTH], PANEL)
+    v_decoded = _round_up(job[_V_WIDTH], BLOCK if has_value_blocks else LANES)
     shared = _round_up(job[_SHARED_WIDTH], UNIT) if job[_SHARED_PART] else 0
     width, padded_rows = v_width + shared, _round_up(rows, ROWS) if job[_SHARED_PART] else rows
     buffers = 1  # of sums: one, or as many as the stack of nodes may need and one for the block at hand
     while split_blocks >> buffers - 1:
         buffers += 1
     value_size = padded_rows * width
-    sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * max(k_width, v_width), LANES * k_width)
-    scratch = np.empty(sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + LANES, np.float32)
+    # Latents are keys and values: their scales are read once.
+    is_shared = has_value_blocks and job[_K] == job[_V] and job[_K_TYPE] == job[_V_TYPE]
+    row_blocks, mark, widest = (k_width if is_shared else v_decoded) // BLOCK, np.float32(0), max(k_width, v_width)
+    rounded = rows * (k_width // 2 + 1 if has_key_blocks else 0), rows * (KEYS + 2 if has_value_blocks else 0)
+    sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * widest, LANES * widest, rounded[0], rounded[1])
+    total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5] + sizes[6]
+    scratch = np.empty(total + LANES, np.float32)
     queries_at = (address(scratch) + 63) // 64 * 64
     scores_at = queries_at + 4 * sizes[0]
     values_at = scores_at + 4 * sizes[1]
     decoded_at = values_at + 4 * sizes[2]
+    scales_at, codes_at = decoded_at + 2 * sizes[3], decoded_at + 4 * sizes[3]  # of blocks, behind the words
+    query_words = codes_at + 4 * sizes[4]
+    query_factors, weight_words = query_words + 2 * rows * k_width, query_words + 4 * sizes[5]
+    scales = view(scales_at, sizes[3] // 2, np.float32)
     queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
-    decoded, column_scratch = view(decoded_at, sizes[3], np.float32), view(decoded_at + 4 * sizes[3], sizes[4], np.float32)
+    decoded, column_scratch = view(decoded_at, sizes[3], np.float32), view(codes_at, sizes[4], np.float32)
     results = np.empty(2 * buffers * rows, np.float32)
     maxima_at, value_step = address(results), 4 * value_size
     sums_at = maxima_at + 4 * buffers * rows
-    stack = np.empty(2 * _MAX_LEVELS, np.int64)
-    nodes, levels = view(address(stack), _MAX_LEVELS, np.int64), view(address(stack) + 8 * _MAX_LEVELS, _MAX_LEVELS, np.int64)
-    for i in range(_MAX_LEVELS):
+    stack = np.empty(2 * MAX_LEVELS, np.int64)
+    nodes, levels = view(address(stack), MAX_LEVELS, np.int64), view(address(stack) + 8 * MAX_LEVELS, MAX_LEVELS, np.int64)
+    for i in range(MAX_LEVELS):
         nodes[i] = i
     weighing = np.empty(len(FIELDS), np.int64)
     last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
     for head in range(task[_HEAD], task[_HEAD_END]):
         _copy_queries(job, task, head, scale, queries, k_width)
+        if has_key_blocks:
+            round_queries(queries, rows, k_width, query_words, view(query_factors, rows, np.float32))
         key = task[_BLOCK] * KEYS
         if window:  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
             unit = KEYS if split_blocks else LANES
@@ -317,24 +286,39 @@ def attend(argument, number):
             maxima, sums = view(block_maxima, rows, np.float32), view(block_sums, rows, np.float32)
             values = view(block_values, value_size, np.float32)
             k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
-            panels = _round_up(count, PANEL) // PANEL
-            # Products also run over what is behind the last key or number: what lay there before may be subnormal, and slow.
-            if _round_up(count, LANES) < panels * PANEL:
-                fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
-            decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded, 0, column_scratch)
-            q_at, block_scores = queries_at + 4 * k_width * skipped, scores_at + 4 * KEYS * skipped
-            multiply_panels(
-                q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, np.bool_(True)
-            )
+            panels, block_scores = _round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
+            if has_key_blocks:
+                key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at)
+                mark = read_scales(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, scales_at, codes_at)
+                q_at, f_at, blocks = query_words + 2 * k_width * skipped, query_factors + 4 * skipped, k_width // BLOCK
+                multiply_keys(
+                    q_at, 2 * k_width, f_at, rows - skipped, decoded_at, scales_at, panels, blocks, block_scores, 4 * KEYS
+                )
+            else:
+                # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
+                if _round_up(count, LANES) < panels * PANEL:
+                    fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
+                decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded, 0, column_scratch)
+                q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
+                multiply_panels(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, every)
             scaled = 0 if split_blocks else width
             _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled)
             v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
-            panels = v_width // PANEL
-            if v_decoded < v_width:
-                fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
-            decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL)
-            weights, to = scores_at + 4 * KEYS * skipped, block_values + 4 * width * skipped
-            multiply_panels(weights, 4 * KEYS, rows - skipped, decoded_at, panels, count, to, 4 * width, split_blocks > 0)
+            panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
+            if has_value_blocks:
+                value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at)
+                if not is_shared:
+                    mark = read_scales(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, scales_at, codes_at)
+                weights = view(block_scores, seen * KEYS, np.float32)
+                add_values(
+                    *(weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
+                    *(weight_words, to, 4 * width, split_blocks > 0),
+                )
+            else:
+                if v_decoded < v_width:
+                    fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
+                decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL)
+                multiply_panels(block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0)
             if job[_SHARED_PART]:
                 weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
                 weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
@@ -343,9 +327,9 @@ def attend(argument, number):
                 call_part(job[_SHARED_PART], address(weighing), 0)
             if split_blocks:
                 leaf = block % split_blocks
-                depth = _push_node(leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
+                depth = push_node(leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
             key += count
-        _add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
+        add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
         maxima, sums = view(maxima_at, rows, np.float32), view(sums_at, rows, np.float32)
         _write_results(job, task, head, maxima, sums, view(values_at, value_size, np.float32), v_width, width)
         if job[_SHARED_PART] and not job[_SHARED_HEADS]:
@@ -366,12 +350,12 @@ def merge(argument, number):
     token, first = number // per_token, number % per_token * job[_MERGE_HEADS]
     rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
     values, maxima, sums = job[_SPLIT_VALUES] + 4 * row * width, job[_MAXIMA] + 4 * row, job[_SUMS] + 4 * row
-    nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), np.int64(0)
+    nodes, levels, depth = np.empty(MAX_LEVELS, np.int64), np.empty(MAX_LEVELS, np.int64), np.int64(0)
     for split in range(splits):
         nodes[depth] = split
         number_of_all = job[_FIRST_SPLIT] + split
-        depth = _push_node(number_of_all, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
-    _add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
+        depth = push_node(number_of_all, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
+    add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
     total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * v_width, rows * v_width, np.float32)
     row_maxima, row_sums = view(maxima, rows, np.float32), view(sums, rows, np.float32)
     for r in range(rows):
