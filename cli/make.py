@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.figures import duration, file_text
+from ..pipeline.common.figures import duration, file_text, size_text
 from ..pipeline.requests.make import MakeRequest
 from .command import Verb
 from .display.console import call, table
@@ -46,8 +46,10 @@ def _text(result: MakeResult) -> str:
     forecast, quant = result.forecast, result.run.quants[0]
     size = f"{result.recipe.with_suffix('.gguf')}: at most {file_text(quant.most_bytes)}; {result.fit.why}"
     total = sum(forecast.seconds.values())
-    rows = [(stage, duration(seconds)) for stage, seconds in [*forecast.seconds.items(), ("together", total)]]
-    parts = [size, f"collected: {result.data or 'nothing'}", table(("stage", "about"), rows)]
+    memory = {stage: size_text(nbytes) for stage, nbytes in forecast.memory.items() if nbytes is not None}
+    rows = [(stage, duration(seconds), memory.get(stage, "")) for stage, seconds in forecast.seconds.items()]
+    parts = [size, f"collected: {result.data or 'nothing'}"]
+    parts.append(table(("stage", "about", "memory"), [*rows, ("together", duration(total), "")]))
     low, high = forecast.divergence
     how = "tried without data on two windows" if forecast.is_measured else "a rule of thumb"
     parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g} ({how})")

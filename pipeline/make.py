@@ -107,7 +107,7 @@ def make_model(request: MakeRequest) -> MakeResult:
     writes = level.needs_text and any(text.path == own for text in texts.calibration)
     with _folder(folder, request.dry_run), reporting(request.progress) as report:
         there = _with_own_text(model, texts, own, report, is_planned=request.dry_run) if writes else texts
-        collection = PlannedCollection(level, None)
+        collection, windows = PlannedCollection(level, None), None
         if level.needs_text:
             windows = cut_windows(model, read_segments(model, there.calibration), there.n_ctx, chunks=there.windows)
             there, texts = (replace(each, windows=len(windows.windows)) for each in (there, texts))
@@ -124,9 +124,8 @@ def make_model(request: MakeRequest) -> MakeResult:
         with tempfile.TemporaryDirectory() as elsewhere:
             planned = recipe_text(request, job.source, collection.level, fit, there, working)
             made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), planned)
-            plan = made.run.quants[0].plan
-            copy = largest if working is not None else None
-            made.forecast = forecast_make(job, plan, copy, running, there, collection, fit, report, request.threads)
+            copy, planned = largest if working is not None else None, Path(elsewhere) / recipe.name
+            made.forecast = forecast_make(request, planned, job.source, copy, running, there, windows, collection, report)
     return made
 
 

@@ -118,12 +118,17 @@ class Quantization:
             threads=self.threads,
             kept=KEPT_IN_SEARCH if self.is_searched or self.target is not None else None,
         )
-        if request.sequential is not None:
-            from .writing.sequential import text_identity
-
-            text = Path(request.sequential)
-            loaded = loaded.following(text.name, text_identity(text, request.sequential_chunks), tunes=request.tune)
+        loaded = self.following(loaded)
         return loaded.renamed(former_names) if former_names is not None else loaded
+
+    def following(self, covariances: Covariances) -> Covariances:
+        """The covariances for matrices in the order of the model, if the request says so."""
+        if self.request.sequential is None:
+            return covariances
+        from .writing.sequential import text_identity
+
+        text, chunks = Path(self.request.sequential), self.request.sequential_chunks
+        return covariances.following(text.name, text_identity(text, chunks), tunes=self.request.tune)
 
     @property
     def effort(self) -> int:

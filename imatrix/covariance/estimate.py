@@ -24,16 +24,12 @@ _SCORED = 0.5  # of the tokens, those whose predictions are
 _FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from what no ggml type is
 
 
-def expected_seconds(
-    model: Model, inputs: Sequence[Input], tokens: int, passes: int, *, exact: bool = False
-) -> tuple[float, float]:
+def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes: int) -> tuple[float, float]:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
     multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else.
-
-    exact: with that setting, as in a search.
     """
     rate = _products_per_second() * model.workers.count
-    shares = (_EXACT, _EXACT) if exact else (_QUANTISED, _FLOATS)
+    shares = (_EXACT, _EXACT) if model.settings.exact else (_QUANTISED, _FLOATS)
     per_token = sum(count / shares[is_float] for count, is_float in multiplications(model))
     head = [prod(op.weights[0].shape) for op in model.graph.head if isinstance(op, Linear)]
     batches = ceil(tokens / model.settings.batch)

@@ -53,6 +53,13 @@ class CurvatureOptions:
     seed: int = 0
 
 
+def observed_inputs(model: Model, experts: bool, curvature: CurvatureOptions | None) -> list[Input]:
+    """All whose second moments are collected: the inputs of a model's matrices, of experts' down matrices if that is asked for
+    or with `curvature`, which has the outputs of all matrices behind them."""
+    outputs = covariance_outputs(model.graph, curvature.rows) if curvature is not None else []
+    return [*covariance_inputs(model.graph, experts or curvature is not None), *outputs]
+
+
 class CovarianceJob:
     """One collection: `collector` is the observer of the pass that runs.
 
@@ -65,13 +72,12 @@ class CovarianceJob:
 
     def __init__(self, model: Model, calibration: Calibration, path: Path, options: CovarianceOptions):
         self.model, self.calibration, self.path = model, calibration, path
-        self.inputs: list[Input] = covariance_inputs(model.graph, options.experts)
+        self.inputs = observed_inputs(model, options.experts, options.curvature)
         if not self.inputs:
             raise PlanError(f"{model.source.path}: it has no matrix whose inputs could be collected (--covariance)")
         self._memory, self.finished, self.curvature = options.memory, list[str](), options.curvature
         if options.curvature is not None:
             self.gradients = GradientRun(model, calibration, options.memory, options.curvature.seed)
-            self.inputs += covariance_outputs(model.graph, options.curvature.rows)
         self.passes = self._split(self.inputs)
         text = model.metadata
         chunks, datasets = calibration.weighted_count(len(calibration.windows)), tuple(calibration.datasets)

@@ -42,20 +42,24 @@ def options_of(request: ImatrixRequest) -> CollectOptions:
 def collection_of(request: ImatrixRequest, model: Model, windows: Calibration) -> Collection:
     """What a request collects from a model and windows, of which nothing is done. Raises PlanError as `plan_covariance`."""
     path, moments = Path(request.out) if request.out is not None else None, None
-    curvature = CurvatureOptions(request.curvature_rows or ROWS, request.curvature_seed or 0) if request.curvature else None
     if (moments_file := moments_path(request)) is not None:
         moments = plan_covariance(
             model,
             windows,
             moments_file,
-            request.covariance_experts or curvature is not None,
+            request.covariance_experts,
             request.covariance_bits,
             as_bytes(request.memory),
             on_cluster=request.cluster is not None,
-            curvature=curvature,
+            curvature=curvature_options(request),
         )
     frequency = OUTPUT_FREQUENCY if request.output_frequency is None else request.output_frequency
     return Collection(model, windows, options_of(request), path, moments, frequency, request.save_frequency or 0)
+
+
+def curvature_options(request: ImatrixRequest) -> CurvatureOptions | None:
+    """How second moments of gradients are collected; None: they are not."""
+    return CurvatureOptions(request.curvature_rows or ROWS, request.curvature_seed or 0) if request.curvature else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import CollectOptions, Collector, entry_shapes
 from ...imatrix.covariance.estimate import expected_seconds
+from ...imatrix.covariance.inputs import Input
 from ...imatrix.covariance.job import CovarianceJob
 from ...imatrix.covariance.outputs import outputs_of
 from ...imatrix.entries import MIN_TOKENS
@@ -18,7 +19,7 @@ from ...imatrix.files import file_size
 from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
-from ..common.forecast import free_space, predicted
+from ..common.forecast import Forecast, free_space, predicted
 from ..common.reading import start_seconds, started_bytes
 
 _TORCH = 230 << 20  # anonymous memory that torch takes
@@ -121,6 +122,12 @@ class CollectionForecast:
         more = self.covariance.file_bytes + 2 * self.covariance.state_bytes if self.covariance is not None else 0
         return self.file_bytes + more
 
+    @property
+    def forecast(self) -> Forecast:
+        """Disk, memory and time alone."""
+        seconds = {"run": self.seconds, "sums": self.sum_seconds}
+        return Forecast(self.disk_needed, self.disk_free, seconds, memory=self.memory_bytes, threads=self.threads)
+
     def as_json(self) -> dict[str, Any]:
         """entries, file_bytes, windows, tokens, covariance (its fields, or null), disk, predicted (seconds)."""
         return {
@@ -132,7 +139,7 @@ class CollectionForecast:
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
             "memory": {"peak": self.memory_bytes} if self.memory_bytes is not None else None,
             "disk": {"needed": self.disk_needed, "free": self.disk_free},
-            "predicted": predicted({"run": self.seconds, "sums": self.sum_seconds}, self.threads),
+            "predicted": predicted(self.forecast.seconds or {}, self.threads),
         }
 
 
@@ -198,12 +205,16 @@ def experts_of(model: Model, tokens: int) -> ExpertForecast | None:
     return ExpertForecast(experts, used, tokens * used / experts)
 
 
+def shares(model: Model, inputs: Sequence[Input]) -> list[float]:
+    """Of a text's tokens, the part that each input sees: those of experts are seen by some experts only."""
+    experts = experts_of(model, 1)
+    return [experts.tokens if experts is not None and one.is_stack_of_experts else 1.0 for one in inputs]
+
+
 def seen_by(job: CovarianceJob) -> Seen:
     """What the inputs and outputs of a job see of its text."""
     tokens, n_ctx = job.calibration.windows.size, job.calibration.n_ctx
-    experts = experts_of(job.model, tokens)
-    shares = [experts.used / experts.experts if experts is not None and one.is_stack_of_experts else 1.0 for one in job.inputs]
-    wanted = [wanted_tokens(one.columns) / share for one, share in zip(job.inputs, shares, strict=True)]
+    wanted = [wanted_tokens(one.columns) / share for one, share in zip(job.inputs, shares(job.model, job.inputs), strict=True)]
     most = ceil(max(wanted))
     return Seen(len(wanted), sum(count > tokens for count in wanted), tokens, most, ceil(most / n_ctx))
 

@@ -6,11 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import PlanError, UsageError
+import numpy as np
+
+from ...errors import MillError, PlanError, UsageError
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect_state import CollectState
+from ...imatrix.covariance.inputs import Input
 from ...imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, CurvatureOptions, state_path
-from ...imatrix.covariance.outputs import outputs_of
+from ...imatrix.covariance.outputs import MatrixOutput, outputs_of
+from ...quantize.covariance.matrix.covariance_matrix import Covariance
+from ...quantize.covariance.source import CollectedInput, CollectedOutput, Covariances, Curvature, PreparedCache
 from ...runtime import Model
 from ..cluster.covariance import SharedCovariance
 from ..common.arguments import check_folder, refuse_inputs
@@ -18,7 +23,7 @@ from ..common.figures import duration, size_text
 from ..common.memory import memory_budget
 from ..common.messages import note, warn
 from ..common.progress import Stage
-from .forecast import seen_by
+from .forecast import seen_by, shares
 
 
 def check_covariance(
@@ -76,6 +81,40 @@ def plan_covariance(
     elif memory is None:
         memory = memory_budget(None)
     return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory, curvature))
+
+
+def expected_covariances(model: Model, inputs: Sequence[Input], windows: Calibration, path: Path, effort: int) -> Covariances:
+    """What is known of covariances (and, with outputs, of curvature) before these inputs are collected from these windows into
+    a file: for plans and forecasts. Nothing can be encoded with them."""
+    tokens, outputs = windows.windows.size, {one.weight: one for one in outputs_of(inputs)}
+    seen = {one.name: int(share * tokens) for one, share in zip(inputs, shares(model, inputs), strict=True)}
+    of_tensor = {name: one for one in inputs if not isinstance(one, MatrixOutput) for name in one.tensors}
+
+    def input_of(name: str) -> CollectedInput | None:
+        one = of_tensor.get(name)
+        return CollectedInput(one.columns, np.full(one.matrices, seen[one.name]), one.columns**2) if one is not None else None
+
+    def output_of(name: str) -> CollectedOutput | None:
+        one = outputs.get(name)
+        return CollectedOutput(one.blocks, np.full((one.stack, one.blocks.count), seen[one.name])) if one is not None else None
+
+    def gradient_of(name: str, matrix: int, block: int) -> Covariance:
+        raise MillError(f"{path}: nothing is collected yet")
+
+    def key_of(name: str, matrix: int) -> tuple[str, int]:
+        one = of_tensor.get(name)
+        return (name, 0) if one is None else (one.name, matrix if one.matrices > 1 else 0)
+
+    metadata = {
+        "quantize.covariance.file": path.name,
+        "quantize.covariance.dataset": ", ".join(windows.datasets),
+        "quantize.covariance.entries_count": np.int32(len(of_tensor)),
+        "quantize.covariance.chunks_count": np.int32(len(windows.windows)),
+    }
+    cache = PreparedCache(lambda name, matrix: None, memory_budget(None), key_of=key_of, retains=True)
+    return Covariances(
+        input_of, cache, "", metadata, effort, curvature=Curvature(output_of, gradient_of, tokens) if outputs else None
+    )
 
 
 def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, on_cluster: bool = False) -> CovarianceJob:

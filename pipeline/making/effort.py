@@ -79,7 +79,7 @@ def _planned(data: str, model: Model, windows: Calibration, folder: Path, on_clu
     if data == "curvature" and find_spec("torch") is None:
         raise PlanError(f"it needs torch ({installation('torch')})")
     curvature = CurvatureOptions() if data == "curvature" else None
-    job = plan_covariance(model, windows, folder / "planned", curvature is not None, on_cluster=on_cluster, curvature=curvature)
+    job = plan_covariance(model, windows, folder / "planned", on_cluster=on_cluster, curvature=curvature)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free, needed = shutil.disk_usage(there).free, job.writer.nbytes + 2 * job.sums_bytes
     if needed > _DISK_SHARE * free:

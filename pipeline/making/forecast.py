@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ...formats import TYPES, TensorType
-from ...imatrix.covariance.estimate import expected_seconds
+import numpy as np
+
+from ...formats import TensorSource, TensorType
+from ...imatrix.calibration import Calibration
+from ...imatrix.collect import CollectOptions
 from ...imatrix.texts import CalibrationText, read_segments
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
+from ...quantize.covariance.timing import predict_seconds_with
+from ...quantize.gguf_source import simulate_quantization
+from ...quantize.importance import AssumedImportance
 from ...quantize.search.row_sample import RUN_ROWS
-from ...quantize.timing import encode_speed, predict_seconds
-from ...runtime import Model
+from ...quantize.timing import predict_seconds
+from ...runtime import Model, load_model
 from ...runtime.evaluate.sensitivity import Reference
+from ..collecting.forecast import forecast_collection
+from ..collecting.moments import expected_covariances
+from ..common.forecast import Forecast
 from ..common.progress import OnProgress, Stage
+from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..planning import Quantization
-from ..recipe_search.forecast import divergence_runs
-from ..recipe_search.options import SearchTarget, parse_types, search_options
-from ..recipe_search.search_job import PROBES, SearchJob
-from ..requests.groups import Measuring
-from .effort import Effort, PlannedCollection
-from .fit import Fit
+from ..recipe_search.forecast import search_forecast
+from ..recipe_search.search_job import SearchJob
+from ..requests.make import MakeRequest
+from ..requests.quantize import QuantizeRequest
+from ..writing.forecast import forecast
+from ..writing.sequential import sequential_encoding
+from .effort import PlannedCollection
 from .texts import Texts
 
-# Seconds per weight and thread of encoding with second moments, by what they are of and by effort: docs/covariance.md and
-# docs/curvature.md.
-_ENCODING = {
-    ("covariance", 0): 0.2e-6,
-    ("covariance", 1): 0.3e-6,
-    ("covariance", 2): 1.2e-6,
-    ("covariance", 3): 2.3e-6,
-    ("curvature", 0): 0.4e-6,
-    ("curvature", 1): 0.6e-6,
-    ("curvature", 2): 2.6e-6,
-}
 # What is expected of the result is measured on a few windows with the weights encoded without data, where that takes no longer
 # than _TRIAL seconds; else it is the mean relative error of the weights, times what it cost the demo. Then it is multiplied by
 # what data leave of it; the range is a factor of _SPREAD on either side (docs/make.md).
@@ -47,95 +49,105 @@ _SPREAD = {True: 2.0, False: 5.0}  # of what was measured, and of what was not
 
 @dataclass(frozen=True)
 class MakeForecast:
-    """seconds    stage -> roughly, on this machine (without its cluster)
+    """stages     what each takes, roughly, on this machine (without its cluster)
     divergence  KL divergence to expect, from and to
     is_measured whether types like those of the result were tried on a few windows; else it is a rule of thumb
     """
 
-    seconds: dict[str, float]
+    stages: dict[str, Forecast]
     divergence: tuple[float, float]
     is_measured: bool
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of each stage."""
+        return {stage: sum((each.seconds or {}).values()) for stage, each in self.stages.items()}
+
+    @property
+    def memory(self) -> dict[str, int | None]:
+        """Bytes that are no file's, of each stage."""
+        return {stage: each.memory for stage, each in self.stages.items()}
+
     def as_json(self) -> dict[str, Any]:
-        """seconds, divergence (from, to), is_measured."""
-        return {"seconds": self.seconds, "divergence": self.divergence, "is_measured": self.is_measured}
+        """seconds and memory (of stages), divergence (from, to), is_measured."""
+        spread = {"divergence": self.divergence, "is_measured": self.is_measured}
+        return {"seconds": self.seconds, "memory": self.memory, **spread}
 
 
 def forecast_make(
-    job: Quantization,
-    plan: Plan,
+    request: MakeRequest,
+    recipe: Path,
+    source: TensorSource,
     copy: Plan | None,
-    model: Model,
+    running: Model,
     texts: Texts,
+    windows: Calibration | None,
     collection: PlannedCollection,
-    fit: Fit,
     report: OnProgress,
-    threads: int | None,
 ) -> MakeForecast:
-    """What carrying out a recipe takes. job: the model in the largest types; plan: with the smallest; copy: of what runs in
-    its place, None: nothing does; model: what runs; collection: what is collected of the text."""
-    level, moments = collection
-    threads = threads or available_cpus()
-    allowed = parse_types(job.request.types, program=job.request.program)
-    measuring = Measuring(rows=RUN_ROWS)
-    search = SearchJob(job, search_options(measuring, allowed, threads=threads, program=job.request.program), report=report)
-    window = expected_seconds(model, (), texts.n_ctx, 1)[0]
-    seconds = {} if copy is None else {"working copy": sum(predict_seconds(copy, threads).values())}
-    if level.data:
-        windows = texts.windows if texts.windows is not None else 0
-        run, sums = moments.expected_seconds() if moments is not None else (windows * window, 0.0)
-        seconds["imatrix"] = run + sums
-    exact = expected_seconds(model, (), texts.n_ctx, 1, exact=True)[0]
-    seconds["search"] = _search_seconds(search, level, exact, threads)
-    seconds["quantize"] = _encode_seconds(plan, level, threads)
-    seconds["validate"] = window * (3 * (texts.judged or 0) + 2)  # both models, the noise floor; layers of both are compared
-    types = search.find(SearchTarget(size=fit.nbytes)).assignment.types
-    is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * window < _TRIAL
+    """What carrying out a recipe takes. copy: of what runs in place of the source, None: nothing does; running: what runs;
+    windows: of calibration text, None: none are read; collection: what is collected of them."""
+    (level, moments), threads, folder = collection, request.threads or available_cpus(), recipe.parent
+    given: dict[str, Any] = {"recipe": recipe, "threads": threads, "allow_requantize": True, "ignore_imatrix_rules": True}
+    given |= {level.data: recipe.with_suffix(".cov")} if moments is not None else {}
+    asked = QuantizeRequest(request.model, "out.gguf", program=request.program, **given)
+    job = Quantization(asked, source=source, is_written=False)
+    job.importance, job.covariances = AssumedImportance({}) if level.data else None, None
+    options, target = job.search_options(threads), job.target
+    assert target is not None
+    trial = SearchJob(job, replace(options, rows=RUN_ROWS, text=None), report=report)
+    found = trial.find(target)
+
+    stages, timing = {}, predict_seconds
+    if copy is not None:
+        stages["working copy"] = forecast(copy, timing=timing, threads=threads)
+    if windows is not None:
+        observed = CollectOptions(head_inputs=moments is not None)
+        stages["imatrix"] = forecast_collection(running, windows, recipe.with_suffix(".imatrix"), observed, moments).forecast
+    if windows is not None and moments is not None:
+        expected = expected_covariances(running, moments.inputs, windows, moments.path, job.effort)
+        job.covariances = job.following(expected)
+        timing = partial(predict_seconds_with, job.covariances, source)
+    stages["search"] = search_forecast(SearchJob(job, options, running=lambda: running.source), folder).forecast
+    plan = job.plan(found.text)
+    stages["quantize"] = forecast(plan, timing=timing, threads=threads)
+    if (sequential := sequential_encoding(job.request, source, job.device)) is not None:
+        stages["quantize"] = sequential.added_to(stages["quantize"], plan)
+    tokens = read_segments(running, [CalibrationText(texts.heldout)])[0].tokens[texts.first * texts.n_ctx :]
+    count = len(tokens) // texts.n_ctx
+    result = load_model(simulate_quantization(source, found.plan))  # of which no weight is encoded
+    stages["validate"] = _validation(running, result, min(texts.judged or count, count), texts.n_ctx, folder)
+
+    is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * reading_seconds(running, texts.n_ctx) < _TRIAL
     middle = _DATA_LEAVES[level.data] * (
-        _tried(search, types, texts, model, threads, report) if is_measured else _guessed(search, types)
+        _tried(trial, found.assignment.types, tokens, texts.n_ctx, threads, report)
+        if is_measured
+        else _guessed(trial, found.assignment.types)
     )
     spread = _SPREAD[is_measured]
-    return MakeForecast(seconds, (middle / spread, middle * spread), is_measured)
+    return MakeForecast(stages, (middle / spread, middle * spread), is_measured)
 
 
-def _seconds_of_a_weight(level: Effort) -> float | None:
-    """Of a thread; None without second moments. Efforts beyond those of the table encode as its last one does."""
-    efforts = [effort for data, effort in _ENCODING if data == level.data and effort <= level.number]
-    return _ENCODING[level.data, max(efforts)] if efforts else None
-
-
-def _encode_seconds(plan: Plan, level: Effort, threads: int) -> float:
-    own = _seconds_of_a_weight(level)
-    if own is None:
-        return sum(predict_seconds(plan, threads).values())
-    return own * sum(kind.n_elements * n for kind, n in plan.outputs.counts()) / threads
-
-
-def _search_seconds(search: SearchJob, level: Effort, window: float, threads: int) -> float:
-    """Encoding a sample of each tensor in each type, and for each group of tensors two runs of the text."""
-    speeds = {name: encode_speed(TYPES[name], threads) for name in {t.name for c in search.candidates.values() for t in c}}
-    own = _seconds_of_a_weight(level)
-    per_weight = {name: own / threads if own is not None else 1 / speed for name, speed in speeds.items()}
-    sampled = 0.0
-    for name, tensor in search.tensors.items():
-        weights = min(level.search["rows"], tensor.n_elements // tensor.shape[0]) * tensor.shape[0]
-        sampled += weights * sum(per_weight[kind.name] for kind in search.candidates[name])
-    if "measurements" not in level.search:
-        return sampled
-    weights = sum(tensor.n_elements for tensor in search.tensors.values())
-    encoded = len(PROBES) * weights * sum(per_weight.values()) / len(per_weight)
-    groups = min(level.search["measurements"], len(search.tensors))
-    runs = divergence_runs(groups, level.search.get("refine", 0))
-    return sampled + encoded + runs * level.search["chunks"] * window
+def _validation(baseline: Model, result: Model, windows: int, n_ctx: int, folder: Path) -> Forecast:
+    """The baseline reads the text, and once more with its noise floor; layers of both models are compared on a window."""
+    each, own = (reading_seconds(model, n_ctx) for model in (baseline, result))
+    seconds = {"reading": windows * (2 * each + own), "layers": each + own}
+    together = most_together([baseline, baseline], n_ctx, windows, baseline)
+    memory = reading_memory([baseline, baseline], n_ctx, together, baseline)
+    return reading_forecast(seconds, memory, [baseline, result], folder)
 
 
 def _tried(
-    search: SearchJob, types: Mapping[str, TensorType], texts: Texts, model: Model, threads: int, report: OnProgress
+    search: SearchJob,
+    types: Mapping[str, TensorType],
+    tokens: Sequence[int] | np.ndarray,
+    n_ctx: int,
+    threads: int,
+    report: OnProgress,
 ) -> float:
     """The KL divergence of these types on the first windows of the text that judges."""
     stage = Stage(report, "these types tried on two windows", 2, "model")
-    tokens = read_segments(model, [CalibrationText(texts.heldout)])[0].tokens[texts.first * texts.n_ctx :]
-    reference = Reference(search.source, tokens, texts.n_ctx, _WINDOWS, threads=threads)
+    reference = Reference(search.source, tokens, n_ctx, _WINDOWS, threads=threads)
     stage.advance(1, "original")
     divergence = reference.with_types(types, None).mean
     stage.advance(1, "quantised")

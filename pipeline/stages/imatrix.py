@@ -7,18 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...formats import TensorType
 from ...imatrix.calibration import Calibration, cut_windows
 from ...imatrix.collect_state import state_path
-from ...imatrix.covariance.inputs import covariance_inputs
+from ...imatrix.covariance.job import observed_inputs
 from ...quantize.codec_kernels import compile_codecs_in_background
-from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ...quantize.covariance.source import Covariances
 from ...runtime import Model
 from ..cluster.models import model_address
 from ..cluster.windows import collecting_on
-from ..collecting.collection import collection_of, moments_path
+from ..collecting.collection import collection_of, curvature_options, moments_path
+from ..collecting.moments import expected_covariances
 from ..common.progress import OnProgress
 from ..requests.imatrix import ImatrixRequest
 from ..requests.recipe import GivenRecipe, merged
@@ -66,21 +65,9 @@ def compute(
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
 
 
-def expected_covariances(model: Model, text: StageText, request: ImatrixRequest, effort: int) -> Covariances:
+def expected(model: Model, text: StageText, request: ImatrixRequest, effort: int) -> Covariances:
     """What is known of covariances before they are collected: for a plan that is made before any work."""
-    windows, path = _windows(model, text), moments_path(request)
+    path = moments_path(request)
     assert path is not None
-    tokens = windows.windows.size
-    inputs = {name: one for one in covariance_inputs(model.graph, request.curvature is not None) for name in one.tensors}
-
-    def input_of(name: str) -> CollectedInput | None:
-        one = inputs.get(name)
-        return CollectedInput(one.columns, np.full(one.matrices, tokens)) if one is not None else None
-
-    metadata = {
-        "quantize.covariance.file": path.name,
-        "quantize.covariance.dataset": ", ".join(windows.datasets),
-        "quantize.covariance.entries_count": np.int32(len(inputs)),
-        "quantize.covariance.chunks_count": np.int32(len(windows.windows)),
-    }
-    return Covariances(input_of, PreparedCache(lambda name, matrix: None), "", metadata, effort)
+    inputs = observed_inputs(model, request.covariance_experts, curvature_options(request))
+    return expected_covariances(model, inputs, _windows(model, text), path, effort)

@@ -170,8 +170,8 @@ class Run:
         text = self.texts.get("imatrix")
         if text is not None:
             asked, cut = self.collecting, (text.digest, text.n_ctx, text.chunks)
-            what = asked.covariance is not None, asked.curvature is not None, asked.nextn, self.working_kind
-            return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *what)
+            what = asked.covariance is not None, asked.covariance_experts, asked.curvature is not None, asked.nextn
+            return key_of(code_digest(), self.source.identity, self.reading_text, *cut, *what, self.working_kind)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Run:
 
     def expected_covariances(self, effort: int) -> Covariances:
         """What is known of the covariances before they are collected."""
-        return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], self.collecting, effort)
+        return imatrix_stage.expected(self._source_model, self.texts["imatrix"], self.collecting, effort)
 
     # -- the files
 

@@ -30,6 +30,7 @@ from ...runtime.graph.ops import ExpertLinear
 from ...runtime.placement.torch_devices import import_torch
 from ...simd.workers import ALONE, Workers
 from ..common.figures import duration, size_text
+from ..common.forecast import Forecast
 from ..common.memory import memory_budget
 from ..common.messages import note, warn
 
@@ -149,6 +150,13 @@ class SequentialEncoding:
         )
         if sums > self._memory:
             warn([f"the moments of one input take {sums:,} bytes, more than the {self._memory:,} of --memory"])
+
+    def added_to(self, other: Forecast, plan: Plan) -> Forecast:
+        """A forecast of the plan with what the streams take."""
+        distinct, kept = set(self._inputs(plan).values()), self._kept_bytes(plan) if self._folder(plan) is None else 0
+        sums = max((self._bytes_of(one) for one in distinct), default=0)
+        seconds = {**(other.seconds or {}), "streams": self._seconds(distinct)}
+        return replace(other, seconds=seconds, memory=(other.memory or 0) + kept + sums)
 
     def _in_files(self, one: MatrixInput) -> bool:
         """Whether sums are kept in files: there is no memory for those of a single matrix."""

@@ -2,7 +2,7 @@
 
 A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are: a type is
 timed at two widths, and others are on the line through both. Preparing the covariance of n columns takes n^3 multiplications,
-as is timed at the wider of both; coupling m rows takes m^3.
+as is timed at the wider of both; coupling m rows takes m^3. What was timed is kept for the process.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import NamedTuple, TypeVar
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from .refine import takes_covariance
 from .source import Covariances
 
 PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
-_WIDTHS = 1024, 4096  # columns at which types are timed
+_WIDTHS = 1024, 4096  # columns at which types are timed; the second only where there are so many
+_NARROW = 256  # of a first run, which compiles kernels
 _ROWS, _COUPLED_ROWS = 32, 128  # of a sample
 _RANK = 256
-T = TypeVar("T")
 
 
 class _Work(NamedTuple):
@@ -73,21 +73,22 @@ class Encodings:
         """By type name on that many threads, with PREPARING for what the covariances take themselves."""
         if self._covariances is None or not self._weights:
             return {}
-        small, large = (_moments(columns) for columns in _WIDTHS)
-        preparing, large_prepared = _timed(lambda: _prepared(large))
-        samples = {_WIDTHS[0]: _prepared(small), _WIDTHS[1]: large_prepared}
-        lines, seconds = {}, dict[str, float]()
-        for work, count in (+self._weights).items():
+        used = +self._weights
+        widths = _WIDTHS if any(work.columns > _WIDTHS[0] for work in used) else _WIDTHS[:1]
+        preparing, lines, seconds = _preparing_seconds(widths[-1]), {}, dict[str, float]()
+        for work, count in used.items():
             kind = work.type_name, work.coupled
             if kind not in lines:
-                lines[kind] = [_seconds_of_a_weight(*kind, samples[n], self._covariances.effort, threads) for n in _WIDTHS]
-            narrow, wide = lines[kind]
+                lines[kind] = [_seconds_of_a_weight(*kind, n, self._covariances.effort, threads) for n in widths]
+            narrow, wide = lines[kind][0], lines[kind][-1]
             slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
             each = narrow + slope * max(0, work.columns - _WIDTHS[0]) + REST
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
-        cubes = sum((columns / _WIDTHS[1]) ** 3 for columns in self._prepared.values())
+        for cached in (_prepared, _moments):  # they take memory
+            cached.cache_clear()
+        cubes = sum((columns / widths[-1]) ** 3 for columns in self._prepared.values())
         coupled = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in self._blocks.items())
-        coupling = coupled * _timed(partial(couple, _gradients()))[0] if coupled else 0.0
+        coupling = coupled * _coupling_seconds() if coupled else 0.0
         return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
 
 
@@ -105,39 +106,55 @@ def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: P
     return seconds
 
 
+@cache
 def _moments(columns: int) -> Covariance:
     """Of random inputs with few directions, and noise."""
     factors = np.random.default_rng(0).standard_normal((columns, _RANK), np.float32) / np.float32(np.sqrt(_RANK))
     matrix = factors @ factors.T
     matrix[np.diag_indices(columns)] += np.float32(0.1)
-    return Covariance(matrix, 10 * columns)
+    return Covariance(matrix, 100 * columns)
 
 
-def _gradients() -> Covariance:
-    return Covariance(_moments(_COUPLED_ROWS).matrix, 100 * _COUPLED_ROWS)
-
-
-def _prepared(moments: Covariance) -> PreparedCovariance:
-    prepared = prepare(moments)
+@cache
+def _prepared(columns: int) -> PreparedCovariance:
+    prepared = prepare(_moments(columns))
     assert prepared.damped is not None
     _ = prepared.damped.triangle
     return prepared
 
 
-def _timed(call: Callable[[], T]) -> tuple[float, T]:
-    """(seconds of this thread, what the second call gives): the first one may compile kernels."""
-    call()
+def _timed(call: Callable[[], object]) -> float:
+    """Seconds of this thread."""
     started = time.thread_time()
-    result = call()
-    return time.thread_time() - started, result
+    call()
+    return time.thread_time() - started
 
 
-def _seconds_of_a_weight(type_name: str, coupled: bool, prepared: PreparedCovariance, effort: int, threads: int) -> float:
+@cache
+def _preparing_seconds(columns: int) -> float:
+    _prepared(_COUPLED_ROWS)  # which compiles the kernels
+    _moments(columns)
+    return _timed(partial(_prepared, columns))
+
+
+@cache
+def _coupling_seconds() -> float:
+    """Of the rows of a sample."""
+    couple(_moments(_COUPLED_ROWS))
+    return _timed(partial(couple, _moments(_COUPLED_ROWS)))
+
+
+@cache
+def _seconds_of_a_weight(type_name: str, coupled: bool, columns: int, effort: int, threads: int) -> float:
     """Of a thread, while all are at it."""
-    coupled_rows = couple(_gradients()) if coupled else None
-    rows = _COUPLED_ROWS if coupled else _ROWS
-    x = np.random.default_rng(1).standard_normal((rows, prepared.columns), np.float32) * np.float32(0.02)
-    run = partial(encode, x, TYPES[type_name].name, covariance=prepared, effort=effort, coupled=coupled_rows)
+    rows, coupled_rows = (_COUPLED_ROWS, couple(_moments(_COUPLED_ROWS))) if coupled else (_ROWS, None)
+    x = np.random.default_rng(1).standard_normal((rows, columns), np.float32) * np.float32(0.02)
+
+    def run(part: np.ndarray) -> None:
+        prepared = _prepared(part.shape[1])
+        encode(part, TYPES[type_name].name, covariance=prepared, effort=effort, coupled=coupled_rows)
+
+    run(np.ascontiguousarray(x[:, :_NARROW]))  # which compiles the kernels
     with ThreadPoolExecutor(threads) as pool:
-        taken = list(pool.map(lambda _: _timed(run)[0], range(threads)))
+        taken = list(pool.map(lambda _: _timed(partial(run, x)), range(threads)))
     return sum(taken) / len(taken) / x.size

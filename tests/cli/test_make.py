@@ -78,7 +78,26 @@ def test_a_dry_run_says_what_to_expect_and_writes_nothing(mill, folder):
     low, high = result["forecast"]["divergence"]
     assert 0 < low < high
     assert set(result["forecast"]["seconds"]) == {"imatrix", "search", "quantize", "validate"}
+    assert set(result["forecast"]["memory"]) == set(result["forecast"]["seconds"])
+    assert all(nbytes > 50 << 20 for nbytes in result["forecast"]["memory"].values())
     assert result["run"]["search"]["most_bytes"] == 80_000
+
+
+def test_a_dry_run_knows_of_covariances_before_they_are_collected(mill, folder, monkeypatch):
+    """What `search` and `quantize` say once they are there: the encoders are timed with them."""
+    from ggufmill.quantize.covariance import timing
+
+    monkeypatch.setattr(timing, "_seconds_of_a_weight", lambda *_: 1.0)  # of a thread
+    monkeypatch.setattr(timing, "_WIDTHS", (64, 128))
+    plain, weighed = (
+        made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--dry-run", "-t", "1", "--effort", effort)["forecast"]
+        for effort in (1, 2)
+    )
+    weights = 2 * (4 * 64 * 64 + 3 * 64 * 96)  # of both layers' matrices
+    assert weights / 2 < weighed["seconds"]["quantize"] < 2 * weights
+    assert weighed["seconds"]["search"] > 2 * weights
+    assert plain["seconds"]["quantize"] < 1
+    assert weighed["memory"]["search"] > plain["memory"]["search"]
 
 
 def test_the_size_follows_from_the_memory(mill, folder):
@@ -223,28 +242,69 @@ def test_a_dry_run_says_the_time_of_what_runs(mill, folder, monkeypatch):
     assert ratio * floats["imatrix"] < copied["imatrix"] < 0.8 * floats["imatrix"]
 
 
+KILLED_ONCE = """
+import json, os, signal, sys
+from pathlib import Path
+from ggufmill import make_model
+from ggufmill.pipeline import run
+from ggufmill.pipeline.making import fit
+
+list_of_kills = Path(sys.argv[1])
+def kill_once(where):
+    if where not in list_of_kills.read_text().splitlines():
+        with list_of_kills.open("a") as file:
+            print(where, file=file)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def progress(report):
+    if report.done:
+        kill_once(report.stage)
+
+def write_text(path, text, write=run.write_text):
+    kill_once(path.name)
+    write(path, text)
+
+run.write_text, fit.total_bytes = write_text, lambda: 100_000
+make_model(**json.loads(sys.argv[2]), progress=progress)
+"""
+WRITTEN = {"SHA256SUMS", "report.json", "report.md", "report.html", "README.md"}
+STAGES = {"working copy", "imatrix", "errors of types", "sensitivity", "quantize", "verify", "validate", "checksum"}
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("stage", ["writing a text", "imatrix", "search", "quantize", "validate"])
-def test_a_call_killed_in_any_stage_is_continued(mill, folder, stage):
-    """SIGKILL when the stage has begun; then the same command ends in the same bytes."""
-    arguments = "--fit", "80k", "-f", "self", "--heldout", folder / "words.txt", "--effort", "1", *TYPES
-    whole = made(mill, folder, *arguments[:-2])
+@pytest.mark.parametrize(
+    ("more", "stages"),
+    [
+        ({"effort": 1, "text": "self"}, STAGES | {"writing a text"}),
+        pytest.param({"effort": 4, "tune": True}, STAGES | {"refining", "tune"}, marks=pytest.mark.oracle),
+    ],
+)
+def test_a_call_killed_in_every_stage_is_continued(mill, folder, monkeypatch, more, stages):
+    """SIGKILL in each stage, and as each report is written, one after the other; the same call ends in the same bytes."""
+    from ggufmill import make_model
+    from ggufmill.pipeline.making import fit
+
+    if more["effort"] > 2:
+        pytest.importorskip("torch")
+        (folder / "long.txt").write_text(5 * (folder / "long.txt").read_text())
+    asked = {"model": folder / "m", "out": folder / "out", "fit": "80k", "text": folder / "long.txt", "types": TYPES[1]} | more
+    asked |= {"heldout": folder / "words.txt"}
+    monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)
+    whole = make_model(**asked)
     expected = {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")}
     shutil.rmtree(folder / "out")
-    code = f"""
-import os, signal, sys
-from ggufmill import make_model
-def progress(report):
-    if report.stage in ({stage!r}, {"errors of types" if stage == "search" else stage!r}):
-        os.kill(os.getpid(), signal.SIGKILL)
-make_model({str(folder / "m")!r}, {str(folder / "out")!r}, fit="80k", text="self", heldout={str(folder / "words.txt")!r},
-    effort=1, types={TYPES[1]!r}, progress=progress)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    again = made(mill, folder, *arguments[:-2])
+    kills = folder / "kills.txt"
+    kills.write_text("")
+    arguments = json.dumps({name: value if isinstance(value, bool | int) else str(value) for name, value in asked.items()})
+    codes = []
+    while not codes or codes[-1] == -signal.SIGKILL:
+        ended = subprocess.run([sys.executable, "-c", KILLED_ONCE, kills, arguments], capture_output=True, check=False)
+        codes.append(ended.returncode)
+    assert codes[-1] == 0, ended.stderr
+    assert set(kills.read_text().splitlines()) == stages | WRITTEN
     assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")} == expected
-    assert again["run"]["validation"]["kld_mean"] == whole["run"]["validation"]["kld_mean"]
+    again = json.loads((folder / "out" / "report.json").read_text())
+    assert again["validation"]["kld_mean"] == whole.run.report["validation"]["kld_mean"]
 
 
 def test_a_repository_is_named_with_the_commit_that_was_read(mill, folder, monkeypatch):

@@ -45,12 +45,13 @@ def constants(monkeypatch):
     covariance of 512 columns, or for coupling 128 rows."""
     monkeypatch.setattr(timing, "_WIDTHS", (NARROW, WIDE))
     monkeypatch.setattr(timing, "REST", 0.0)
-    monkeypatch.setattr(timing, "_timed", lambda call: (3.0, call()))
+    monkeypatch.setattr(timing, "_preparing_seconds", lambda columns: 3 * (columns / WIDE) ** 3)
+    monkeypatch.setattr(timing, "_coupling_seconds", lambda: 3.0)
     monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads: 1e6 * threads)
     monkeypatch.setattr(ordinary, "REST", 0.0)
 
-    def seconds(type_name, coupled, prepared, effort, threads):
-        return prepared.columns / NARROW * (2e-6 if coupled else 1e-6)
+    def seconds(type_name, coupled, columns, effort, threads):
+        return columns / NARROW * (2e-6 if coupled else 1e-6)
 
     monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
 
