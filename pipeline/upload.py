@@ -127,9 +127,7 @@ def _models_and_texts(folder: Path) -> list[Path]:
         raise PlanError(f"{folder} is not a folder")
     left = next((path for pattern in _UNFINISHED for path in sorted(folder.glob(pattern))), None)
     if left is not None:
-        raise PlanError(
-            f"{left} is left from an unfinished job: finish it (the same command again, or with --resume) or remove it"
-        )
+        raise PlanError(f"{left} is left from an unfinished job: finish it with the command that began it, or remove it")
     unfinished = unfinished_stages(folder / "state.json")
     if unfinished:
         raise PlanError(f"the run in {folder} is not finished ({', '.join(unfinished)}): the same `ggufmill run` continues it")

@@ -93,7 +93,9 @@ class ImatrixRequest(RunningModel):
         key="imatrix.covariance",
     )
     covariance_experts: bool = option(
-        "Collect the covariances of the down matrices of experts too, one for each expert.", default=False
+        "Collect the covariances of the down matrices of experts too, one for each expert.",
+        default=False,
+        key="imatrix.covariance_experts",
     )
     curvature: str | Path | None = option(
         "Write the curvature to this file instead: for each matrix (of experts too) the covariance of its inputs and the "

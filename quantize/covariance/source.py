@@ -258,7 +258,8 @@ class Covariances:
         columns, _, matrices = dims(tensor.shape)
         collected = self.collected(tensor)
         if collected is None:
-            hint = " (imatrix --covariance-experts collects those of experts)" if "ffn_down_exps" in tensor.name else ""
+            how = " (of experts: imatrix --covariance-experts, in a recipe [imatrix] covariance_experts = true)"
+            hint = how if "ffn_down_exps" in tensor.name else ""
             return f"none was collected{hint}"
         if collected.columns != columns or len(collected.tokens) not in (1, matrices):
             raise PlanError(

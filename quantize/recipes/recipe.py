@@ -208,6 +208,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "chunks": _COUNT,
         "file": _NAME,
         "covariance": _SWITCH_OR_NAME,
+        "covariance_experts": _SWITCH,
         "curvature": _SWITCH_OR_NAME,
         "nextn": _SWITCH,
     },
@@ -283,6 +284,8 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         unused = [key for key in values if key not in ("text", "file")]
         if unused and "text" not in values:
             raise RecipeError(f"{path}: [{stage}] {unused[0]} needs text = ... beside it, a file to read")
+    if "covariance_experts" in imatrix and not imatrix.get("covariance"):
+        raise RecipeError(f"{path}: [imatrix] covariance_experts needs covariance = true beside it")
     if stages.get("convert", {}).get("mtp") is False:
         wants = "[imatrix] nextn" if imatrix.get("nextn") else "[validate] mtp" if validate.get("mtp") else ""
         if wants:
@@ -336,7 +339,10 @@ def _check_search(stages: dict[str, Any], path: Path) -> None:
         raise RecipeError(f"{path}: [search] {unused[0]} needs text = ... beside it, a file to read")
     if "gpu_size" in search and ("gpu" not in search or "max_kld" in quantize):
         raise RecipeError(f"{path}: [search] gpu_size needs gpu beside it, a regex, and [quantize] target_size or target_bpw")
-    if "max_kld" in quantize and "text" not in search:
-        raise RecipeError(f"{path}: [quantize] max_kld needs [search] text, a file to measure on")
+    predicts = quantize.get("curvature") or stages.get("imatrix", {}).get("curvature")
+    if "max_kld" in quantize and "text" not in search and not predicts:
+        raise RecipeError(
+            f"{path}: [quantize] max_kld needs [search] text, a file to measure on, or curvature, which predicts it"
+        )
     if search.get("repacked") and "repack" in stages:
         raise RecipeError(f"{path}: [search] repacked and [repack] have the same purpose; give one of the two")

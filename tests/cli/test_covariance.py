@@ -145,10 +145,14 @@ def test_a_run_collects_and_uses_them(mill, tmp_path):
     before = (tmp_path / "out/small.cov").stat().st_mtime_ns
     assert mill("run", recipe, "-o", tmp_path / "out", "-t", 1)[0] == 0
     assert (tmp_path / "out/small.cov").stat().st_mtime_ns == before
+    recipe.write_text(RUN.format(demo=DEMO).replace("covariance = true", "covariance = true\ncovariance_experts = true"))
+    assert mill("run", recipe, "-o", tmp_path / "out", "-t", 1)[0] == 0
+    assert open_covariance(tmp_path / "out/small.cov").input_of("blk.1.ffn_down_exps.weight").matrices == 8
     for old, new, message in (
         ("effort = 0", 'covariance = "a.cov"', "[imatrix] covariance collects what [quantize] covariance reads"),
         ("covariance = true", "", "[quantize] effort needs covariance"),
         ("covariance = true", "covariance = true\ncurvature = true", "[imatrix] curvature collects the covariances too"),
+        ("covariance = true\n", "covariance_experts = true\n", "[imatrix] covariance_experts needs covariance = true"),
         ("covariance = true", "covariance = 1", "covariance = 1 has to be true, false or a file to write"),
     ):
         recipe.write_text(RUN.format(demo=DEMO).replace(old, new))

@@ -61,6 +61,18 @@ effort = 0
 """
 
 
+def test_a_run_with_a_largest_divergence_is_planned_by_the_curvature_to_come(mill, tmp_path):
+    """It predicts divergences, so that the search needs no text."""
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RUN.format(demo=DEMO).replace('type = "q3_K"', "max_kld = 0.05"))
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out", "--dry-run")
+    assert code == 0, err
+    recipe.write_text(recipe.read_text().replace("curvature", "covariance"))
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out", "--dry-run")
+    assert code == 1
+    assert "max_kld needs [search] text, a file to measure on, or curvature" in err
+
+
 @pytest.mark.oracle
 @pytest.mark.slow
 def test_a_run_collects_both_sides(mill, tmp_path):

@@ -6,11 +6,11 @@ import re
 
 import click
 import pytest
+from commands import COMMANDS
 
 from ggufmill import VERBS
 from ggufmill.cli.options.sections import sections_of, show_all
 from ggufmill.cli.options.types import SIZE, SIZES
-from ggufmill.cli.program import group
 from ggufmill.pipeline import requests
 from ggufmill.request_fields import fields_of
 
@@ -33,20 +33,6 @@ MOST = 34  # options of a verb's --help: two screens
 
 def _first(text):
     return re.match(r"\w*", text)[0]
-
-
-def commands():
-    def below(command, words):
-        if isinstance(command, click.Group):
-            for name in command.list_commands(click.Context(command)):
-                yield from below(command.get_command(click.Context(command), name), [*words, name])
-        if words:
-            yield " ".join(words), command
-
-    return dict(below(group, []))
-
-
-COMMANDS = commands()
 
 
 def request_classes():
