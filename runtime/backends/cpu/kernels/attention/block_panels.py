@@ -17,7 +17,7 @@ from ......simd.llvm import I8, I16, I16X32, I32, I32X16, I64, concat, constant,
 from ......simd.llvm import load as load_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
-from .cache_rows import TYPE_IDS
+from .cache_rows import TYPE_IDS, ask_ahead
 from .tiles import PANEL
 
 BLOCK = 32
@@ -54,6 +54,7 @@ def _unpack_block(type_id, row, at, out, to):
 def _codes(type_id, at, step, rows, width, scratch):
     """(address, row step, block step) in bytes of the codes, signed bytes, of sixteen rows, of which those from `rows` on are
     zeros: as they are in the cache, or unpacked to scratch, of LANES * width bytes."""
+    ask_ahead(at, step, rows)
     block_bytes = _BLOCK_BYTES[type_id]
     first = 8 if type_id == _Q8_KV else 2
     if rows == LANES and block_bytes >= BLOCK:

@@ -6,13 +6,22 @@ import numpy as np
 
 from ......simd.compile import kernel
 from ......simd.lanes import LANES, load, load_half, splat, store
-from ......simd.memory import fill, view
+from ......simd.memory import CACHE_LINE, fill, prefetch_lines, view
 from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16, transpose
 
 # The types that a cache may have, and the numbers that kernels know them by. Those from q8_0 on are products of blocks of 32.
 TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))}
 _F32, _F16, _BF16 = (TYPE_IDS[name] for name in ("f32", "f16", "bf16"))
 _CHUNKS = PANEL // LANES
+_AHEAD = 128  # rows: those of the next block of keys are asked for, which processors do not do in time by themselves
+
+
+@kernel
+def ask_ahead(address, step, rows):
+    """Asks for the memory of `rows` rows that are to be read _AHEAD rows later."""
+    following = address + _AHEAD * step
+    for at in range(following, following + rows * step, CACHE_LINE):
+        prefetch_lines(at, CACHE_LINE)
 
 
 @kernel
@@ -31,11 +40,13 @@ def decode_rows(type_id, address, step, count, width, out, start, row_step, pane
     chunks = width // LANES
     if type_id == _F32:
         for r in range(count):
+            ask_ahead(address + r * step, step, 1)
             numbers = view(address + r * step, width, np.float32)
             for i in range(chunks):
                 store(out, start + r * row_step + _chunk_offset(i, panel_step), load(numbers, i * LANES))
         return
     for r in range(count):
+        ask_ahead(address + r * step, step, 1)
         words = view(address + r * step, width, np.uint16)
         for i in range(chunks):
             value = load_half(words, i * LANES) if type_id == _F16 else load_bfloat16(words, i * LANES)
