@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -43,6 +44,12 @@ _OTHER_NAMES = {
 _RAISE_AGAIN_AFTER = 0.05  # seconds
 
 
+@functools.cache
+def _freeze_modules() -> None:
+    """Modules are never garbage: collecting them repeatedly takes a quarter of a second."""
+    gc.freeze()
+
+
 class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -51,8 +58,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command = import_module(f".{module_of(cmd_name)}", __package__).command
-        if not gc.get_freeze_count():  # modules are never garbage: collecting them repeatedly takes a quarter of a second
-            gc.freeze()
+        _freeze_modules()
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ Imports within functions and for type checkers count too: they tie modules toget
 """
 
 import ast
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def _imported(module: str, file: Path, modules: dict[str, Path]) -> set[str]:
     return found - {module}
 
 
+@cache  # not when the module is imported: every process of pytest-xdist imports it
 def _imports() -> dict[str, set[str]]:
     modules = _modules()
     return {module: _imported(module, file, modules) for module, file in modules.items()}
@@ -74,16 +76,16 @@ def _room(module: str) -> int:
     return ROOMS.index(module.partition(".")[0])
 
 
-IMPORTS = _imports()
-
-
 def test_modules_import_each_other_in_no_circle():
-    circles = _circles(IMPORTS)
-    assert not circles, "\n".join(f"{a} imports {sorted(IMPORTS[a] & set(circle))}" for circle in circles for a in circle)
+    imports = _imports()
+    circles = _circles(imports)
+    assert not circles, "\n".join(f"{a} imports {sorted(imports[a] & set(circle))}" for circle in circles for a in circle)
 
 
 def test_imports_only_go_down_the_table_of_rooms():
-    up = [f"{module} imports {other}" for module in IMPORTS for other in IMPORTS[module] if _room(other) < _room(module)]
+    up = [
+        f"{module} imports {other}" for module, others in _imports().items() for other in others if _room(other) < _room(module)
+    ]
     assert up == []
 
 

@@ -23,10 +23,12 @@ ROOMS = ("convert", "formats", "imatrix", "jobs", "pipeline", "quantize", "recip
 FUNCTIONS = [(verb, name) for verb, entry in ggufmill.VERBS.items() for name in entry.functions]
 
 
-def sources(*rooms):
+def sources(word, *rooms):
+    """(path, syntax tree) of the modules of these rooms in which a word stands."""
     for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):
-            yield path, ast.parse(path.read_text("utf-8"))
+            if re.search(rf"\b({word})\b", text := path.read_text("utf-8")):
+                yield path, ast.parse(text)
 
 
 def imported(tree):
@@ -39,21 +41,21 @@ def imported(tree):
 
 def test_only_the_command_line_imports_click():
     modules = [
-        *sources(*ROOMS),
+        *sources("click", *ROOMS),
         *((ROOT / name, ast.parse((ROOT / name).read_text())) for name in ("__init__.py", "errors.py")),
     ]
-    assert len(modules) > 200
+    assert [path for path, tree in sources("click", "cli") if "click" in imported(tree)]
     assert [str(path) for path, tree in modules if any(name.split(".")[0] == "click" for name in imported(tree))] == []
 
 
 def test_no_room_imports_the_command_line():
-    for path, tree in sources(*ROOMS):
+    for path, tree in sources("cli", *ROOMS):
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.ImportFrom) and node.level and (node.module or "").split(".")[0] == "cli"), path
 
 
 def test_pipeline_neither_prints_nor_exits():
-    for path, tree in sources("pipeline"):
+    for path, tree in sources("print|exit|input", "pipeline"):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 assert ast.unparse(node.func) not in ("print", "sys.exit", "exit", "input"), path
