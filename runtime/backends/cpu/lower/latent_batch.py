@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .....formats import TYPES
 from .....simd.workers import Workers
 from ....placement.compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
+from ..kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
+from ..kernels.attention.cache_rows import WORDS
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
 from ..kv_cache import CacheRows, KVCache, rotate
@@ -29,6 +32,10 @@ class LatentBatch:
         self._params, self._flash = layer.params, out.settings.flash
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
+        # What comes from quantised latents need not be as fine as float32.
+        is_float, s = TYPES[out.compiled.part(self._op.layer, "kv").type].is_float, self._shape
+        fits = (s.nope + s.rope) % BLOCK == 0 and s.v % BLOCK == 0
+        self._takes_words = not is_float and fits and not self._matrices.exact
 
     def run(self) -> None:
         """Attention over cached latents."""
@@ -184,7 +191,8 @@ class LatentBatch:
         shared: further values, the same for all heads, whose weighted sums go to shared_out (see flash.Segment).
         """
         if self._flash:
-            segment = Segment(q, CacheRows.of(k), CacheRows.of(v), k.shape[1] - len(q), out, shared, shared_out)
+            keys, values = (_words(x) if self._takes_words and shared is None else CacheRows.of(x) for x in (k, v))
+            segment = Segment(q, keys, values, k.shape[1] - len(q), out, shared, shared_out)
             attend([segment], len(k), self._params, workers, self._pass.gemv)
             return
         keys = k[..., : q.shape[2]]
@@ -196,3 +204,11 @@ class LatentBatch:
             stored_scores_attention(q, keys, values, weighted, self._params, self._scores_bytes, workers)
             if squares:
                 np.einsum("nhr,nhr->hr", weighted, weighted, dtype=np.float64, out=shared_out)
+
+
+def _words(x: np.ndarray) -> CacheRows:
+    """float32 [heads, rows, width] as rows of WORDS."""
+    heads, rows, width = x.shape
+    out = np.empty((heads, rows, width // BLOCK * WORD_BYTES), np.uint8)
+    encode_words(x.reshape(-1), out.reshape(-1))
+    return CacheRows.of(out, WORDS)

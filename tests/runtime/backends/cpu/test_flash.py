@@ -16,8 +16,10 @@ from ggufmill.quantize import decode, encode
 from ggufmill.runtime.backends.cpu import flash
 from ggufmill.runtime.backends.cpu.attention import AttentionParams, scored_attention
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
+from ggufmill.runtime.backends.cpu.kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
+from ggufmill.runtime.backends.cpu.kernels.attention.cache_rows import WORDS
 from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS
-from ggufmill.runtime.backends.cpu.kv_cache import KVCache
+from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.runtime.settings import CACHE_TYPES
 from ggufmill.simd.target import levels_here
@@ -328,3 +330,25 @@ def test_a_cache_takes_what_its_types_take_and_no_more_than_its_limit():
     assert cache.length * cache.token_bytes <= cache.nbytes <= 100 * cache.token_bytes
     assert CachePart(1, 10, "f16").row_bytes == 32  # sixteen numbers
     assert CachePart(1, 128, "q8_KV").row_bytes == TYPES["q8_KV"].row_bytes(128)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_rows_of_words_are_twelve_bits_of_float32(generated):
+    """Keys and values that come from quantised latents."""
+    q, k, v = random(np.random.default_rng(10), 37, 6, 2, 96, 64, 301)
+    v[0, :40] *= 50  # of which the scale of others does not depend
+    rows = []
+    for x in (k, v):
+        words = np.empty((*x.shape[:2], x.shape[2] // BLOCK * WORD_BYTES), np.uint8)
+        encode_words(x.reshape(-1), words.reshape(-1))
+        rows.append(CacheRows.of(words, WORDS))
+    out, params = np.empty((37, 6, 64), np.float32), AttentionParams(96**-0.5)
+    attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
+    error = out - plain(q, k, v, 301, params)
+    assert np.abs(error[:, 3:]).max() < 1e-3
+    assert np.abs(error[:, :3]).max() < 5e-2
+    k[1, 5, 7] = np.nan
+    encode_words(k.reshape(-1), rows[0].memory.reshape(-1))
+    attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
+    assert np.isnan(out[:, 3:]).all()
+    assert np.isfinite(out[:, :3]).all()

@@ -12,20 +12,28 @@ from ......formats import TYPES
 from ......formats.layouts.tables import IQ4_VALUES
 from ......simd.byte_lanes import bytes_from_words, load_bytes, load_u32, load_u64, lookup_bytes, nonzero, store_bytes
 from ......simd.compile import intrinsic, kernel
-from ......simd.lanes import LANES, load, load_half, mask_from_bits, reduce_sum, select, splat, store
-from ......simd.llvm import I8, I16, I16X32, I32, I32X16, I64, concat, constant, shuffle, vector
+from ......simd.lane_types import F32 as LANES_F32
+from ......simd.lane_types import element_pointer
+from ......simd.lanes import LANES, load, load_half, mask_from_bits, max_lanes, reduce_max, reduce_sum, select, splat, store
+from ......simd.llvm import F32X16, I8, I16, I16X32, I32, I32X16, I64, concat, constant, shuffle, vector
 from ......simd.llvm import load as load_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
-from .cache_rows import TYPE_IDS, ask_ahead
-from .tiles import PANEL
+from ......simd.scalar import ROUNDING_CONSTANT
+from .cache_rows import TYPE_IDS, WORDS, ask_ahead
+from .tiles import PANEL, transpose
 
 BLOCK = 32
 _TABLES = np.concatenate([IQ4_VALUES, np.arange(-8, 8)]).astype(np.int8).view(np.uint8)  # of the codes of iq4_nl and q4_0
 _Q8_0, _Q6_0, _Q5_0, _Q4_0, _IQ4_NL, _Q8_KV = (TYPE_IDS[name] for name in ("q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))
+WORD_BYTES = 4 + 2 * BLOCK  # of a block of WORDS
+_WORD_LARGEST = 2047.0
 _BLOCK_BYTES = np.array(
     [0 if TYPES[name].is_float else TYPES[name].row_bytes(2 * BLOCK) - TYPES[name].row_bytes(BLOCK) for name in TYPE_IDS]
+    + [WORD_BYTES]
 )
+# A query's numbers in the order in which `key_words` has those of keys: 0 and 2, 1 and 3 of four in one word each.
+_ORDER = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]
 
 
 # --- codes ------------------------------------------------------------------------------------------------------------
@@ -52,25 +60,26 @@ def _unpack_block(type_id, row, at, out, to):
 
 @kernel
 def _codes(type_id, at, step, rows, width, scratch):
-    """(address, row step, block step) in bytes of the codes, signed bytes, of sixteen rows, of which those from `rows` on are
-    zeros: as they are in the cache, or unpacked to scratch, of LANES * width bytes."""
+    """(address, row step, block step) in bytes of the codes, signed bytes or words, of sixteen rows, of which those from `rows`
+    on are zeros: as they are in the cache, or unpacked to scratch, of two bytes for each."""
     ask_ahead(at, step, rows)
     block_bytes = _BLOCK_BYTES[type_id]
-    first = 8 if type_id == _Q8_KV else 2
+    first, size = 8 if type_id == _Q8_KV else 4 if type_id == WORDS else 2, 2 * BLOCK if type_id == WORDS else BLOCK
     if rows == LANES and block_bytes >= BLOCK:
         return at + first, step, np.int64(block_bytes)
-    out = view(scratch, LANES * width, np.uint8)
+    row_size = width // BLOCK * size
+    out = view(scratch, LANES * row_size, np.uint8)
     fill(out, 0)
     for r in range(rows):
         row = view(at + r * step, step, np.uint8)
         for block in range(width // BLOCK):
-            from_, to = block * block_bytes, r * width + block * BLOCK
+            from_, to = block * block_bytes, r * row_size + block * size
             if block_bytes >= BLOCK:
-                store_bytes(out, to, load_bytes(row, first + from_))
-                store_bytes(out, to + LANES, load_bytes(row, first + from_ + LANES))
+                for i in range(0, size, LANES):
+                    store_bytes(out, to + i, load_bytes(row, first + from_ + i))
             else:
                 _unpack_block(type_id, row, from_, out, to)
-    return scratch, np.int64(width), np.int64(BLOCK)
+    return scratch, np.int64(row_size), np.int64(size)
 
 
 @intrinsic
@@ -91,11 +100,13 @@ def read_scales(type_id, at, step, count, width, scales_at, scratch):
     blocks, panels, block_bytes = width // BLOCK, (count + PANEL - 1) // PANEL, _BLOCK_BYTES[type_id]
     size = panels * blocks * PANEL
     scales, marks = view(scales_at, size, np.float32), splat(0)
-    if type_id == _Q8_KV:
+    if type_id in (_Q8_KV, WORDS):
         fill(scales, 0)
+        block_bytes = 0 if type_id == _Q8_KV else block_bytes  # one scale of a row
         for r in range(count):
             for block in range(blocks):
-                scales[(r // PANEL * blocks + block) * PANEL + r % PANEL] = view(at + r * step, 1, np.float32)[0]
+                d = view(at + r * step + block * block_bytes, 1, np.float32)[0]
+                scales[(r // PANEL * blocks + block) * PANEL + r % PANEL] = d
     else:  # all are copied before they are loaded again, which has to wait for what was written just before
         halves = view(scratch, size, np.uint16)
         fill(view(scratch + 2 * (panels - 1) * blocks * PANEL, blocks * PANEL, np.uint16), 0)
@@ -108,6 +119,30 @@ def read_scales(type_id, at, step, count, width, scales_at, scratch):
     for i in range(0, size, LANES):
         marks = marks + load(scales, i) * 0
     return reduce_sum(marks)
+
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+def _rounded_words(order):
+    """The operation (words, index, value): writes float32 lanes rounded to integers, of less than 16 bits, in this order to a
+    uint16 row."""
+
+    @intrinsic
+    def store_rounded(typingctx, words, index, value):
+        def generate(context, builder, signature, args):
+            place = element_pointer(context, builder, signature.args[0], args[0], args[1], I16)
+            bits = builder.bitcast(builder.fadd(args[2], constant(F32X16, float(ROUNDING_CONSTANT))), I32X16)
+            low = builder.trunc(bits, vector(I16, LANES))
+            builder.store(shuffle(builder, low, None, order), place, align=2)
+            return context.get_dummy_value()
+
+        return types.void(words, types.intp, LANES_F32), generate
+
+    return store_rounded
+
+
+store_rounded, store_query = _rounded_words(range(LANES)), _rounded_words(_ORDER)
 
 
 # --- panels -----------------------------------------------------------------------------------------------------------
@@ -141,30 +176,55 @@ def _widen_columns(typingctx, codes, row_step, to, to_step):
     return types.void(*[types.int64] * 4), generate
 
 
-@intrinsic
-def _pair_codes(typingctx, a, b, to):
-    """Writes sixteen codes of one key and as many of the next as sixteen words of one of each."""
+def _pairs(element):
+    """The operation (a, b, to): writes sixteen codes of one value, of this type, and as many of the next as sixteen words of
+    one of each. Arguments are addresses."""
 
-    def generate(context, builder, signature, args):
-        low, high = (builder.sext(load_at(builder, at, vector(I8, LANES)), I32X16) for at in args[:2])
-        words = builder.or_(builder.and_(low, constant(I32X16, 0xFFFF)), builder.shl(high, constant(I32X16, 16)))
-        store_at(builder, words, args[2])
-        return context.get_dummy_value()
+    @intrinsic
+    def pair(typingctx, a, b, to):
+        def generate(context, builder, signature, args):
+            low, high = (builder.sext(load_at(builder, at, vector(element, LANES)), I32X16) for at in args[:2])
+            words = builder.or_(builder.and_(low, constant(I32X16, 0xFFFF)), builder.shl(high, constant(I32X16, 16)))
+            store_at(builder, words, args[2])
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3), generate
+        return types.void(*[types.int64] * 3), generate
+
+    return pair
+
+
+_pair_bytes, _pair_words = _pairs(I8), _pairs(I16)
+
+
+@kernel
+def encode_words(x, out):
+    """float32 [numbers], a multiple of 32 -> blocks of WORDS, uint8 [bytes]. Blocks with NaN or infinity have NaN as their
+    scale."""
+    for i in range(x.size // BLOCK):
+        low, high, at = load(x, BLOCK * i), load(x, BLOCK * i + LANES), WORD_BYTES * i
+        largest = reduce_max(max_lanes(abs(low), abs(high)))
+        inverse = np.float32(_WORD_LARGEST) / largest if largest > np.float32(1e-30) else np.float32(0)
+        words = view(out.ctypes.data + at, WORD_BYTES // 2, np.uint16)
+        view(out.ctypes.data + at, 1, np.float32)[0] = largest / np.float32(_WORD_LARGEST) + reduce_sum((low + high) * 0)
+        store_rounded(words, 2, low * inverse)
+        store_rounded(words, 2 + LANES, high * inverse)
 
 
 @kernel
 def key_words(type_id, at, step, count, width, to, scratch):
     """Writes the codes of `count` keys of `width` numbers as panels of words [panels, width / 2, PANEL] to an address.
 
-    at: of the first row, the next one `step` bytes on; scratch: address of LANES * width bytes.
+    at: of the first row, the next one `step` bytes on; scratch: address of 2 * LANES * width bytes.
     """
     for first in range(0, count, LANES):
         codes, row_step, block_step = _codes(type_id, at + first * step, step, min(LANES, count - first), width, scratch)
         target = to + 4 * (first // PANEL * (width // 2) * PANEL + first % PANEL)
         for block in range(width // BLOCK):
-            _widen_columns(codes + block * block_step, row_step, target + 4 * block * (BLOCK // 2) * PANEL, 4 * PANEL)
+            source, to_block = codes + block * block_step, target + 4 * block * (BLOCK // 2) * PANEL
+            if type_id == WORDS:
+                transpose(source, row_step, to_block, 4 * PANEL)
+            else:
+                _widen_columns(source, row_step, to_block, 4 * PANEL)
 
 
 @kernel
@@ -179,8 +239,11 @@ def value_words(type_id, at, step, count, width, padded, to, scratch):
         rows = min(LANES, count - first)
         codes, row_step, block_step = _codes(type_id, at + first * step, step, rows, width, scratch)
         for column in range(0, width, LANES):
-            source = codes + column // BLOCK * block_step + column % BLOCK
+            source = codes + column // BLOCK * block_step + column % BLOCK * (2 if type_id == WORDS else 1)
             target = to + 4 * ((column // PANEL * pairs + first // 2) * PANEL + column % PANEL)
             for pair in range((rows + 1) // 2):
                 row = source + 2 * pair * row_step
-                _pair_codes(row, row + row_step, target + 4 * PANEL * pair)
+                if type_id == WORDS:
+                    _pair_words(row, row + row_step, target + 4 * PANEL * pair)
+                else:
+                    _pair_bytes(row, row + row_step, target + 4 * PANEL * pair)

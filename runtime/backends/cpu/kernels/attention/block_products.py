@@ -13,51 +13,27 @@ from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
 from ......simd.instructions.dot_products import add_word_pairs
-from ......simd.lane_types import F32 as LANES_F32
-from ......simd.lane_types import element_pointer
 from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat
-from ......simd.llvm import F32, F32X16, I16, I16X32, I32, I32X16, I64, constant, fma, loop, shuffle, to_float, vector
+from ......simd.llvm import F32, F32X16, I16X32, I32, I32X16, I64, constant, fma, loop, to_float
 from ......simd.llvm import load as load_at
 from ......simd.llvm import splat as splat_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
-from ......simd.scalar import ROUNDING_CONSTANT
-from .block_panels import BLOCK
+from .block_panels import BLOCK, store_query, store_rounded
+from .cache_rows import WORDS
 from .tiles import PANEL, ROWS, VECTORS
 
 _LARGEST = 32766.0  # of a rounded number: one below what 16 bits hold
+_LARGEST_OF_WORDS = 8191.0  # of weights whose products with WORDS are added up over KEYS
 _LEAST = 1e-20  # weights below are as good as none
 _PANEL_BLOCKS = (PANEL + BLOCK - 1) // BLOCK
-# A query's numbers in the order in which `key_words` has those of keys: 0 and 2, 1 and 3 of four in one word each.
-_ORDER = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def _rounded_words(order):
-    """The operation (words, index, value): writes float32 lanes rounded to integers, of less than 16 bits, in this order to a
-    uint16 row."""
-
-    @intrinsic
-    def store_rounded(typingctx, words, index, value):
-        def generate(context, builder, signature, args):
-            place = element_pointer(context, builder, signature.args[0], args[0], args[1], I16)
-            bits = builder.bitcast(builder.fadd(args[2], constant(F32X16, float(ROUNDING_CONSTANT))), I32X16)
-            low = builder.trunc(bits, vector(I16, LANES))
-            builder.store(shuffle(builder, low, None, order), place, align=2)
-            return context.get_dummy_value()
-
-        return types.void(words, types.intp, LANES_F32), generate
-
-    return store_rounded
-
-
-_store_rounded, _store_query = _rounded_words(range(LANES)), _rounded_words(_ORDER)
-
-
 @kernel
-def round_queries(queries, rows, width, words_at, factors):
+def round_queries(queries, rows, width, type_id, words_at, factors):
     """Writes float32 rows of queries as words of 16-bit numbers to an address; factors[r] times these are the row's numbers. Of
     a row with NaN or infinity the factor is NaN."""
     words = view(words_at, rows * width, np.uint16)
@@ -69,12 +45,15 @@ def round_queries(queries, rows, width, words_at, factors):
         highest = reduce_max(largest)
         inverse = np.float32(_LARGEST) / highest if highest > _LEAST else np.float32(0)
         for j in range(r * width, (r + 1) * width, LANES):
-            _store_query(words, j, load(queries, j) * inverse)
+            if type_id == WORDS:
+                store_rounded(words, j, load(queries, j) * inverse)
+            else:
+                store_query(words, j, load(queries, j) * inverse)
         factors[r] = highest / np.float32(_LARGEST) + reduce_sum(marks)
 
 
 @kernel
-def _round_weights(weights, rows, keys, count, scales, blocks, block, words_at, factors):
+def _round_weights(weights, rows, keys, count, scales, blocks, block, limit, words_at, factors):
     """Writes weights, rows of `keys` of which `count` are used, times the scales of the values' block as words of 16-bit
     numbers to an address, in rows of as many; factors[r] times these are the products."""
     words, step = view(words_at, rows * keys, np.uint16), blocks * PANEL
@@ -84,11 +63,11 @@ def _round_weights(weights, rows, keys, count, scales, blocks, block, words_at, 
             scale = load(scales, j // PANEL * step + block * PANEL + j % PANEL)  # negative ones too
             largest = max_lanes(abs(load(weights, r * keys + j) * scale), largest)
         highest = reduce_max(largest)
-        inverse = np.float32(_LARGEST) / highest if highest > _LEAST else np.float32(0)
+        inverse = limit / highest if highest > _LEAST else np.float32(0)
         for j in range(0, count, LANES):
             scale = load(scales, j // PANEL * step + block * PANEL + j % PANEL)
-            _store_rounded(words, r * keys + j, load(weights, r * keys + j) * scale * inverse)
-        factors[r] = highest / np.float32(_LARGEST)
+            store_rounded(words, r * keys + j, load(weights, r * keys + j) * scale * inverse)
+        factors[r] = highest / limit
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -222,7 +201,9 @@ def multiply_keys(queries, step, factors, rows, words, scales, panels, blocks, s
 
 
 @kernel
-def add_values(weights, rows, keys, count, words, scales, mark, width, row_blocks, panels, scratch, out, out_step, overwrite):
+def add_values(
+    type_id, weights, rows, keys, count, words, scales, mark, width, row_blocks, panels, scratch, out, out_step, overwrite
+):
     """out = or += the products of weights, rows of `keys` of which `count` are used, with panels of values (see `value_words`).
 
     weights, scales: float32 rows; mark: what `read_scales` gave; width: of a value; row_blocks: of a row of the scales;
@@ -230,6 +211,7 @@ def add_values(weights, rows, keys, count, words, scales, mark, width, row_block
     """
     step, block_step, pairs, blocks = 2 * keys, 2 * keys * rows, (count + 1) // 2, width // BLOCK
     factors_at = scratch + _PANEL_BLOCKS * block_step
+    limit = np.float32(_LARGEST_OF_WORDS if type_id == WORDS else _LARGEST)
     for panel in range(panels):
         first = panel * PANEL // BLOCK
         if panel * PANEL % BLOCK == 0:
@@ -237,7 +219,7 @@ def add_values(weights, rows, keys, count, words, scales, mark, width, row_block
                 factors = view(factors_at + 4 * rows * k, rows, np.float32)
                 if first + k < blocks:
                     words_at = scratch + k * block_step
-                    _round_weights(weights, rows, keys, count, scales, row_blocks, first + k, words_at, factors)
+                    _round_weights(weights, rows, keys, count, scales, row_blocks, first + k, limit, words_at, factors)
                     for r in range(rows):
                         factors[r] += mark
                 else:

@@ -11,6 +11,8 @@ from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16, transpos
 
 # The types that a cache may have, and the numbers that kernels know them by. Those from q8_0 on are products of blocks of 32.
 TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))}
+# Rows that are in no cache: blocks of 32 numbers of 12 bits, as 16-bit integers behind their float32 scale.
+WORDS = len(TYPE_IDS)
 _F32, _F16, _BF16 = (TYPE_IDS[name] for name in ("f32", "f16", "bf16"))
 _CHUNKS = PANEL // LANES
 _AHEAD = 128  # rows: those of the next block of keys are asked for, which processors do not do in time by themselves

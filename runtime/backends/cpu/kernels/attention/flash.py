@@ -266,7 +266,7 @@ def attend(argument, number):
     for head in range(task[_HEAD], task[_HEAD_END]):
         _copy_queries(job, task, head, scale, queries, k_width)
         if has_key_blocks:
-            round_queries(queries, rows, k_width, query_words, view(query_factors, rows, np.float32))
+            round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
         key = task[_BLOCK] * KEYS
         if window:  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
             unit = KEYS if split_blocks else LANES
@@ -311,7 +311,7 @@ def attend(argument, number):
                     mark = read_scales(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, scales_at, codes_at)
                 weights = view(block_scores, seen * KEYS, np.float32)
                 add_values(
-                    *(weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
+                    *(job[_V_TYPE], weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
                     *(weight_words, to, 4 * width, split_blocks > 0),
                 )
             else:
