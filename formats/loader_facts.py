@@ -90,6 +90,11 @@ def _dense_among_experts(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     return any(f"blk.{i}.ffn_gate_inp.weight" not in tensors for i in layers)
 
 
+def _unselected(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """Indexers in a model without windows."""
+    return "swa_layers" not in keys and any(name.endswith(".attn_indexer_k.weight") for name in tensors)
+
+
 def _router_without_bias(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     routers = [name for name in tensors if name.endswith(".ffn_gate_inp.weight")]
     return any(f"{name.removesuffix('ffn_gate_inp.weight')}exp_probs_b.bias" not in tensors for name in routers)
@@ -324,6 +329,7 @@ PROBLEMS = (
 )
 # What is computed otherwise.
 DIFFERENCES = (
+    Fact(_IK, "openpangu", _unselected, "where no layer has a window it selects no keys"),
     Fact(_LC_IK, ANY, _no_byte_tokens, "it aborts at characters that the vocabulary lacks (there are no byte tokens)"),
     Fact(
         _IK,

@@ -22,6 +22,7 @@ from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, su
 from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreStatistics
 from ..runtime.graph import ExpertInputs, Observer, Op, Weight
 from ..runtime.graph.ops import ExpertLinear, GroupedLinear, LatentAttention, Linear
+from ..runtime.graph.sink_attention_ops import SinkAttention
 from .batch_sums import Addition, BatchSums
 from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState
@@ -76,11 +77,18 @@ def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, 
     collector, shapes = Collector(model, options), {}
     graphs = [model.graph, *(head.executable.graph for head in (model.draft_heads if options.nextn else []))]
     for op in filter(collector.wants_input, (op for graph in graphs for op in (*graph.ops, *graph.head))):
-        for weight in op.weights if isinstance(op, LatentAttention) else op.weights[:1]:
+        for weight in _multiplied(op):
             shapes[weight.name] = dims(weight.shape)[2], weight.shape[0]
     if options.embeddings:
         shapes[EMBEDDINGS] = 1, model.graph.n_embd
     return shapes
+
+
+def _multiplied(op: Op) -> tuple[Weight, ...]:
+    """The matrices of an op whose inputs are summed."""
+    if isinstance(op, SinkAttention):
+        return op.k_b, op.v_b
+    return op.weights if isinstance(op, LatentAttention) else op.weights[:1]
 
 
 class Collector(Observer):
@@ -103,7 +111,7 @@ class Collector(Observer):
 
     def wants_input(self, op: Op) -> bool:
         """Whether the op has linear weights of a layer or, if the options say so, the output matrix."""
-        if not isinstance(op, Linear | ExpertLinear | LatentAttention | GroupedLinear):
+        if not isinstance(op, Linear | ExpertLinear | LatentAttention | SinkAttention | GroupedLinear):
             return False
         if op.weights[0].is_of_adapter:
             return False

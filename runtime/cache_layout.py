@@ -167,7 +167,7 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
             extra = {} if settings.mla else {"kv": CachePart(1, rank + rope)}
         elif "entries" in kept:
             rows = entry_parts(kept["entries"].width, kept["entries"].every, own)
-        elif kept:
+        elif "k" in kept:
             rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, own)
         if "index_k" in kept:
             rows["index_k"] = CachePart(1, kept["index_k"].width, every=kept["index_k"].every)

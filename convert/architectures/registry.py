@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": "latent_attention.deepseek.deepseek2",
     "DeepseekV32ForCausalLM": "latent_attention.deepseek.deepseek32",
     "DeepseekV4ForCausalLM": "latent_attention.deepseek4.deepseek4",
+    "OpenPanguV2ForCausalLM": "latent_attention.openpangu.openpangu",
     "GlmMoeDsaForCausalLM": "latent_attention.deepseek.glm_dsa",
     "Mistral4ForCausalLM": "latent_attention.deepseek.mistral4",
     "Glm4ForCausalLM": "llama_variants.glm4",

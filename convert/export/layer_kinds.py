@@ -60,9 +60,14 @@ def _feed_forward(facts: Facts) -> list[Any]:
     return [["sparse" if each else "dense" for each in sparse]] if any(sparse) else []
 
 
-def _numbers_from_1(name: str, *, having: bool) -> Callable[[Facts], list[Any]]:
-    """The layers that have, or have not, such a tensor."""
-    return lambda facts: [[i + 1 for i in range(facts.n_layers) if facts.has(i, name) == having]]
+def _numbers(name: str, *, having: bool = True, first: int = 0) -> Callable[[Facts], list[Any]]:
+    """The layers that have, or have not, such a tensor; first: number of the first one."""
+    return lambda facts: [[i + first for i in range(facts.n_layers) if facts.has(i, name) == having]]
+
+
+def _metadata(key: str) -> Callable[[Facts], list[Any]]:
+    """A list of the metadata as it is, else an empty one."""
+    return lambda facts: [facts.key(key) or []]
 
 
 def _blocks(facts: Facts) -> list[Any]:
@@ -132,7 +137,11 @@ LAYER_KINDS: dict[str, Callable[[Facts], list[Any]]] = {
     "expert_layer_offset": _first(("ffn_gate_inp.",)),
     "attn_layer_period": _attention_period,
     "expert_layer_period": _expert_period,
-    "ple_layer_ids": _numbers_from_1("ple_", having=True),
-    "full_attn_layers": _numbers_from_1("attn_kv_a_mqa.", having=True),
-    "kda_layers": _numbers_from_1("attn_kv_a_mqa.", having=False),
+    "ple_layer_ids": _numbers("ple_", first=1),
+    "full_attn_layers": _numbers("attn_kv_a_mqa.", first=1),
+    "kda_layers": _numbers("attn_kv_a_mqa.", having=False, first=1),
+    "dsa_layers": _numbers("attn_indexer_k."),
+    "block_post_layernorm_idx": _numbers("block_post_norm."),
+    "swa_layers": _metadata("swa_layers"),
+    "sliding_window_list": _metadata("sliding_window_list"),
 }

@@ -37,6 +37,7 @@ _OTHERS = {
     "StableLmForCausalLM": "stablelm",
     "ChatGLMModel": "chatglm",
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
+    "OpenPanguV2ForCausalLM": "openpangu_v2",
 }
 _ENDS = re.compile(r"(ForCausalLM|ForConditionalGeneration|ForMaskedLM|ForSequenceClassification|LMHeadModel|TextModel|Model)$")
 

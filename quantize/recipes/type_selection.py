@@ -30,8 +30,9 @@ _UNQUANTIZED_PARTS = (
     "laurel_",
 )
 # Of DeepSeek-V4: what streams are mixed with, and biases by position; small, in float32 in checkpoints, kept so here. Of
-# Qwen 4 Exp: gates of streams, of a few rows, and a convolution.
+# Qwen 4 Exp: gates of streams, of a few rows, and a convolution. Of openPangu 2: streams, convolutions and sinks.
 _UNQUANTIZED_PARTS += ("hc_attn_fn", "hc_ffn_fn", "output_hc_fn", "_compressor_ape.weight", "_inject.weight", "ple_conv1d")
+_UNQUANTIZED_PARTS += ("_mhc_phi", "attn_qa_conv", "attn_compresskv_conv", "attn_o_conv", "attn_param_sink_")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
 INTEGER_TYPES = ("i8", "i16", "i32", "i64")

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from ...formats import PlanError, TensorSource
 from ..graph import Graph
 from ..hparams import HParams, n_draft_layers, n_layers
-from . import bert, deepseek2, deepseek4, gemma3n, gemma4, llama, longcat_flash, qwen3next, qwen4exp
+from . import bert, deepseek2, deepseek4, gemma3n, gemma4, llama, longcat_flash, openpangu, qwen3next, qwen4exp
 from .delta_net import DELTA_NET_ARCHITECTURES
 from .recurrent import hybrid
 from .recurrent.variants import RECURRENT_VARIANTS
@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, Build] = {
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3"), deepseek2.build),
     "longcat-flash": longcat_flash.build,
     "deepseek4": deepseek4.build,
+    "openpangu": openpangu.build,
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
     "qwen4exp": qwen4exp.build,
     **dict.fromkeys(RECURRENT_VARIANTS, hybrid.build),

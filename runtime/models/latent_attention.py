@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..graph import GraphBuilder, Value
     from ..graph.values import RotaryEmbedding, Temperature
 
+INDEXER_NAMES = ("indexer.attn_q_b", "indexer.attn_k", "indexer.k_norm", "indexer.proj")
 INDEXER_EPSILON = 1e-6  # of the norm of its keys; the metadata does not say it
 
 
@@ -99,7 +100,7 @@ def latent_attention(
     else:
         q = graph.linear(x, f"{prefix}q", q_rows)
     if indexer is not None and rope is not None and f"blk.{layer}.indexer.attn_k.weight" in graph:
-        selection = _select(graph, x, q_latent, layer, indexer, rope)
+        selection = select_keys(graph, x, q_latent, layer, indexer, rope)
     q = graph.reshape(q, heads.n, heads.nope + heads.rope)
     q = q if rope is None else graph.rope(q, rope, start=heads.nope)
     q = graph.scale_by_position(q, temperature)
@@ -110,11 +111,13 @@ def latent_attention(
     return graph.linear(gated_output(graph, x, out, prefix), f"{prefix}output", x.shape[0]), selection
 
 
-def _select(graph: GraphBuilder, x: Value, q_latent: Value, layer: int, indexer: Indexer, rope: RotaryEmbedding) -> Value:
-    """From the tensors blk.N.indexer.{attn_q_b,attn_k,k_norm,proj}."""
-    prefix = f"blk.{layer}.indexer."
-    rope = replace(rope, interleaved=indexer.interleaved)
-    q = graph.reshape(graph.linear(q_latent, f"{prefix}attn_q_b", indexer.heads * indexer.width), indexer.heads, indexer.width)
-    k = graph.norm(graph.linear(x, f"{prefix}attn_k", indexer.width), f"{prefix}k_norm", INDEXER_EPSILON, kind="layer")
-    factors = graph.linear(x, f"{prefix}proj", indexer.heads)
+def select_keys(
+    graph: GraphBuilder, x: Value, q_latent: Value, layer: int, indexer: Indexer, rope: RotaryEmbedding, names=INDEXER_NAMES
+) -> Value:
+    """From the tensors of these names behind blk.N.: of the queries, the key, its norm (without a bias RMS), the factors."""
+    q_name, k_name, norm_name, factors_name = (f"blk.{layer}.{name}" for name in names)
+    rope, kind = replace(rope, interleaved=indexer.interleaved), "layer" if f"{norm_name}.bias" in graph else "rms"
+    q = graph.reshape(graph.linear(q_latent, q_name, indexer.heads * indexer.width), indexer.heads, indexer.width)
+    k = graph.norm(graph.linear(x, k_name, indexer.width), norm_name, INDEXER_EPSILON, kind=kind)
+    factors = graph.linear(x, factors_name, indexer.heads)
     return graph.select_keys(graph.rope(q, rope), graph.rope(k, rope), factors, layer, indexer.top_k)

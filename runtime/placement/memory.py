@@ -155,7 +155,7 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     else:
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
-    if any(f"blk.{layer}.indexer.{name}.weight" in tensors for name in ("attn_k", "k_proj")):
+    if any(f"blk.{layer}.{name}.weight" in tensors for name in ("indexer.attn_k", "indexer.k_proj", "attn_indexer_k")):
         from ..models.compressed_attention import run_length
 
         every = run_length(hparams, layer) or 1

@@ -60,6 +60,16 @@ def test_what_one_of_both_does():
     assert "rope_freqs" in problems("ik_llama.cpp", "llama", shapes={"rope_freqs.weight": (12,)}, **sizes)[0]
 
 
+def test_ling_3_and_openpangu():
+    names = ["output.weight", "blk.0.attn_indexer_k.weight"]
+    assert "as wide as heads of delta" in problems("ik_llama.cpp", "bailingmoe3", names, kda__head_dim=16)[0]
+    same = {"kda__head_dim": 16, "attention__value_length_mla": 16}
+    assert problems("ik_llama.cpp", "bailingmoe3", names, **same) == problems("llama.cpp", "bailingmoe3", names) == []
+    assert "output.weight" in problems("ik_llama.cpp", "bailingmoe3", **same)[0]
+    assert "it selects no keys" in problems("ik_llama.cpp", "openpangu", names, find=loader_differences)[0]
+    assert problems("ik_llama.cpp", "openpangu", names, find=loader_differences, swa_layers=[0]) == []
+
+
 def test_layouts_of_latent_attention():
     parts = ["blk.0.attn_kv_b.weight", "blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight"]
     assert "--mla-layout mainline" in problems("llama.cpp", "deepseek2", parts, attention__q_lora_rank=8)[0]

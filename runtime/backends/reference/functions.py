@@ -20,6 +20,7 @@ from .elementwise import ELEMENTWISE_FUNCTIONS
 from .hyper_connections import HYPER_CONNECTION_FUNCTIONS
 from .mixtures import expert_linear, route, sigmoid
 from .reference_pass import ReferencePass
+from .sink_attention import SINK_ATTENTION_FUNCTIONS
 
 
 def embedding(
@@ -316,6 +317,7 @@ _BY_CLASS = {
     ops.SigmoidGate: sigmoid_gate,
     **HYPER_CONNECTION_FUNCTIONS,
     **COMPRESSED_ATTENTION_FUNCTIONS,
+    **SINK_ATTENTION_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)

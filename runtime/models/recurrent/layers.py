@@ -18,6 +18,10 @@ def layer_states(hparams: HParams, layer: int) -> dict[str, tuple[int, ...]]:
         from .. import qwen4exp  # with its graph, which no other architecture needs here
 
         return qwen4exp.layer_states(hparams, layer, any(recurrent_layers(hparams)[layer : layer + 1]))
+    if architecture == "openpangu":
+        from .. import openpangu
+
+        return openpangu.layer_states(hparams)
     variant = RECURRENT_VARIANTS.get(architecture)
     if variant is None or not (variant.both or _is_recurrent(hparams, layer)):
         return {}
@@ -31,6 +35,8 @@ def layer_states(hparams: HParams, layer: int) -> dict[str, tuple[int, ...]]:
 def keeps_rows(hparams: HParams, layer: int) -> bool:
     """Whether a layer keeps something of each token: keys and values, or latents."""
     variant = RECURRENT_VARIANTS.get(hparams.architecture)
+    if hparams.architecture == "openpangu":
+        return True
     if hparams.architecture == "qwen4exp":
         return "delta" not in layer_states(hparams, layer)
     if variant is None:
