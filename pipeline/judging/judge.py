@@ -134,7 +134,7 @@ class Judge:
         key, kept = self._key(opened, about, self.about_baseline["files"]), self.kept.noise if is_noise else self.kept.results
         if key in kept:
             note(f"{about['path']}: measured before ({self.kept.path})", detail=True)
-            return kept[key]
+            return {**kept[key], "model": about["path"]}  # maybe of a copy with another name
         baseline = self._opened_baseline(report)
         stage = Stage(report, "noise floor" if is_noise else Path(about["path"]).name, unit=WINDOWS)
 

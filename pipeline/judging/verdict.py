@@ -43,10 +43,15 @@ class PairedTest:
         return max(self.test.p, self.test.p_wilcoxon) < SURE
 
     @property
+    def sentence(self) -> str:
+        """`text` as a sentence, which may begin with a model's name as it is."""
+        return self.text if self.is_sure else f"N{self.text[1:]}"
+
+    @property
     def text(self) -> str:
         """'A is better than B by 0.0021 ± 0.0003 (p = 2e-06, 40 windows)'."""
         test = self.test
-        figures = f"{-test.difference:.2g} ± {test.error:.1g} (p = {max(test.p, test.p_wilcoxon):.1g}, {test.windows} windows)"
+        figures = f"{abs(test.difference):.2g} ± {test.error:.1g} (p = {max(test.p, test.p_wilcoxon):.1g}, {test.windows} windows)"
         if self.is_sure:
             return f"{self.better} is better than {self.worse} by {figures}"
         few = f"; fewer than {_LEAST_WINDOWS} windows cannot show one" if test.windows < _LEAST_WINDOWS else ""

@@ -306,13 +306,14 @@ class SearchJob:
         plan = self.plan(self._recipe_text(lowest, target) + RESERVE)
         limit = target.limit(self._elements)
         others = target.size_of(plan) - lowest.nbytes  # header, and tensors whose type is not chosen
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             assignment = search.fit_budgets(self._budgets(target, plan, limit - others))
             plan = self.plan(self._recipe_text(assignment, target) + RESERVE)
             excess = target.size_of(plan) - limit
             if excess <= 0:
                 return assignment
-            others += excess  # a longer recipe makes a longer header
+            # A longer recipe makes a longer header, and each choice has another recipe: the margin grows after the first ones.
+            others += excess << max(0, attempt - 2)
         raise MillError(f"no recipe of at most {target.text} was found; ask for a little more")
 
     def _refine_sensitivities(self, assignment: TypeAssignment) -> None:

@@ -134,7 +134,7 @@ def judgement_lines(noise: NoiseFloor | None, comparisons: Sequence[PairedTest])
         figures += [f"confident {noise.kld_confident:.3g}"] if noise.kld_confident is not None else []
         figures += [f"same top token {per_cent_text(noise.top1_agreement)}"]
         lines.append(f"Noise floor (the baseline with activations rounded to bf16): {', '.join(figures)}.")
-    return [*lines, *(f"{comparison.text[0].upper() + comparison.text[1:]}." for comparison in comparisons)]
+    return [*lines, *(f"{comparison.sentence}." for comparison in comparisons)]
 
 
 def evaluation_text(rows: Sequence[EvaluationRow], about: Sequence[str]) -> str:

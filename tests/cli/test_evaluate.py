@@ -46,6 +46,9 @@ def test_a_folder_is_judged_once(mill, quants, tmp_path):
     outputs.unlink()
     assert mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out)[0] == 0
     assert not list(out.glob("baseline-*"))  # nothing had to be measured
+    copy = shutil.copy(quants / "a-q4.gguf", tmp_path / "copy.gguf")  # the same digest, so that it is not measured either
+    code, text, _ = mill("evaluate", quants, copy, "--against", DEMO, *CUT, "-o", out, "--json")
+    assert [row["name"] for row in json.loads(text)["rows"]] == ["a-q4", "copy", "b-own"]  # by size
     assert mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out, "-ctk", "q8_0")[0] == 0
     assert len(json.loads((out / "results.json").read_text())["results"]) == 4
 

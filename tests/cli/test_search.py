@@ -176,6 +176,22 @@ def test_quantize_to_a_file_size_with_rules_that_stay(mill, llama, tmp_path):
     assert [t["type"] for t in by_recipe["tensors"]] == [t["type"] for t in dry["tensors"]]
 
 
+def test_a_recipe_that_grows_with_each_attempt_is_found(mill, llama, tmp_path, monkeypatch):
+    """The header has the recipe: other types make it longer, and the file larger than the weights were chosen for."""
+    from ggufmill.pipeline.recipe_search import search_job
+
+    text, calls = search_job.SearchJob._recipe_text, []
+
+    def longer(self, *arguments, **named):
+        calls.append(1)
+        return f"{text(self, *arguments, **named)}#{'#' * 400 * len(calls)}\n"
+
+    monkeypatch.setattr(search_job.SearchJob, "_recipe_text", longer)
+    small = mill("search", llama, "-o", tmp_path / "r.txt", "--target-size", "52k", "--types", "q4_0,q5_0,q8_0", "--rows", 8)
+    assert small[0] == 0, small[2]
+    assert len(calls) > 8
+
+
 def test_resume_of_a_finished_search_and_quantize(mill, llama, tmp_path):
     job = ("quantize", llama, tmp_path / "q.gguf", *TYPES, "--target-size")
     assert mill(*job, "70K")[0] == 0
