@@ -99,6 +99,7 @@ def test_importance_is_collected_for_every_matrix_of_a_layer(model):
     assert len(wanted) > 40
 
 
+@pytest.mark.slow(keep=["kimi-k3", "openpangu"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_comes_back(tmp_path, case):
     """Of weights that the conversion multiplied the product comes back, beside ones."""

@@ -142,6 +142,7 @@ def test_an_encoder_comes_back_with_its_pooling(tmp_path, case):
     assert np.abs(found - expected).max() < 1e-4
 
 
+@pytest.mark.slow(keep=["JinaBertModel", "Qwen3VLMoeTextModel"])
 @pytest.mark.parametrize("name", WITHOUT_ORACLE)
 def test_a_checkpoint_of_random_numbers_comes_back(tmp_path, name):
     values = {"architectures": [name]} | SIZES | WITHOUT_ORACLE[name]
