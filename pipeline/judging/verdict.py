@@ -50,8 +50,8 @@ class PairedTest:
     @property
     def text(self) -> str:
         """'A is better than B by 0.0021 ± 0.0003 (p = 2e-06, 40 windows)'."""
-        test = self.test
-        figures = f"{abs(test.difference):.2g} ± {test.error:.1g} (p = {max(test.p, test.p_wilcoxon):.1g}, {test.windows} windows)"
+        test, p = self.test, max(self.test.p, self.test.p_wilcoxon)
+        figures = f"{abs(test.difference):.2g} ± {test.error:.1g} (p = {p:.1g}, {test.windows} windows)"
         if self.is_sure:
             return f"{self.better} is better than {self.worse} by {figures}"
         few = f"; fewer than {_LEAST_WINDOWS} windows cannot show one" if test.windows < _LEAST_WINDOWS else ""
