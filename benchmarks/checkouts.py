@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -38,6 +39,8 @@ import numpy as np
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
 
+clock = getattr(time, sys.argv[1])
+
 def data(rows, n):
     rng = np.random.default_rng(7)
     x = rng.standard_t(5, (rows, n)).astype(np.float32)
@@ -48,9 +51,9 @@ def data(rows, n):
 def best(run, seconds):
     times, end = [], time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
+        began = clock()
         run()
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return min(times)
 
 def codec(type, rows, n, seconds):
@@ -83,12 +86,12 @@ def speeds(path, threads, prompt, generation):
         session.feed([1])
     tokens = np.random.default_rng(1).integers(0, model.n_vocab, prompt).tolist()
     session = model.session(prompt + generation)
-    began = time.perf_counter()
+    began = clock()
     session.feed(tokens)
-    middle = time.perf_counter()
+    middle = clock()
     for i in range(generation):
         session.feed([i])
-    return {"pp": middle - began, "tg": time.perf_counter() - middle}
+    return {"pp": middle - began, "tg": clock() - middle}
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
@@ -99,11 +102,21 @@ for line in sys.stdin:
 """
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the command line says: the other checkout's Python, rounds, the file of ratios, and a function of `time`."""
+
+    other: str
+    rounds: int
+    out: Path | None
+    clock: str
+
+
 class Worker:
     """One checkout's process."""
 
-    def __init__(self, python: str):
-        self.process = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, python: str, clock: str):
+        self.process = subprocess.Popen([python, "-c", WORKER, clock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         stdin, stdout = self.process.stdin, self.process.stdout
@@ -118,9 +131,9 @@ class Worker:
 
 
 @contextmanager
-def workers(other: str) -> Iterator[tuple[Worker, Worker]]:
+def workers(given: Given) -> Iterator[tuple[Worker, Worker]]:
     """(this checkout's, the other's)."""
-    both = Worker(sys.executable), Worker(other)
+    both = Worker(sys.executable, given.clock), Worker(given.other, given.clock)
     try:
         yield both
     finally:
@@ -163,24 +176,24 @@ def conclude(medians: dict[str, dict[str, float]], out: Path | None) -> None:
 @click.argument("other")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write all ratios to this file.")
+@click.option("--processor-time", is_flag=True, help="Seconds of the processor, of all threads: what else runs counts less.")
 @click.pass_context
-def main(context: click.Context, other: str, rounds: int, out: Path | None) -> None:
-    context.obj = other, rounds, out
+def main(context: click.Context, other: str, rounds: int, out: Path | None, processor_time: bool) -> None:
+    context.obj = Given(other, rounds, out, "process_time" if processor_time else "perf_counter")
 
 
 @main.command(help="Every type: equal bytes, and speeds of encoders and decoders on one thread.")
 @click.option("--types", default="", help="Only these, joined by commas.")
 @click.option("--seconds", default=0.4, show_default=True, help="Per measurement.")
 @click.pass_obj
-def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> None:
+def codecs(given: Given, types: str, seconds: float) -> None:
     from ggufmill.formats import TYPES
     from ggufmill.quantize import can_encode
 
-    other, rounds, out = obj
     names = types.split(",") if types else [t.name for t in TYPES.values() if can_encode(t) and not t.name.startswith("q4_0_")]
     medians: dict[str, dict[str, float]] = {}
     unequal = []
-    with workers(other) as (ours, theirs):
+    with workers(given) as (ours, theirs):
         for name in names:
             slow = any(name.endswith(end) for end in ("_kt",))
             request = {"type": name, "rows": 16 if slow else 64, "n": 2048, "seconds": seconds}
@@ -192,9 +205,9 @@ def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> Non
                 answer = worker.ask("codec", **request)
                 return {key: answer[key] for key in ("encode", "decode")}
 
-            show(name, alternate(rounds, lambda: run(ours), lambda: run(theirs)), medians)
+            show(name, alternate(given.rounds, lambda: run(ours), lambda: run(theirs)), medians)
     click.echo(f"{len(names) - len(unequal)} of {len(names)} types have equal bytes; others: {', '.join(unequal) or 'none'}")
-    conclude(medians, out)
+    conclude(medians, given.out)
 
 
 @main.command(help="Prompts of 512 tokens and generation of 64, for every GGUF file of a folder.")
@@ -203,18 +216,17 @@ def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> Non
 @click.option("--prompt", default=512, show_default=True)
 @click.option("--generation", default=64, show_default=True)
 @click.pass_obj
-def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, prompt: int, generation: int) -> None:
-    other, rounds, out = obj
+def runtime(given: Given, models: Path, threads: str, prompt: int, generation: int) -> None:
     medians: dict[str, dict[str, float]] = {}
-    with workers(other) as (ours, theirs):
+    with workers(given) as (ours, theirs):
         for path in sorted(models.glob("*.gguf")):
             for count in map(int, threads.split(",")):
                 request = {"path": str(path), "threads": count, "prompt": prompt, "generation": generation}
                 both = [lambda w=worker, a=request: w.ask("speeds", **a) for worker in (ours, theirs)]
                 for run in both:  # loads the model, and compiles what it needs
                     run()
-                show(f"{path.stem}, {count} thread{'s'[: count > 1]}", alternate(rounds, *both), medians)
-    conclude(medians, out)
+                show(f"{path.stem}, {count} thread{'s'[: count > 1]}", alternate(given.rounds, *both), medians)
+    conclude(medians, given.out)
 
 
 @main.command(
@@ -224,9 +236,9 @@ def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, promp
 @click.option("--cold", is_flag=True, help="Kernels are compiled again each time.")
 @click.option("--only", default="", help="Only these commands, joined by commas.")
 @click.pass_obj
-def commands(obj: tuple[str, int, Path | None], cold: bool, only: str) -> None:
-    other, rounds, out = obj
+def commands(given: Given, cold: bool, only: str) -> None:
     medians: dict[str, dict[str, float]] = {}
+    clock = time.perf_counter if given.clock == "perf_counter" else seconds_of_children
     with tempfile.TemporaryDirectory() as folder:
         text, source = str(DEMO / "calibration.txt"), f"{folder}/source.gguf"
         subprocess.run([sys.executable, "-m", "ggufmill", "convert", str(DEMO), source], check=True, capture_output=True)
@@ -243,32 +255,32 @@ def commands(obj: tuple[str, int, Path | None], cold: bool, only: str) -> None:
             "run demo": ["run", "demo", "-o", f"{folder}/run", "--force"],
         }
         for case in only.split(",") if only else cases:
-            seconds: dict[str, list[float]] = {sys.executable: [], other: []}
+            seconds: dict[str, list[float]] = {sys.executable: [], given.other: []}
 
             def run(
                 python: str, arguments: list[str] = cases[case], seconds: dict[str, list[float]] = seconds
             ) -> dict[str, float]:
                 with tempfile.TemporaryDirectory() as cache:
-                    seconds[python].append(time_command(python, arguments, cache if cold else None))
+                    seconds[python].append(time_command(python, arguments, cache if cold else None, clock))
                 return {"seconds": seconds[python][-1]}
 
             if not cold:
                 run(sys.executable)
-                run(other)
-            show(case, alternate(rounds, lambda: run(sys.executable), lambda: run(other)), medians)
+                run(given.other)
+            show(case, alternate(given.rounds, lambda: run(sys.executable), lambda: run(given.other)), medians)
             ours, theirs = (median(values[not cold :]) for values in seconds.values())
             click.echo(f"{'':32} {ours:.2f} s here, {theirs:.2f} s there")
-    conclude(medians, out)
+    conclude(medians, given.out)
 
 
-def time_command(python: str, arguments: list[str], cache: str | None) -> float:
+def time_command(python: str, arguments: list[str], cache: str | None, clock: Callable[[], float]) -> float:
     """Seconds until a command has ended, or a server has answered its first request; cache: the folder of kernels, else the
     user's. Modules are kept compiled, as they are for users."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""} | ({"GGUFMILL_CACHE": cache} if cache else {})
-    command, began = [python, "-m", "ggufmill", *arguments], time.perf_counter()
+    command, began = [python, "-m", "ggufmill", *arguments], clock()
     if arguments[0] != "serve":
         subprocess.run(command, check=True, capture_output=True, env=environment)
-        return time.perf_counter() - began
+        return clock() - began
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
         body = json.dumps({"prompt": "def main", "max_tokens": 8}).encode()
@@ -276,13 +288,22 @@ def time_command(python: str, arguments: list[str], cache: str | None) -> float:
         while server.poll() is None:
             try:
                 urlopen(Request(url, body, {"Content-Type": "application/json"})).read()
-                return time.perf_counter() - began
+                if clock is seconds_of_children:  # which count when they have ended
+                    server.terminate()
+                    server.wait()
+                return clock() - began
             except URLError:
                 time.sleep(0.02)
         raise SystemExit(f"{' '.join(command)} ended with {server.returncode}")
     finally:
         server.terminate()
         server.wait()
+
+
+def seconds_of_children() -> float:
+    """Of the processor, of all processes that this one started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def free_port() -> int:
