@@ -14,16 +14,9 @@ import argparse
 
 import llvmlite
 import llvmlite.binding as llvm
+from inner_loops import InnerLoop, byte_tile_loop, float_panel_loop, float_tile_loop, gemv_loop, unpack_loop
 
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form
-from ggufmill.runtime.backends.cpu.kernels.inner_loops import (
-    InnerLoop,
-    byte_tile_loop,
-    float_panel_loop,
-    float_tile_loop,
-    gemv_loop,
-    unpack_loop,
-)
 from ggufmill.simd.target import foreign_target
 
 LEVELS = ("avx512-bf16", "avx2", "neon", "neon-dotprod", "neon-i8mm")

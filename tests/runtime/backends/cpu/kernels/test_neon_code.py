@@ -2,14 +2,8 @@
 that LLVM took vectors apart, called a library or ran out of registers."""
 
 import pytest
+from inner_loops import byte_tile_loop, float_panel_loop, float_tile_loop, gemv_loop, unpack_loop
 
-from ggufmill.runtime.backends.cpu.kernels.inner_loops import (
-    byte_tile_loop,
-    float_panel_loop,
-    float_tile_loop,
-    gemv_loop,
-    unpack_loop,
-)
 from ggufmill.simd.target import foreign_target
 
 CALLS = {"bl", "blr"}  # of __extendhfsf2, fmaf, ...

@@ -1,22 +1,89 @@
-"""The inner loops of matrix products as instructions, for any processor: what tests look at, and what
-`benchmarks/instructions.py` counts."""
+"""The inner loops of matrix products as instructions, for any processor: what `instructions.py` counts, and what
+tests/runtime/backends/cpu/kernels/test_neon_code.py looks at.
+
+Code is optimised as numba does it (LLVM's level 3, loops vectorised), except that loops are not unrolled, so that the body of a
+loop is one step of it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .....formats.types import TYPES
-from .....simd.compile.assembly import Instruction, assembly, loops
-from .....simd.llvm import I1, I64, LANES, loop
-from .....simd.target import Target
-from .gemm import byte_tiles, vector_products
-from .gemm.float_panels import STEP, write_transposed
-from .gemm.unpack_panels import write_numbers
-from .gemv.float_rows import FLOATS
-from .gemv.gemv import write_product
-from .gemv.rows import steps
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from ggufmill.formats.types import TYPES
+from ggufmill.runtime.backends.cpu.kernels.gemm import byte_tiles, vector_products
+from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import STEP, write_transposed
+from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import write_numbers
+from ggufmill.runtime.backends.cpu.kernels.gemv.float_rows import FLOATS
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import write_product
+from ggufmill.runtime.backends.cpu.kernels.gemv.rows import steps
+from ggufmill.simd.llvm import I1, I64, LANES, loop
+from ggufmill.simd.target import Target
 
 FLOAT_COLUMNS = 64  # of a step along a row of floats
+_TRIPLES = {"aarch64": "aarch64-unknown-linux-gnu", "x86_64": "x86_64-unknown-linux-gnu"}
+_LABEL = re.compile(r"(\.\w+):")
+_BACK = re.compile(r"(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\s.*?(\.\w+)$")
+
+
+def assembly(of: Target, write: Callable[..., None], arguments: int) -> str:
+    """The assembly of a function of int64 arguments whose body write(builder, *arguments) writes."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = _TRIPLES[of.architecture]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), "piece")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    write(builder, *function.args)
+    builder.ret_void()
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(
+        cpu=of.cpu, features=of.flags, opt=3, reloc="static", codemodel="jitdefault", jit=True
+    )
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    options: Any = llvm.create_pipeline_tuning_options(3)
+    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, False
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return machine.emit_assembly(parsed)
+
+
+class Instruction(NamedTuple):
+    """One line of assembly: the mnemonic and, as text, its operands."""
+
+    name: str
+    operands: str
+
+    @property
+    def uses_stack(self) -> bool:
+        """Whether it reads or writes memory relative to the stack pointer."""
+        return bool(re.search(r"\[sp\b|\(%rsp\b|\[rsp\b", self.operands))
+
+    @property
+    def is_call(self) -> bool:
+        return self.name in ("bl", "blr", "call", "callq")
+
+
+def loops(text: str) -> list[list[Instruction]]:
+    """The instructions of every loop of an assembly, in its order: from a label to the last jump back to it."""
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for line in text.splitlines():
+        code = line.strip()
+        if label := _LABEL.match(code):
+            labels[label[1]] = len(instructions)
+        elif line[:1].isspace() and code and code[0] not in "./#@":
+            name, _, operands = code.partition("\t")
+            instructions.append(Instruction(name, operands))
+            back = _BACK.match(code)
+            if back and back[1] in labels:
+                ends[back[1]] = len(instructions)
+    return [instructions[labels[label] : end] for label, end in sorted(ends.items(), key=lambda item: labels[item[0]])]
 
 
 class InnerLoop(NamedTuple):
