@@ -375,7 +375,11 @@ def _with_devices(chosen: Settings) -> Settings:
 
 
 def check_latent(values: Mapping[str, Any], hparams: HParams) -> None:
-    """Raises PlanError where `mla` was chosen for a model without latent attention."""
+    """Raises PlanError where `mla` was chosen for a model without latent attention, or what latents are cached as for one whose
+    attention is computed by its reference function."""
+    for name, flag in (("cache_k", "-ctk"), ("cache_v", "-ctv")):
+        if hparams.architecture == "openpangu" and str(values.get(name)).lower() not in ("none", "f32"):
+            raise PlanError(f"{flag} {values[name]} has no effect: latents of this architecture are cached as f32 alone")
     if "mla" in values and not hparams.is_latent:
         raise PlanError(f"-mla {values['mla']} has no effect: {hparams.path} has no latent attention")
 

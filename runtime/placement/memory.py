@@ -151,7 +151,10 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
         return 0
     if hparams.is_latent:
         heads = LatentHeads.of(hparams)
-        parts = latent_parts(heads.n, heads.nope + heads.rope, heads.v_width, heads.rank, heads.rope, settings)
+        if hparams.architecture == "openpangu":  # the reference function of its attention keeps them
+            parts = {"kv": CachePart(1, heads.rank + heads.rope)}
+        else:
+            parts = latent_parts(heads.n, heads.nope + heads.rope, heads.v_width, heads.rank, heads.rope, settings)
     else:
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)

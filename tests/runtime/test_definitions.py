@@ -11,13 +11,15 @@ from checkpoint_cases import EXACT, file_differences, save_tokenizer, write_gguf
 from op_graphs import DEVICE
 from safetensors.numpy import load_file, save_file
 
-from ggufmill import FormatError, convert_model, export_model, quantize_model
+from ggufmill import FormatError, PlanError, convert_model, export_model, quantize_model
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import CollectOptions, entry_shapes
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.models.architectures import build_graph
+from ggufmill.runtime.placement.compute_buffers import Use
+from ggufmill.runtime.placement.memory import cache_token_bytes
 
 TOLERANCE = 2e-4  # Kimi K3's definition itself, in float32, is 8e-5 from float64; logits have a standard deviation of about 1
 LENGTH = 60
@@ -97,6 +99,23 @@ def test_importance_is_collected_for_every_matrix_of_a_layer(model):
     wanted = {one["name"] for one in planned if one["name"].startswith("blk.") and one["type"] != "f32"}
     assert {name for name in wanted if name not in entry_shapes(loaded, CollectOptions())} == set()
     assert len(wanted) > 40
+
+
+def test_what_a_token_takes_is_counted(model):
+    """Also where the reference function of an op keeps it."""
+    source, session = gguf_source(model[1]), load_model(model[1], threads=1).session()
+    session.feed(model[2])
+    cache = session.cache
+    kept = sum(rows.nbytes for rows in cache.history.rows.values()) / LENGTH
+    kept += sum(part.token_bytes for layer in cache.layers for part in layer.rows.values())
+    use, names = Use(n_ctx=LENGTH), source.tensors.keys()
+    layers = range(int(source.metadata[f"{source.architecture}.block_count"]))
+    said = sum(cache_token_bytes(source.metadata, use, layer, names) for layer in layers)
+    assert kept <= said < 1.3 * kept  # rows are filled up to whole vectors
+    if source.architecture == "openpangu":
+        for settings in ({"cache_k": "q8_0"}, {"cache_v": "f16"}):
+            with pytest.raises(PlanError, match="has no effect: latents of this architecture are cached as f32 alone"):
+                load_model(model[1], **settings)
 
 
 @pytest.mark.slow(keep=["kimi-k3", "openpangu"])
