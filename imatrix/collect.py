@@ -28,7 +28,7 @@ from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState
 from .covariance.collector import CovarianceCollector
 from .entries import EMBEDDINGS, Imatrix
-from .windows import is_due, score
+from .windows import is_due, score_observed
 
 _EMBEDDING_ROWS = 4096  # read at a time
 
@@ -213,7 +213,7 @@ def run_batch(
     """
     recorder, scores = _Recorder(model, options, weight), RecordedScores()
     with model.observing(recorder), nullcontext() if covariance is None else model.observing(covariance):
-        for _ in score(model, windows, first, scores, recorder.collect_drafts if options.nextn else None):
+        for _ in score_observed(model, windows, first, scores, recorder.collect_drafts if options.nextn else None):
             pass
     recorder.end_batch()
     return BatchResult(recorder.additions, scores)
@@ -287,7 +287,7 @@ def collect(
             if results is not None:
                 windows_done = _joined(next(results), collector, statistics)
             else:
-                windows_done = score(model, calibration.windows[batch], batch.start, statistics, on_hidden)
+                windows_done = score_observed(model, calibration.windows[batch], batch.start, statistics, on_hidden)
             for _ in windows_done:
                 if on_chunk is not None:
                     on_chunk(summarise(statistics, fields), total)

@@ -137,7 +137,7 @@ class ImatrixComparison:
     unlike: list[str]
 
 
-def compare(first: Imatrix, second: Imatrix) -> ImatrixComparison:
+def compare_imatrices(first: Imatrix, second: Imatrix) -> ImatrixComparison:
     """Compares the mean squares of two files by entry, with undersampled experts filled up as for quantisation."""
     a, b = first.means(), second.means()
     differences, unlike = [], []

@@ -24,14 +24,14 @@ class NotFiniteError(MillError):
         super().__init__(f"the {what} {tensor} is not finite: the model or its file is damaged")
 
 
-def score(
+def score_observed(
     model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics, on_hidden: OnHidden | None = None
 ) -> Iterator[None]:
     """As `score_windows`, or without scores where the model predicts no tokens. Raises MillError for NaN or infinity in an
     observed input: it names the first tensor that made one, and the window. first: number of the first window, from 0."""
     if not model.has_head:
         start = seconds_without_compilation()
-        run(model, windows, first)
+        observe_windows(model, windows, first)
         statistics.seconds += seconds_without_compilation() - start
         for _ in windows:
             statistics.add_unscored()
@@ -41,15 +41,15 @@ def score(
         yield from score_windows([ScoredModel(model, statistics, on_hidden)], windows)
 
 
-def run(model: Model, windows: np.ndarray, first: int) -> None:
-    """Runs windows for their observers alone: int [windows, n_ctx]. Raises MillError as `score`."""
+def observe_windows(model: Model, windows: np.ndarray, first: int) -> None:
+    """Runs windows for their observers alone: int [windows, n_ctx]. Raises MillError as `score_observed`."""
     with naming_causes(model, windows, first):
         model.hidden_of_windows(windows)
 
 
 @contextmanager
 def naming_causes(model: Model, windows: np.ndarray, first: int) -> Iterator[None]:
-    """Within this, an observed number that is not finite raises a MillError as `score` does."""
+    """Within this, an observed number that is not finite raises a MillError as `score_observed` does."""
     try:
         yield
     except NotFiniteError as error:

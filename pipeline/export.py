@@ -32,7 +32,7 @@ from ..formats.safetensors_shards import INDEX, ShardLayout, ShardTensor, index_
 from ..jobs.atomic_write import write_bytes
 from ..jobs.lock import output_lock
 from ..operating_system.files import reserve_space, sync_folder
-from .common.arguments import as_bytes, check_folder, check_space
+from .common.arguments import as_bytes, check_folder, check_output_space
 from .common.messages import note
 from .common.progress import Stage, reporting
 from .common.shown import shown
@@ -109,7 +109,7 @@ def export_model(request: ExportRequest) -> ExportResult:
     result = ExportResult(
         "planned", out, architecture, len(entries), nbytes, word, [out / name for name in names], _lost(found)
     )
-    check_space(out, nbytes)
+    check_output_space(out, nbytes)
     if request.dry_run:
         return result
     part = out.with_name(f"{out.name}.{os.getpid()}.part")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..runtime import Model, Timings
-from ..runtime.generation.generate import generate, warm_up
+from ..runtime.generation.generate import compile_for_generation, generate
 from ..runtime.generation.grammar import Grammar, compile_grammar, compile_schema
 from .common.models import open_generating_model
 from .common.progress import Stage, reporting
@@ -67,7 +67,7 @@ def generate_text(request: GenerateRequest) -> GeneratedText:
     """
     opened = open_generating_model(request.model, settings_of(request))
     rules = _grammar(opened, request.grammar, request.json_schema)
-    warm_up(opened)
+    compile_for_generation(opened)
     running = generate(
         opened,
         request.prompt,

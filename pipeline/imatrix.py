@@ -14,7 +14,7 @@ from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect_state import load_state, state_path
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks, usual_gaps
 from ..imatrix.files import LEGACY_CHUNK
-from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare, statistics
+from ..imatrix.statistics import ImatrixComparison, Similarity, TensorStatistics, compare_imatrices, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, read_segments
 from ..jobs.lock import output_lock
@@ -297,13 +297,13 @@ def show_imatrix(request: ShowRequest) -> ImatrixStatistics:
         statistics(imatrix, request.top),
         similarities(imatrix) if request.layer_similarity else None,
         second_path,
-        compare(imatrix, second) if second is not None else None,
+        compare_imatrices(imatrix, second) if second is not None else None,
     )
     if request.plot is not None:
-        from .reports.imatrix_plots import plot_comparison, plot_statistics
+        from .reports.imatrix_plots import plot_imatrix_comparison, plot_statistics
 
         if result.comparison is not None and second_path is not None:
-            plot_comparison(result.comparison, f"{path.name} and {second_path.name}", Path(request.plot))
+            plot_imatrix_comparison(result.comparison, f"{path.name} and {second_path.name}", Path(request.plot))
         else:
             plot_statistics(result.entries, result.similarity or [], path.name, Path(request.plot))
     return result

@@ -61,7 +61,7 @@ class Quantization:
         if asked.include_weights and asked.exclude_weights:
             raise PlanError("--include-weights and --exclude-weights cannot be given together")
         self.asked, self.given = asked, given or given_recipe(asked.recipe, asked.custom_q)
-        self.overrides, self.is_written = overrides_of(asked), is_written
+        self.overrides, self.is_written = type_overrides(asked), is_written
         self.threads, self.is_searched = asked.threads, False
         self.request = in_order(resolved(merged(asked, self.given)), self.given)
         if source is not None:
@@ -263,7 +263,7 @@ def metadata_to_set(request: CheckpointOutput) -> dict[str, Any]:
     return {**from_file, **(request.override_kv or {})}
 
 
-def overrides_of(request: TensorTypes) -> TypeOverrides:
+def type_overrides(request: TensorTypes) -> TypeOverrides:
     """The types that options give single tensors and roles. Raises RecipeError for a name that is none."""
     asked = {
         name: as_type(value, f"--{name.replace('_', '-')}")

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..formats import layouts
 from .plain_rows import PlainRows
-from .subnormal_scales import has_float16_scales, refit
+from .subnormal_scales import encode_small, has_float16_scales
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
 _UNITS = 16  # a scale of this many times the smallest float16 is as good as any
@@ -50,7 +50,7 @@ def plain_range(name: str) -> tuple[float, float] | None:
     return _E8M0_RANGE if layout.d_format == "e8m0" else _F32_RANGE
 
 
-def row_errors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def relative_row_errors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """|y - x| / |x| of each row, float64 [rows]; 0 for rows of zeros that are zeros in y."""
     amax = np.abs(x).max(1, initial=0).astype(np.float64)[:, None]
     amax[amax == 0] = 1
@@ -91,7 +91,7 @@ class _Again:
 
     def errors_of(self, q: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return np.nan_to_num(row_errors(self.x, self.plain.decode(q, self.x.shape[1])), nan=np.inf)
+            return np.nan_to_num(relative_row_errors(self.x, self.plain.decode(q, self.x.shape[1])), nan=np.inf)
 
     def take(self, q: np.ndarray, among: np.ndarray) -> None:
         """Takes the rows of q, of those `among` (bool), that are nearer than what there is; interleaved rows together."""
@@ -189,7 +189,7 @@ def _with_other_scales(again: _Again, amax: np.ndarray, importance: np.ndarray |
         for which, weights in ((small & ~normal.changed, importance), (small & normal.changed, ones)):
             if which.any():
                 q = again.q.copy()
-                q[which] = refit(again.x[which], plain, weights)
+                q[which] = encode_small(again.x[which], plain, weights)
                 again.take(q, which)
     errors, limits = again.errors, plain_range(plain.type.name)
     zeros = (errors >= _NEARER) & (errors > expected)

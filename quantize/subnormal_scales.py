@@ -27,7 +27,7 @@ def has_float16_scales(name: str) -> bool:
     return layout.number is None and (layout.row_scale == "f16" or (layout.d is not None and layout.d_format == "f16"))
 
 
-def refit(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None) -> np.ndarray:
+def encode_small(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None) -> np.ndarray:
     """Encodes small weights, float32 [rows, n] in whole groups of interleaved rows: uint8 [rows, row_bytes] of `plain.type`.
 
     importance: as for `encode`. `has_float16_scales` must hold for the type, and no scale may be above float16's range.

@@ -63,7 +63,7 @@ class Linear:
     first: int
 
 
-def linear(table: np.ndarray) -> Linear:
+def straight_line(table: np.ndarray) -> Linear:
     """How a table, of one number for each code, is computed from the code; a step of 0 where it is no straight line of whole
     numbers, nor one of two's complement numbers."""
     flat = np.asarray(table, np.float64).reshape(-1)

@@ -12,7 +12,7 @@ from ...quantize.covariance.row_blocks import ROWS
 from ...runtime import Model
 from ...runtime.evaluate.score_statistics import ScoreStatistics
 from ..calibration import Calibration
-from ..windows import is_due, run, score
+from ..windows import is_due, observe_windows, score_observed
 from .collector import CovarianceCollector
 from .estimate import expected_seconds
 from .files import Origin
@@ -241,9 +241,9 @@ class CovarianceJob:
                     continue
                 self.collector.weight = int(self.calibration.weights[batch.start])
                 if reads_head(self.passes[self.number]):
-                    list(score(model, windows[batch], batch.start, ScoreStatistics()))
+                    list(score_observed(model, windows[batch], batch.start, ScoreStatistics()))
                 else:
-                    run(model, windows[batch], batch.start)
+                    observe_windows(model, windows[batch], batch.start)
                 before, self.windows = self.windows, batch.stop
                 on_window(self.windows)
                 if is_due(state_frequency, before, self.windows) and self.windows < len(windows) and self.is_due():

@@ -22,7 +22,7 @@ from ...imatrix.covariance.gradient_run import GradientRun
 from ...imatrix.covariance.inputs import Input, reads_head
 from ...imatrix.covariance.job import CovarianceJob, split_among
 from ...imatrix.covariance.outputs import outputs_of
-from ...imatrix.windows import run
+from ...imatrix.windows import observe_windows
 from ...runtime import Model
 from ...runtime.output_gradients import gradients_of
 from ..common.figures import size_text
@@ -183,7 +183,7 @@ class _Windows:
                 result = run_batch(model, self.windows, self.weight, self.first, self.options, sums.collector)
             else:
                 with model.observing(sums.collector):
-                    run(model, self.windows, self.first)
+                    observe_windows(model, self.windows, self.first)
             sums.windows += len(self.windows)
             return result if self.is_wanted else None
 

@@ -18,7 +18,7 @@ from ..common.importance import load_importance
 from ..requests.groups import moments_of, reading_of
 from .connection import Cluster, open_cluster
 from .models import SourceAddress, address_of, hashable, source_here, worker_threads
-from .ordered_map import values_of
+from .ordered_map import results_of
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.sensitivity import Divergence, Reference
@@ -93,7 +93,7 @@ class SearchWorkers:
         """As `relative_errors`."""
         missing = {name: [t.name for t in types if t.name not in known.get(name, {})] for name, types in options.items()}
         pieces = (_Errors(self._inputs, name, tuple(types)) for name, types in missing.items() if types)
-        measured = values_of(self._cluster, _measure_errors, pieces)
+        measured = results_of(self._cluster, _measure_errors, pieces)
         try:
             for name, types in options.items():
                 errors = {**known.get(name, {}), **(next(measured) if missing[name] else {})}
@@ -106,7 +106,7 @@ class SearchWorkers:
     ) -> Generator[Divergence, None, None]:
         """The divergence of each choice of types."""
         named = (tuple((name, t.name) for name, t in types.items()) for types in choices)
-        return values_of(self._cluster, _measure_divergence, (_Divergence(self._inputs, text, types) for types in named))
+        return results_of(self._cluster, _measure_divergence, (_Divergence(self._inputs, text, types) for types in named))
 
 
 @contextmanager

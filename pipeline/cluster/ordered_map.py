@@ -117,7 +117,7 @@ def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> Non
             future.cancel()
 
 
-def values_of(cluster: Cluster, function: Callable[[P], R], pieces: Iterable[P]) -> Generator[R, None, None]:
+def results_of(cluster: Cluster, function: Callable[[P], R], pieces: Iterable[P]) -> Generator[R, None, None]:
     """What `map_ordered` makes of the pieces, in order, and nothing else."""
     with closing(map_ordered(cluster, function, pieces)) as results:
         for done in results:

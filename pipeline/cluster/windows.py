@@ -18,7 +18,7 @@ from ..common.models import ModelLike
 from .connection import open_cluster
 from .covariance import SharedCovariance
 from .models import ModelAddress, model_address, models_here
-from .ordered_map import values_of
+from .ordered_map import results_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def collecting_on(
                 _Collection(calibration.windows[batch], batch.start, there, int(calibration.weights[batch.start]), options)
                 for batch in batches
             )
-            return stack.enter_context(closing(values_of(cluster, _collect, pieces)))
+            return stack.enter_context(closing(results_of(cluster, _collect, pieces)))
 
         yield run
 
@@ -110,6 +110,6 @@ def scoring_on(
 
         def run(windows: np.ndarray, batches: Sequence[slice]) -> Iterator[list[WindowScores]]:
             pieces = (_Scoring(windows[batch], batch.start, there, base, mtp) for batch in batches)
-            return stack.enter_context(closing(values_of(cluster, _score, pieces)))
+            return stack.enter_context(closing(results_of(cluster, _score, pieces)))
 
         yield run

@@ -117,7 +117,7 @@ def check_new(out: Path, force: bool) -> None:
     check_folder(out)
 
 
-def check_space(out: Path, nbytes: int) -> None:
+def check_output_space(out: Path, nbytes: int) -> None:
     """Raises PlanError if the output's folder has less free space than it takes."""
     free = shutil.disk_usage(out.absolute().parent).free
     if nbytes > free:

@@ -13,7 +13,7 @@ from ...formats.file_range import check_regular, read_range
 from ...formats.gguf import SPLIT_NAME
 from ...jobs.atomic_write import atomic_file
 from ...jobs.lock import output_lock
-from ..common.arguments import check_new, check_space, refuse_inputs
+from ..common.arguments import check_new, check_output_space, refuse_inputs
 from ..common.progress import Stage, reporting
 from ..common.shown import shown
 from ..requests.files import EndianRequest
@@ -66,7 +66,7 @@ def convert_endian(request: EndianRequest) -> EndianResult:
     refuse_inputs([target], [path])
     check_new(target, request.force)
     nbytes = path.stat().st_size
-    check_space(target, nbytes)
+    check_output_space(target, nbytes)
     result = EndianResult("planned", target, OTHER[order], len(swapped.names), nbytes)
     if request.dry_run:
         return result

@@ -16,7 +16,7 @@ from ...formats.header_edit import TYPE_NAMES, metadata_value, read_header, type
 from ...jobs.atomic_write import atomic_file
 from ...jobs.header_update import finish_replacing, replace_header
 from ...jobs.lock import output_lock, remove_abandoned_lock
-from ..common.arguments import check_folder, check_new, check_space, refuse_inputs
+from ..common.arguments import check_folder, check_new, check_output_space, refuse_inputs
 from ..common.messages import note
 from ..common.progress import Stage, reporting
 from ..common.shown import shown
@@ -133,7 +133,7 @@ def _check(path: Path, target: Path | None, nbytes: int, force: bool) -> None:
     if busy is not None:
         raise PlanError(f"{busy} exists: a job for {path} is not finished")
     check_folder(target or path)
-    check_space(target or path, nbytes)
+    check_output_space(target or path, nbytes)
 
 
 def _rewrite(path: Path, data_start: int, header: bytes, target: Path, stage: Stage) -> None:

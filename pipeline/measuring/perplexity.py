@@ -19,7 +19,7 @@ from ...runtime.evaluate.perplexity import Perplexity, cut_windows, perplexities
 from ...runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
 from ...runtime.evaluate.tasks.files import READERS
 from ...runtime.evaluate.tasks.score import score_tasks as rate_tasks
-from ...runtime.evaluate.tasks.selection import select
+from ...runtime.evaluate.tasks.selection import choose_tasks
 from ..cluster.windows import scoring_on
 from ..common.arguments import as_bytes
 from ..common.baseline import choose_logits, describe_stored, logits_bytes, stored_tokens, writing_logits
@@ -266,7 +266,7 @@ def score_tasks(request: TasksRequest) -> TaskResult:
         raise UsageError(f"{request.kind!r} is no kind of tasks: {', '.join(READERS)}")
     path = Path(request.text)
     found = READERS[request.kind](path)
-    chosen = select(request.kind, found, request.tasks)
+    chosen = choose_tasks(request.kind, found, request.tasks)
     opened = open_model(request.model, settings_of(request))
     with reporting(request.progress) as report:
         stage = Stage(report, request.kind, len(chosen), "task")

@@ -78,7 +78,7 @@ def plot_statistics(statistics: Sequence[TensorStatistics], similarity: Sequence
     _maps(maps, title, path)
 
 
-def plot_comparison(comparison: ImatrixComparison, title: str, path: Path) -> None:
+def plot_imatrix_comparison(comparison: ImatrixComparison, title: str, path: Path) -> None:
     """Layers by tensors: 1 - cosine (logarithm), and the ratio of the sums (logarithm to base 2)."""
     distances = {d.name: np.log10(max(1 - d.cosine, 1e-12)) for d in comparison.differences if d.cosine is not None}
     ratios = {d.name: np.log2(d.ratio) for d in comparison.differences if d.ratio}

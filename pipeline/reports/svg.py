@@ -136,8 +136,8 @@ def lines(
     for value in scale.ticks:
         y = at(low, value)[1]
         out.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        out.append(_text(_LEFT - 5, y + 3.5, number(value), "end"))
-    out += [_text(at(value, ys[0])[0], bottom + 13, number(value), "middle") for value in _integer_ticks(low, high)]
+        out.append(_text(_LEFT - 5, y + 3.5, short_number(value), "end"))
+    out += [_text(at(value, ys[0])[0], bottom + 13, short_number(value), "middle") for value in _integer_ticks(low, high)]
     out.append(_text((WIDTH + _LEFT) / 2, bottom + 26, x_label, "middle"))
     for i, s in enumerate(series):
         out += _line(s, i, at)
@@ -169,14 +169,14 @@ def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -
         size = f'width="{max(width - 0.6, 0.6):.2f}" height="{height - 1}"'
         out.append(f"<rect {place} {size} {shade(value)}><title>{escape(text)}</title></rect>")
     bottom = len(rows) * height
-    ticks = [(left + (value + 0.5) * width, number(value)) for value in _integer_ticks(0, last)]
+    ticks = [(left + (value + 0.5) * width, short_number(value)) for value in _integer_ticks(0, last)]
     out += [_text(x, bottom + 12, label, "middle") for x, label in ticks]
     out.append(_text((WIDTH + left) / 2, bottom + 26, x_label, "middle"))
     digits = 4 if len(values) <= 6 else 2  # of values of the map, or of places between them
     for i, value in enumerate(scale.steps(6)):
         x = i * WIDTH / 6
         out.append(f'<rect x="{x:.1f}" y="{bottom + 36}" width="10" height="10" {shade(value)}/>')
-        out.append(_text(x + 14, bottom + 45, number(float(f"{value:.{digits}g}"))))
+        out.append(_text(x + 14, bottom + 45, short_number(float(f"{value:.{digits}g}"))))
     if scale.is_narrowed:
         out.append(_text(0, bottom + 61, "Shades: logarithmic, the widest gap between values narrowed"))
     return _picture(out, bottom + (68 if scale.is_narrowed else 52))
@@ -274,7 +274,7 @@ def _integer_ticks(low: float, high: float) -> list[float]:
     return ticks or [low]
 
 
-def number(value: float) -> str:
+def short_number(value: float) -> str:
     """A number in short: 12, 0.05, 1e-06, 20k."""
     if value == 0:
         return "0"

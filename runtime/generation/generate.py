@@ -24,7 +24,7 @@ _PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can b
 # them: the next prompt of a conversation often repeats this one up to the template's opening of the answer.
 _LAST_TOKENS = 8
 _SCORED_STEP = 128  # the same where all of their logits are needed, n_vocab numbers each
-_WARM_UP_TOKENS = 4  # of the prompt of `warm_up`
+_WARM_UP_TOKENS = 4  # of the prompt of `compile_for_generation`
 _WARM_UP_MAX_BYTES = 256 << 20  # weights of a model that takes some hundredths of a second per token
 
 
@@ -63,7 +63,7 @@ class Timings:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
-def warm_up(model: SessionModel) -> None:
+def compile_for_generation(model: SessionModel) -> None:
     """Runs a short prompt and one token through a small model, so that the speeds measured afterwards are not those of the
     first passes: these prepare data that all later passes share, and a prompt prepares other data than a single token.
 

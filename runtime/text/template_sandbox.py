@@ -271,7 +271,7 @@ _WARM_UP = (
 )
 
 
-def serve(requests: BinaryIO, results: BinaryIO, limit_time: Callable[[float], None]) -> None:
+def answer_requests(requests: BinaryIO, results: BinaryIO, limit_time: Callable[[float], None]) -> None:
     """Runs each request, a line of JSON, and writes its result as a line of JSON, until the input ends.
 
     limit_time: lets the system end this process after that many seconds of processor time.
@@ -291,4 +291,4 @@ if __name__ == "__main__":
         run_template({"text": text, "variables": {}, "seconds": SECONDS})
     limit_process(MEMORY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent process
-    serve(sys.stdin.buffer, sys.stdout.buffer, limit_cpu_time)
+    answer_requests(sys.stdin.buffer, sys.stdout.buffer, limit_cpu_time)

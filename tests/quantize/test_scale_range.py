@@ -15,7 +15,7 @@ from ggufmill.quantize import can_encode, decode, encode, encode_unchecked
 from ggufmill.quantize.plain_rows import PlainRows
 from ggufmill.quantize.row_producer import ErrorWeights, RowProducer
 from ggufmill.quantize.scale_range import plain_range
-from ggufmill.quantize.subnormal_scales import has_float16_scales, refit
+from ggufmill.quantize.subnormal_scales import encode_small, has_float16_scales
 from ggufmill.quantize.verify import reference_error
 
 ENCODED = [t.name for t in TYPES.values() if can_encode(t) and not (t.name[0] == "i" and t.name[1:].isdigit())]
@@ -110,7 +110,7 @@ def test_subnormal_scales_cost_little(name):
     importance = np.random.default_rng(5).random(256, np.float32)
     ordinary = _error(x, encode(x, name, importance), name, importance)
     small = np.ldexp(x, -10)  # largest weights of 6e-5 to 1.2e-4
-    q = refit(small, PlainRows(TYPES[name]), importance)
+    q = encode_small(small, PlainRows(TYPES[name]), importance)
     assert np.ldexp(_error(small, q, name, importance), 10) < 1.1 * ordinary + 0.003 * np.linalg.norm(x)
     assert not decode(q, name, 256)[3].any()
 
@@ -120,7 +120,7 @@ def test_subnormal_scales_cost_little(name):
 @given(exponent=st.integers(-30, -4), seed=st.integers(0, 99))
 def test_nothing_is_worse_than_zeros(name, exponent, seed):
     x = np.ldexp(_weights(seed=seed), exponent)
-    assert _error(x, refit(x, PlainRows(TYPES[name]), None), name, 1) <= 1.0001 * np.linalg.norm(x)
+    assert _error(x, encode_small(x, PlainRows(TYPES[name]), None), name, 1) <= 1.0001 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("name", ["q6_K", "iq4_k", "q8_0"])

@@ -164,7 +164,7 @@ def _latent_sight(op: ops.LatentAttention, selection: Tensor | None, rows: slice
     return attention.Sight(op.scale, allowed=None if selection is None else attention.seen_keys(selection[rows]))
 
 
-def argument(op: Op, name: str, values: Mapping[int, Result], weights: Weights, device: torch.device) -> Any:
+def operand_value(op: Op, name: str, values: Mapping[int, Result], weights: Weights, device: torch.device) -> Any:
     """What a function gets for a field of its op: a value, a weight, or what the field says. values: by index."""
     given = getattr(op, name)
     if isinstance(given, Value) and name != "out":

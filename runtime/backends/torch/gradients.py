@@ -29,7 +29,7 @@ from ...graph import Graph, Observer, Op, Weight, ops
 from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
 from ...graph.signatures import unsupported
 from .device_pass import DevicePass, Result, to_numpy
-from .differentiable import CacheKey, GradientCache, argument, latent_attention
+from .differentiable import CacheKey, GradientCache, latent_attention, operand_value
 from .drawn_labels import loss_gradient, uniform_draws
 from .functions import FUNCTIONS, SUPPORT
 from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
@@ -330,13 +330,13 @@ class Gradients:
         step.op, weights = None, weights or self.weights
         function, names = FUNCTIONS[type(op)]
         if isinstance(op, ops.LatentAttention):
-            arguments = {name: argument(op, name, values, weights, self.device) for name in names if name != "out"}
+            arguments = {name: operand_value(op, name, values, weights, self.device) for name in names if name != "out"}
             result, parts = latent_attention(step, op, arguments)
             forms = float((0 in parts) + (1 in parts))
             if made is not None:
                 made += [(op, op.observed[number], x, forms) for number, x in parts.items()]
         else:
-            arguments = {name: argument(op, name, values, weights, self.device) for name in names}
+            arguments = {name: operand_value(op, name, values, weights, self.device) for name in names}
             with torch.set_grad_enabled(torch.is_grad_enabled() and not is_choice(op)):
                 result = function(step, **arguments)
             if made is not None:

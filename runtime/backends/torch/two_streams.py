@@ -26,7 +26,7 @@ from ....quantize.covariance.drift import DriftSums
 from ...graph import Graph, Observer, Op, ops
 from ...graph.values import CacheSpec, RoutingValue
 from .device_pass import DevicePass, Result
-from .differentiable import GradientCache, argument, latent_attention, latent_sums
+from .differentiable import GradientCache, latent_attention, latent_sums, operand_value
 from .functions import FUNCTIONS
 from .gradients import GROUP_TOKENS, SCRATCH
 from .weights import Weights
@@ -297,7 +297,7 @@ class _Stream:
 
     def _arguments(self, op: Op, step: DevicePass, values: dict[int, Result]) -> dict[str, Any]:
         names = [name for name in FUNCTIONS[type(op)][1] if name != "out"]
-        return {name: argument(op, name, values, self.weights, step.device) for name in names}
+        return {name: operand_value(op, name, values, self.weights, step.device) for name in names}
 
     def _run(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
         function, names = FUNCTIONS[type(op)]
@@ -306,7 +306,7 @@ class _Stream:
             form = op if op.kv_b is None else replace(op, k_b=None, v_b=None)
             result: Any = latent_attention(step, form, self._arguments(form, step, values))[0]
         else:
-            result = function(step, **{name: argument(op, name, values, self.weights, step.device) for name in names})
+            result = function(step, **{name: operand_value(op, name, values, self.weights, step.device) for name in names})
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _SEED, _RANGE = 1, 1 << 32
 
 
-def select(kind: str, tasks: Sequence[ChoiceTask], count: int | None) -> list[ChoiceTask]:
+def choose_tasks(kind: str, tasks: Sequence[ChoiceTask], count: int | None) -> list[ChoiceTask]:
     """count: how many; None or more than there are: all of them."""
     if count is None or count >= len(tasks):
         return list(tasks)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numba
 
 from ggufmill.runtime import load_model
-from ggufmill.runtime.generation.generate import generate, warm_up
+from ggufmill.runtime.generation.generate import compile_for_generation, generate
 
 
 def compile_a_function():
@@ -44,8 +44,8 @@ def test_only_small_models_are_warmed_up(tiny, monkeypatch):
     model, fed = load_model(tiny), []
     hidden = model.hidden
     monkeypatch.setattr(model, "hidden", lambda batch, *rest, **options: fed.append(batch) or hidden(batch, *rest, **options))
-    warm_up(model)
+    compile_for_generation(model)
     assert [len(tokens) for ((_, tokens),) in fed] == [4, 1]
     monkeypatch.setattr(sys.modules["ggufmill.runtime.generation.generate"], "_WARM_UP_MAX_BYTES", 1000)
-    warm_up(model)
+    compile_for_generation(model)
     assert len(fed) == 2

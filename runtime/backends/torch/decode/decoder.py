@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import BytePart, Linear, byte_parts, linear
+from .....formats.layouts.byte_parts import BytePart, Linear, byte_parts, straight_line
 
 _FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 _INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -90,10 +90,10 @@ class Decoder:
         if layout.number is not None:
             return
         values = layout.decoded_values
-        self._linear_values = linear(values)
+        self._linear_values = straight_line(values)
         self._values = torch.from_numpy(values.astype(np.float32)).to(device)
         if layout.levels is not None:
-            self._linear_levels = linear(layout.levels)
+            self._linear_levels = straight_line(layout.levels)
             self._levels = torch.from_numpy(layout.levels.astype(np.float32)).to(device)
         if layout.d_format == "e8m0":
             powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)

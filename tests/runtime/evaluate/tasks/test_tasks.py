@@ -10,7 +10,7 @@ from ggufmill.formats import FormatError, PlanError
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.tasks.files import ChoiceTask, read_hellaswag, read_multiple_choice, read_winogrande
 from ggufmill.runtime.evaluate.tasks.score import TaskScore, _prepare, _run, score_tasks
-from ggufmill.runtime.evaluate.tasks.selection import select
+from ggufmill.runtime.evaluate.tasks.selection import choose_tasks
 
 HELLASWAG = "Baking: A man opens an oven\n2\nand sings\nand runs away\nand takes out a cake\nand sleeps\n"
 WINOGRANDE = (
@@ -75,11 +75,11 @@ def test_damaged_files(tmp_path):
 
 def test_the_tasks_that_llama_perplexity_takes():
     """Printed by a C++ program with std::mt19937, and for the first std::uniform_int_distribution, of libstdc++ 12."""
-    chosen = select("hellaswag", range(10042), 400)
+    chosen = choose_tasks("hellaswag", range(10042), 400)
     assert chosen[:8] + chosen[-3:] == [4187, 10013, 7233, 9363, 1, 1286, 3036, 10032, 7603, 9534, 4001]
-    chosen = select("winogrande", range(1267), 100)
+    chosen = choose_tasks("winogrande", range(1267), 100)
     assert chosen[:8] + chosen[-3:] == [528, 1262, 911, 1178, 0, 161, 381, 1258, 139, 152, 612]
-    assert select("multiple-choice", range(5), 5) == select("multiple-choice", range(5), None) == [0, 1, 2, 3, 4]
+    assert choose_tasks("multiple-choice", range(5), 5) == choose_tasks("multiple-choice", range(5), None) == [0, 1, 2, 3, 4]
 
 
 def log_probs(model, tokens):
