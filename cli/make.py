@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,4 +55,5 @@ def _text(result: MakeResult) -> str:
     how = "tried without data on two windows" if forecast.is_measured else "a rule of thumb"
     parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g} ({how})")
     assert result.run.forecast is not None
-    return "\n\n".join([*parts, result.run.forecast.text, result.text.rstrip()])
+    disk = replace(result.run.forecast, memory=None)
+    return "\n\n".join([*parts, disk.text, result.text.rstrip()])
