@@ -20,7 +20,7 @@ from ......simd.llvm import load as load_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
 from ......simd.scalar import ROUNDING_CONSTANT
-from .cache_rows import TYPE_IDS, WORDS, ask_ahead
+from .cache_rows import TYPE_IDS, WORDS, ask
 from .tiles import PANEL, transpose
 
 BLOCK = 32
@@ -59,10 +59,10 @@ def _unpack_block(type_id, row, at, out, to):
 
 
 @kernel
-def _codes(type_id, at, step, rows, width, scratch):
+def _codes(type_id, at, step, rows, width, scratch, ahead):
     """(address, row step, block step) in bytes of the codes, signed bytes or words, of sixteen rows, of which those from `rows`
     on are zeros: as they are in the cache, or unpacked to scratch, of two bytes for each."""
-    ask_ahead(at, step, rows)
+    ask(at + ahead, rows * step if ahead else 0)
     block_bytes = _BLOCK_BYTES[type_id]
     first, size = 8 if type_id == _Q8_KV else 4 if type_id == WORDS else 2, 2 * BLOCK if type_id == WORDS else BLOCK
     if rows == LANES and block_bytes >= BLOCK:
@@ -211,13 +211,14 @@ def encode_words(x, out):
 
 
 @kernel
-def key_words(type_id, at, step, count, width, to, scratch):
+def key_words(type_id, at, step, count, width, to, scratch, ahead):
     """Writes the codes of `count` keys of `width` numbers as panels of words [panels, width / 2, PANEL] to an address.
 
-    at: of the first row, the next one `step` bytes on; scratch: address of 2 * LANES * width bytes.
+    at: of the first row, the next one `step` bytes on; scratch: address of 2 * LANES * width bytes; ahead: see
+    `decode_rows`.
     """
     for first in range(0, count, LANES):
-        codes, row_step, block_step = _codes(type_id, at + first * step, step, min(LANES, count - first), width, scratch)
+        codes, row_step, block_step = _codes(type_id, at + first * step, step, min(LANES, count - first), width, scratch, ahead)
         target = to + 4 * (first // PANEL * (width // 2) * PANEL + first % PANEL)
         for block in range(width // BLOCK):
             source, to_block = codes + block * block_step, target + 4 * block * (BLOCK // 2) * PANEL
@@ -228,7 +229,7 @@ def key_words(type_id, at, step, count, width, to, scratch):
 
 
 @kernel
-def value_words(type_id, at, step, count, width, padded, to, scratch):
+def value_words(type_id, at, step, count, width, padded, to, scratch, ahead):
     """Writes the codes of `count` values as panels of words [padded / PANEL, (count + 1) // 2, PANEL] to an address: numbers
     beyond `width` are zeros. Other arguments as for key_words."""
     pairs = (count + 1) // 2
@@ -237,7 +238,7 @@ def value_words(type_id, at, step, count, width, padded, to, scratch):
         fill(view(to + 4 * panel, padded * pairs - panel, np.int32), 0)
     for first in range(0, count, LANES):
         rows = min(LANES, count - first)
-        codes, row_step, block_step = _codes(type_id, at + first * step, step, rows, width, scratch)
+        codes, row_step, block_step = _codes(type_id, at + first * step, step, rows, width, scratch, ahead)
         for column in range(0, width, LANES):
             source = codes + column // BLOCK * block_step + column % BLOCK * (2 if type_id == WORDS else 1)
             target = to + 4 * ((column // PANEL * pairs + first // 2) * PANEL + column % PANEL)

@@ -21,7 +21,7 @@ from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
 from .block_panels import BLOCK, store_query, store_rounded
 from .cache_rows import WORDS
-from .tiles import PANEL, ROWS, VECTORS
+from .tiles import PANEL, ROWS, VECTORS, ask_in_turn
 
 _LARGEST = 32766.0  # of a rounded number: one below what 16 bits hold
 _LARGEST_OF_WORDS = 8191.0  # of weights whose products with WORDS are added up over KEYS
@@ -79,14 +79,14 @@ def _pair_in_all(builder, address, offset):
 
 
 def _key_tile(rows: int):
-    """The operation (queries, step, factors, words, scales, scores, scores_step, blocks): scores of `rows` queries with a panel
-    of keys. Addresses, and bytes from row to row."""
+    """The operation (queries, step, factors, words, scales, scores, scores_step, blocks, ahead, last): scores of `rows`
+    queries with a panel of keys. Addresses, and bytes from row to row."""
 
     @intrinsic
-    def key_tile(typingctx, queries, step, factors, words, scales, scores, scores_step, blocks):
+    def key_tile(typingctx, queries, step, factors, words, scales, scores, scores_step, blocks, ahead, last):
         def generate(context, builder, signature, args):
             b = builder
-            queries, step, factors, words, scales, scores, scores_step, blocks = args
+            queries, step, factors, words, scales, scores, scores_step, blocks, ahead, last = args
             tile = [(row, v) for row in range(rows) for v in range(VECTORS)]
             sums = {place: alloca_once(b, I32X16) for place in tile}
             query_rows = [b.add(queries, b.mul(step, I64(row))) for row in range(rows)]
@@ -100,6 +100,7 @@ def _key_tile(rows: int):
 
                 def pair(j):
                     at = b.add(b.mul(i, I64(BLOCK // 2)), j)
+                    ask_in_turn(b, ahead, at, last)
                     word_row = b.add(words, b.mul(at, I64(4 * PANEL)))
                     columns = [b.bitcast(load_at(b, word_row, I32X16, 64 * v), I16X32) for v in range(VECTORS)]
                     for row in range(rows):
@@ -121,21 +122,23 @@ def _key_tile(rows: int):
                     store_at(b, b.fmul(load_at(b, score_rows[row], F32X16, 64 * v), factor), score_rows[row], 64 * v)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), generate
+        return types.void(*[types.int64] * 10), generate
 
     return key_tile
 
 
 def _value_tile(rows: int):
-    """The operation (weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite): out = or += the
-    products of `rows` rows of weights with a panel of values. Addresses, bytes from row to row, and from one block of the
-    values to the next."""
+    """The operation (weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite, ahead, last): out
+    = or += the products of `rows` rows of weights with a panel of values. Addresses, bytes from row to row, and from one block
+    of the values to the next."""
 
     @intrinsic
-    def value_tile(typingctx, weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite):
+    def value_tile(
+        typingctx, weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite, ahead, last
+    ):
         def generate(context, builder, signature, args):
             b = builder
-            weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite = args
+            weights, step, block_step, factors, factor_step, words, out, out_step, pairs, overwrite, ahead, last = args
             tile = [(row, v) for row in range(rows) for v in range(VECTORS)]
             places = [(row, k) for row in range(rows) for k in range(_PANEL_BLOCKS)]
             sums = {place: alloca_once(b, I32X16) for place in tile}
@@ -144,6 +147,7 @@ def _value_tile(rows: int):
             at = {(row, k): b.add(weights, b.add(b.mul(step, I64(row)), b.mul(block_step, I64(k)))) for row, k in places}
 
             def pair(i):
+                ask_in_turn(b, ahead, i, last)
                 word_row, offset = b.add(words, b.mul(i, I64(4 * PANEL))), b.mul(i, I64(4))
                 columns = [b.bitcast(load_at(b, word_row, I32X16, 64 * v), I16X32) for v in range(VECTORS)]
                 for row in range(rows):
@@ -168,7 +172,7 @@ def _value_tile(rows: int):
                     write(False)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9, types.boolean), generate
+        return types.void(*[types.int64] * 9, types.boolean, types.int64, types.int64), generate
 
     return value_tile
 
@@ -178,36 +182,54 @@ _six_values, _four_values, _two_values, _one_value = (_value_tile(rows) for rows
 
 
 @kernel
-def multiply_keys(queries, step, factors, rows, words, scales, panels, blocks, scores, scores_step):
+def multiply_keys(queries, step, factors, rows, words, scales, panels, blocks, scores, scores_step, ahead, last):
     """Writes the scores of rows of queries (see `round_queries`) with panels of keys. Arguments are addresses, steps bytes from
-    row to row; blocks: of a key."""
+    row to row; blocks: of a key; ahead, last: see `multiply_panels`."""
     for panel in range(panels):
         k = words + 4 * panel * blocks * (BLOCK // 2) * PANEL
         d, c, row = scales + 4 * panel * blocks * PANEL, scores + 4 * PANEL * panel, 0
         while row < rows:
             q, f, to, left = queries + row * step, factors + 4 * row, c + row * scores_step, rows - row
             if left >= ROWS:
-                _six_keys(q, step, f, k, d, to, scores_step, blocks)
+                _six_keys(q, step, f, k, d, to, scores_step, blocks, ahead, last)
                 row += ROWS
             elif left >= 4:
-                _four_keys(q, step, f, k, d, to, scores_step, blocks)
+                _four_keys(q, step, f, k, d, to, scores_step, blocks, ahead, last)
                 row += 4
             elif left >= 2:
-                _two_keys(q, step, f, k, d, to, scores_step, blocks)
+                _two_keys(q, step, f, k, d, to, scores_step, blocks, ahead, last)
                 row += 2
             else:
-                _one_key(q, step, f, k, d, to, scores_step, blocks)
+                _one_key(q, step, f, k, d, to, scores_step, blocks, ahead, last)
                 row += 1
+            ahead += 64 * blocks * (BLOCK // 2)
 
 
 @kernel
 def add_values(
-    type_id, weights, rows, keys, count, words, scales, mark, width, row_blocks, panels, scratch, out, out_step, overwrite
+    type_id,
+    weights,
+    rows,
+    keys,
+    count,
+    words,
+    scales,
+    mark,
+    width,
+    row_blocks,
+    panels,
+    scratch,
+    out,
+    out_step,
+    overwrite,
+    ahead,
+    last,
 ):
     """out = or += the products of weights, rows of `keys` of which `count` are used, with panels of values (see `value_words`).
 
     weights, scales: float32 rows; mark: what `read_scales` gave; width: of a value; row_blocks: of a row of the scales;
-    scratch: address of 4 * rows * (keys + 2) bytes; words, out: addresses; out_step: bytes from row to row.
+    scratch: address of 4 * rows * (keys + 2) bytes; words, out: addresses; out_step: bytes from row to row; ahead, last: see
+    `multiply_panels`.
     """
     step, block_step, pairs, blocks = 2 * keys, 2 * keys * rows, (count + 1) // 2, width // BLOCK
     factors_at = scratch + _PANEL_BLOCKS * block_step
@@ -229,14 +251,15 @@ def add_values(
         while row < rows:
             w, f, c, left = scratch + row * step, factors_at + 4 * row, to + row * out_step, rows - row
             if left >= ROWS:
-                _six_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite)
+                _six_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
                 row += ROWS
             elif left >= 4:
-                _four_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite)
+                _four_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 4
             elif left >= 2:
-                _two_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite)
+                _two_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 2
             else:
-                _one_value(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite)
+                _one_value(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 1
+            ahead += 64 * pairs

@@ -25,8 +25,9 @@ from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
-from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
-from .tiles import PANEL, multiply_panels, soft_cap
+from .shared_values import FIELDS, KEYS, UNIT, sum_squares
+from .shared_values import ROWS as SHARED_ROWS
+from .tiles import PANEL, ROWS, multiply_panels, soft_cap
 
 # A job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
 JOB_FIELDS = (
@@ -108,6 +109,17 @@ def _copy_queries(job, task, head, scale, out, width):
             for j in range(k_width, width):
                 out[row + j] = np.float32(0)
             row += width
+
+
+@kernel
+def _ahead(rows, nbytes, steps):
+    """How the next block of rows is asked for: the first and the last of the cache lines that the steps of a product ask for,
+    one each, and how many bytes on decoding asks, if these are too few (0: it does not).
+
+    rows: address of this block; nbytes: of a block, 0: none is to be asked for."""
+    if steps * 64 < nbytes:
+        return rows, rows, nbytes
+    return rows + nbytes, rows + max(2 * nbytes - 64, 0), nbytes * 0
 
 
 @kernel
@@ -232,7 +244,7 @@ def attend(argument, number):
     k_width, v_width = _round_up(job[_K_WIDTH], BLOCK if has_key_blocks else LANES), _round_up(job[_V_WIDTH], PANEL)
     v_decoded = _round_up(job[_V_WIDTH], BLOCK if has_value_blocks else LANES)
     shared = _round_up(job[_SHARED_WIDTH], UNIT) if job[_SHARED_PART] else 0
-    width, padded_rows = v_width + shared, _round_up(rows, ROWS) if job[_SHARED_PART] else rows
+    width, padded_rows = v_width + shared, _round_up(rows, SHARED_ROWS) if job[_SHARED_PART] else rows
     buffers = 1  # of sums: one, or as many as the stack of nodes may need and one for the block at hand
     while split_blocks >> buffers - 1:
         buffers += 1
@@ -253,7 +265,7 @@ def attend(argument, number):
     query_factors, weight_words = query_words + 2 * rows * k_width, query_words + 4 * sizes[5]
     scales = view(scales_at, sizes[3] // 2, np.float32)
     queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
-    decoded, column_scratch = view(decoded_at, sizes[3], np.float32), view(codes_at, sizes[4], np.float32)
+    decoded = view(decoded_at, sizes[3], np.float32)
     results = np.empty(2 * buffers * rows, np.float32)
     maxima_at, value_step = address(results), 4 * value_size
     sums_at = maxima_at + 4 * buffers * rows
@@ -287,38 +299,70 @@ def attend(argument, number):
             values = view(block_values, value_size, np.float32)
             k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
             panels, block_scores = _round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
+            tiles = (rows - skipped + ROWS - 1) // ROWS
+            k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
+            k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
             if has_key_blocks:
-                key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at)
+                key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at, k_ahead)
                 mark = read_scales(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, scales_at, codes_at)
                 q_at, f_at, blocks = query_words + 2 * k_width * skipped, query_factors + 4 * skipped, k_width // BLOCK
                 multiply_keys(
-                    q_at, 2 * k_width, f_at, rows - skipped, decoded_at, scales_at, panels, blocks, block_scores, 4 * KEYS
+                    q_at,
+                    2 * k_width,
+                    f_at,
+                    rows - skipped,
+                    decoded_at,
+                    scales_at,
+                    panels,
+                    blocks,
+                    block_scores,
+                    4 * KEYS,
+                    k_next,
+                    k_last,
                 )
             else:
                 # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
                 if _round_up(count, LANES) < panels * PANEL:
                     fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
-                decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded, 0, column_scratch)
+                decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, k_ahead)
                 q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
-                multiply_panels(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, every)
+                multiply_panels(
+                    q_at,
+                    4 * k_width,
+                    rows - skipped,
+                    decoded_at,
+                    panels,
+                    k_width,
+                    block_scores,
+                    4 * KEYS,
+                    every,
+                    k_next,
+                    k_last,
+                )
             scaled = 0 if split_blocks else width
             _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled)
             v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
             panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
+            v_steps = tiles * panels * (count // 2 if has_value_blocks else count)
+            v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
             if has_value_blocks:
-                value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at)
+                value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at, v_ahead)
                 if not is_shared:
                     mark = read_scales(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, scales_at, codes_at)
                 weights = view(block_scores, seen * KEYS, np.float32)
                 add_values(
                     *(job[_V_TYPE], weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
-                    *(weight_words, to, 4 * width, split_blocks > 0),
+                    *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
                 )
             else:
                 if v_decoded < v_width:
                     fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
-                decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL)
-                multiply_panels(block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0)
+                decode_rows(
+                    job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL, v_ahead
+                )
+                multiply_panels(
+                    block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0, v_next, v_last
+                )
             if job[_SHARED_PART]:
                 weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
                 weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count

@@ -211,4 +211,5 @@ def add_weighted_float32(argument, number):
     rows, step = job[_ROWS] - skipped, job[_SUMS_STEP]
     for panel in range(width // PANEL):
         value = values + 4 * KEYS * PANEL * panel
-        multiply_panels(weights, 4 * KEYS, rows, value, 1, job[_COUNT], sums + 4 * PANEL * panel, step, False)
+        to = sums + 4 * PANEL * panel
+        multiply_panels(weights, 4 * KEYS, rows, value, 1, job[_COUNT], to, step, False, value, value)

@@ -25,12 +25,13 @@ from ......simd.llvm import (
     fma,
     load,
     loop,
-    shuffle,
+    prefetch,
     splat,
     store,
     vector,
 )  # fmt: skip
 from ......simd.target import target
+from ..gemm.float_panels import transposed
 
 VECTORS = 4 if target().vector_bits == 512 else 1  # of sixteen columns
 PANEL = LANES * VECTORS
@@ -38,17 +39,24 @@ ROWS = 6
 _VECTOR_BYTES = 4 * LANES
 
 
+def ask_in_turn(builder, ahead, step, last):
+    """LLVM code for a step of a loop: asks for one cache line of those from the address `ahead` to `last`. So memory that is
+    needed soon comes while there is work to do; all of it at once would wait for what a processor keeps track of."""
+    at = builder.add(ahead, builder.shl(step, I64(6)))
+    prefetch(builder, builder.select(builder.icmp_signed("<", at, last), at, last), 0, 2)
+
+
 def _register_tile(rows: int):
-    """The operation (a, a_step, b, c, c_step, depth, overwrite): c = a b if overwrite, else c += a b.
+    """The operation (a, a_step, b, c, c_step, depth, overwrite, ahead, last): c = a b if overwrite, else c += a b.
 
     a: address of float32 [rows, depth], its rows a_step bytes apart; b: of a panel [depth, PANEL]; c: of [rows, PANEL], its
-    rows c_step bytes apart.
+    rows c_step bytes apart. ahead, last: see `ask_in_turn`.
     """
 
     @intrinsic
-    def register_tile(typingctx, a, a_step, b, c, c_step, depth, overwrite):
+    def register_tile(typingctx, a, a_step, b, c, c_step, depth, overwrite, ahead, last):
         def generate(context, builder, signature, args):
-            a, a_step, b, c, c_step, depth, overwrite = args
+            a, a_step, b, c, c_step, depth, overwrite, ahead, last = args
             tile = [(row, v) for row in range(rows) for v in range(VECTORS)]
             c_rows = [builder.add(c, builder.mul(c_step, I64(row))) for row in range(rows)]
             sums = {place: alloca_once(builder, F32X16) for place in tile}
@@ -62,6 +70,7 @@ def _register_tile(rows: int):
             a_rows = [builder.add(a, builder.mul(a_step, I64(row))) for row in range(rows)]
 
             def step(i):
+                ask_in_turn(builder, ahead, i, last)
                 b_row, a_offset = builder.add(b, builder.mul(i, I64(4 * PANEL))), builder.mul(i, I64(4))
                 columns = [load(builder, b_row, F32X16, _VECTOR_BYTES * v) for v in range(VECTORS)]
                 for row in range(rows):
@@ -75,7 +84,7 @@ def _register_tile(rows: int):
                 store(builder, builder.load(sums[row, v]), c_rows[row], _VECTOR_BYTES * v)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6, types.boolean), generate
+        return types.void(*[types.int64] * 6, types.boolean, types.int64, types.int64), generate
 
     return register_tile
 
@@ -84,24 +93,29 @@ _six_rows, _four_rows, _two_rows, _one_row = (_register_tile(rows) for rows in (
 
 
 @kernel
-def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite):
+def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite, ahead, last):
     """c = a b if overwrite, else c += a b: a float32 [rows, depth], b [panels, depth, PANEL], c [rows, panels * PANEL].
 
-    a, b, c: addresses; a_step, c_step: bytes from row to row. depth has to be positive.
+    a, b, c: addresses; a_step, c_step: bytes from row to row. depth has to be positive. ahead, last: addresses of the first and
+    the last cache line to ask for meanwhile; any memory if none.
     """
     for panel in range(panels):
         b_panel, c_panel, row = b + 4 * PANEL * depth * panel, c + 4 * PANEL * panel, 0
-        while row + ROWS <= rows:
-            _six_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
-            row += ROWS
-        if row + 4 <= rows:
-            _four_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
-            row += 4
-        if row + 2 <= rows:
-            _two_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
-            row += 2
-        if row < rows:
-            _one_row(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
+        while row < rows:
+            x, y, left = a + row * a_step, c_panel + row * c_step, rows - row
+            if left >= ROWS:
+                _six_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
+                row += ROWS
+            elif left >= 4:
+                _four_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
+                row += 4
+            elif left >= 2:
+                _two_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
+                row += 2
+            else:
+                _one_row(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
+                row += 1
+            ahead += 64 * depth
 
 
 @intrinsic
@@ -111,17 +125,7 @@ def transpose(typingctx, source, source_step, target, target_step):
     def generate(context, builder, signature, args):
         source, source_step, target, target_step = args
         rows = [load(builder, source, F32X16, builder.mul(source_step, I64(row))) for row in range(LANES)]
-        step = LANES // 2
-        while step:
-            # Blocks of step x step beside the diagonal of blocks twice that size change places.
-            low = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
-            high = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
-            for row in range(LANES):
-                if not row & step:
-                    a, b = rows[row], rows[row + step]
-                    rows[row], rows[row + step] = shuffle(builder, a, b, low), shuffle(builder, a, b, high)
-            step //= 2
-        for row, value in enumerate(rows):
+        for row, value in enumerate(transposed(builder, rows)):
             store(builder, value, target, builder.mul(target_step, I64(row)))
         return context.get_dummy_value()
 

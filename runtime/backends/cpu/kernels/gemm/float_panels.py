@@ -179,18 +179,14 @@ def transposed(b, rows):
     return done
 
 
-def _float_lines(b, of, type_name, at):
-    """32 numbers of a row at an address as two vectors of float32."""
-    size = TYPES[type_name].block_bytes
-    for half in range(2):
-        if type_name == "f32":
-            yield load(b, at, F32X16, 4 * LANES * half)
-            continue
-        shorts = load(b, at, ir.VectorType(ir.IntType(16), LANES), size * LANES * half)
-        if type_name == "f16":
-            yield half_to_float(b, shorts, of)
-        else:
-            yield b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
+def load_floats(b, of, type_name, at, first=0):
+    """Sixteen numbers, f32, f16 or bf16, from the number `first` at an address on as a vector of float32."""
+    if type_name == "f32":
+        return load(b, at, F32X16, 4 * first)
+    shorts = load(b, at, ir.VectorType(ir.IntType(16), LANES), 2 * first)
+    if type_name == "f16":
+        return half_to_float(b, shorts, of)
+    return b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
 
 
 def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
@@ -205,7 +201,7 @@ def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
         if not wide and type_name == "bf16":
             lines[0].append(load(b, at, I32X16))
             continue
-        first, second = _float_lines(b, of, type_name, at)
+        first, second = (load_floats(b, of, type_name, at, half) for half in (0, LANES))
         if wide:
             lines[0].append(b.bitcast(first, I32X16))
             lines[1].append(b.bitcast(second, I32X16))
