@@ -61,7 +61,7 @@ def _scale_and_inverse(amax):
 
 
 @kernel
-def _encode_q8_kv(x, out, scales, sums):
+def encode_q8_kv_rows(x, out, scales, sums):
     """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Returns whether all of x is finite.
 
     scales, sums: the memory of `out` as float32 and as int32, for the row's scale and the sum of its codes.
@@ -145,7 +145,7 @@ def _empty(name: str, x: np.ndarray) -> np.ndarray:
 def encode_q8_kv(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """q8_KV: float32 [rows, n] -> uint8 [rows, 8 + n]; importance is not used. Raises NonFiniteError for NaN or infinity."""
     out = _empty("q8_KV", x)
-    if not _encode_q8_kv(x, out, out.view(np.float32), out.view(np.int32)):
+    if not encode_q8_kv_rows(x, out, out.view(np.float32), out.view(np.int32)):
         raise_nonfinite(x)
     return out
 

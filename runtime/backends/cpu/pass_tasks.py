@@ -20,7 +20,6 @@ from .pass_memory import PassMemory
 from .schedule import Schedule
 
 CELL = 1024  # columns of a part where rows are divided: a multiple of all blocks
-_BLOCK_KERNELS = {"q8_0": cache_blocks.store_q8_0}  # of types in blocks that a task writes
 _ROW_NUMBERS = 16384  # numbers of the rows of one part: several microseconds
 
 Batch = list[tuple[KVCache, slice]]  # the cache of each sequence, and the rows that are its tokens
@@ -117,7 +116,7 @@ class PassTasks(PassMemory):
         part = self.compiled.part(layer, name)
         if part.rotation:
             x = self.rotate(x, self.temporary(x.rows, x.heads, x.width), part.rotation)
-        is_float, blocks = TYPES[part.type].is_float, _BLOCK_KERNELS.get(part.type)
+        is_float, blocks = TYPES[part.type].is_float, cache_blocks.STORES.get(part.type)
         if part.every > 1 or not (is_float or blocks):
 
             def put() -> None:

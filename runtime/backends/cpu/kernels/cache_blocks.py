@@ -1,30 +1,81 @@
-"""Rows of caches of keys and values that are kept in blocks, written by tasks of a pass; other types are written by Python."""
+"""Rows of caches of keys and values that are kept in blocks, written by tasks of a pass: of the types that are encoded without
+a search. Others are written by Python."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from .....quantize.codecs.legacy.round_to_nearest import round_to_nearest
 from .....quantize.codecs.legacy.symmetric import encode_q8_0_blocks
+from .....quantize.codecs.q8_rows import encode_q8_kv_rows
+from .....simd.compile import kernel
 from .....simd.memory import fill, view
 from .task_kernel import CONSTANT, HEADS, cell, head_of, reads, task_kernel
 
 
+@kernel
+def _fill_unless_finite(row, out):
+    """Whether a row has neither NaN nor infinity; if it does, all bits are set, which is NaN."""
+    is_finite = True
+    for i in range(row.size):
+        is_finite &= abs(row[i]) < np.inf
+    if not is_finite:
+        fill(out, 0xFF)
+    return is_finite
+
+
+# Of all: writes rows of heads of whole blocks. addresses: int64 [rows, 2], of head 0's row in the cache, and bytes from there
+# to the next head's.
+
+
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
 def store_q8_0(task, number):
-    """Writes rows of heads of whole blocks; of a row with NaN or infinity all bits are set, which is NaN.
-
-    addresses: int64 [rows, 2], of head 0's row in the cache, and bytes from there to the next head's.
-    """
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
         place = view(task.addresses + 16 * r, 2, np.int64)
         for h in range(task.x.heads):
             row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 34, np.uint8)
-            is_finite = True
-            for i in range(width):
-                is_finite &= abs(row[i]) < np.inf
-            if is_finite:
+            if _fill_unless_finite(row, out):
                 encode_q8_0_blocks(row, out)
-            else:
-                fill(out, 0xFF)
+
+
+@task_kernel(x=reads(HEADS), addresses=CONSTANT)
+def store_q5_0(task, number):
+    first, stop, _, _ = cell(task, number)
+    width = task.x.width
+    for r in range(first, stop):
+        place = view(task.addresses + 16 * r, 2, np.int64)
+        for h in range(task.x.heads):
+            row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 22, np.uint8)
+            if _fill_unless_finite(row, out):
+                round_to_nearest(row, 31, False, out)
+
+
+@task_kernel(x=reads(HEADS), addresses=CONSTANT)
+def store_q4_0(task, number):
+    first, stop, _, _ = cell(task, number)
+    width = task.x.width
+    for r in range(first, stop):
+        place = view(task.addresses + 16 * r, 2, np.int64)
+        for h in range(task.x.heads):
+            row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 18, np.uint8)
+            if _fill_unless_finite(row, out):
+                round_to_nearest(row, 15, False, out)
+
+
+@task_kernel(x=reads(HEADS), addresses=CONSTANT)
+def store_q8_kv(task, number):
+    first, stop, _, _ = cell(task, number)
+    width = task.x.width
+    for r in range(first, stop):
+        place = view(task.addresses + 16 * r, 2, np.int64)
+        for h in range(task.x.heads):
+            row, at, size = head_of(task.x, r, h, 0, width), place[0] + h * place[1], width + 8
+            if _fill_unless_finite(row, view(at, size, np.uint8)):
+                shape = 1, size // 4
+                rows = row.reshape(1, width)
+                encode_q8_kv_rows(rows, view(at, (1, size), np.uint8), view(at, shape, np.float32), view(at, shape, np.int32))
+
+
+STORES = {"q8_0": store_q8_0, "q5_0": store_q5_0, "q4_0": store_q4_0, "q8_KV": store_q8_kv}
