@@ -227,10 +227,7 @@ class Quant:
         """What can be checked before any work. Returns the plan, exact but for the importance data, and the types that tensors
         may get; of a recipe with a target whose search is not finished, the plan with the smallest types allowed."""
         run, importance = self.run, self.run.expected_importance() if self.with_imatrix else None
-        if self.job.request.sequential is not None:
-            from ..writing.sequential import refuse_other_orders
-
-            refuse_other_orders(self.job.request)
+        self._sequential(self.job)  # raises for what it lacks: torch, text for a window, windows to tune on
         if self.target is not None:
             refuse_inputs([self.folder.recipe, self.measurements], run.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
@@ -273,14 +270,13 @@ class Quant:
 
         def work() -> dict[str, Any]:
             call = self._cluster_call() if run.request.cluster is not None else None
-            sequential = self._sequential()
+            sequential = self._sequential(self._final(self._importance()))
             return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call, sequential)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)
         return plan
 
-    def _sequential(self) -> SequentialEncoding | None:
-        job = self._final(self._importance())
+    def _sequential(self, job: Quantization) -> SequentialEncoding | None:
         if job.request.sequential is None:
             return None
         from ..writing.sequential import sequential_encoding

@@ -225,6 +225,34 @@ def test_at_the_end_of_the_highest_effort(quantised, tmp_path, caplog):
         quantize_model(DEMO, tmp_path / "b.gguf", "q4_0", covariance=files[1], tune=True)
 
 
+@pytest.mark.parametrize(
+    ("chunks", "has_torch", "message"),
+    [
+        (7, True, "fills 7 windows of 512 tokens; tuning needs 8"),
+        (0, True, "one window needs 512"),
+        (8, False, "needs torch"),
+    ],
+)
+def test_a_recipe_that_cannot_be_done_to_its_end_does_nothing(tmp_path, monkeypatch, chunks, has_torch, message):
+    """What the order of the model and tuning need is looked for before second moments are collected."""
+    from ggufmill.pipeline.stages import run
+
+    text, recipe, out = tmp_path / "short.txt", tmp_path / "r.toml", tmp_path / "out"
+    text.write_text(TEXT.read_text("utf-8") if chunks else "A short text.\n")
+    if not has_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(run.Run, "importance", lambda _: pytest.fail("collects"))
+    recipe.write_text(
+        f'[source]\nmodel = "{DEMO}"\n[imatrix]\ntext = "{TEXT}"\nchunks = 1\ncovariance = true\n'
+        f'[quantize]\nrules = "^blk=q4_0"\nsequential = "{text}"\nsequential_chunks = {chunks or 8}\n'
+        "effort = 4\ntune = true\n"
+    )
+    with pytest.raises(MillError, match=message):
+        run_recipe(recipe, out, progress=False)
+    assert not list(out.glob("*.imatrix"))
+    assert not list(out.glob("*.gguf"))
+
+
 def test_without_torch(quantised, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MillError, match="tune needs torch"):
