@@ -14,6 +14,7 @@ from ..jobs.shards import parse_shards
 from .cluster.call import cluster_call
 from .cluster.measuring import search_workers
 from .common.arguments import as_adapters, as_file_type, refuse_inputs
+from .common.encoder_device import describe_coupled_rows
 from .common.messages import note
 from .common.progress import OnProgress, reporting
 from .planning import Quantization, plan_of, refuse_without_effect
@@ -72,6 +73,7 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
             name_recipe_in_warnings(plan)
             if not asked.dry_run and (asked.force or not plan.files[0].path.exists()):
                 write_text(_beside(out, ".recipe.txt"), text)
+        describe_coupled_rows(plan, encoder)
         if sequential is not None:
             sequential.describe(plan)
         is_timed, timing = not asked.no_timing and encoder is None and sequential is None, None

@@ -18,6 +18,7 @@ from .codecs.codec import raise_nonfinite
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode
 from .scale_range import Report, mended, suspects
+from .torch_encoders.encode_on_device import couples_on_device
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
@@ -92,7 +93,7 @@ def encode(
         _compile(plain.type.name)  # what is compiled ahead for an interleaved type is its plain type's codec
         refined = None
         if prepared is not None and coupled is not None:
-            refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
+            refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled, device)
             if refined is not None and not suspicious:
                 return _packed(refined, plain, n)
         q, amax = _encode_plain(x, importance, plain)
@@ -190,6 +191,7 @@ def _encode_together(
     prepared: PreparedCovariance,
     effort: int,
     coupled: CoupledRows,
+    device: str | None,
 ) -> tuple[np.ndarray | None, bool]:
     """Rows whose errors are weighed together (None: the type or the covariance does not allow it), and whether there are any
     that have to be looked at by `mended`, which starts from what the type's own encoder makes of them."""
@@ -200,7 +202,13 @@ def _encode_together(
         return None, True
     amax = _finite_amax(x)
     encode_rows = partial(plain.encode, importance=importance)
-    q = encode_coupled(x, encode_rows, plain.type.name, prepared.damped, effort, coupled)
+    given = x, encode_rows, plain.type.name, prepared.damped, effort, coupled
+    if device is not None and couples_on_device(plain.type.name):
+        from .torch_encoders.refine_on_device import encode_coupled_on_device
+
+        q = encode_coupled_on_device(*given, device)
+    else:
+        q = encode_coupled(*given)
     return q, bool(len(suspects(x, q, amax, plain)))
 
 

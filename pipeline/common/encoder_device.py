@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+from ...formats import TYPES
+from ...jobs.plan import Plan
+from ...quantize.torch_encoders.encode_on_device import COUPLED_BYTES, couples_on_device
 from ...runtime.placement.torch_devices import accelerators_here, choose_devices
+from .figures import size_text
 from .messages import note, warn
 
 
@@ -24,6 +30,28 @@ def encoder_device(names: str | None) -> str | None:
     if chosen[0].torch_name == "cpu":
         warn([f"--device {names} is torch on the processor, slower than this program's own encoders (--device none)"])
     return chosen[0].torch_name
+
+
+def describe_coupled_rows(plan: Plan, device: str | None) -> None:
+    """Says what a device needs for rows that are encoded together, and which types of these the processor encodes."""
+    if device is None:
+        return
+    largest, left = 0, set[str]()
+    for output in plan.outputs:
+        if not output.cuts:  # where runs of such rows begin
+            continue
+        name, columns = TYPES.plain(output.type).name, output.shape[0]
+        if not couples_on_device(name):
+            left.add(name)
+            continue
+        rows = max(stop - start for start, stop in pairwise([*output.cuts, output.shape[1]]))
+        largest = max(
+            largest, 8 * columns**2 + COUPLED_BYTES * rows * columns + 8 * rows**2
+        )  # H and its factor; A and products of both
+    if largest:
+        note(f"rows that are encoded together take up to {size_text(largest)} of {device}'s memory")
+    if left:
+        note(f"rows that are encoded together as {', '.join(sorted(left))} stay with the processor")
 
 
 def computing_device(names: str | None) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..covariance.coupling import CoupledRows
 from ..covariance.descent.scalar_descent import MAX_SWEEPS
 from ..covariance.matrix.panels import WIDTH, from_panels
 from ..covariance.matrix.prepared import DampedCovariance
@@ -23,10 +24,18 @@ from .memory import one_at_a_time
 class DeviceScalarRefinement(OnDevice, ScalarRefinement):
     """Refinement of types with a code for each weight."""
 
-    def __init__(self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int, device: str):
+    def __init__(
+        self,
+        x: np.ndarray,
+        rows: ScalarRows,
+        damped: DampedCovariance,
+        effort: int,
+        device: str,
+        coupled: CoupledRows | None = None,
+    ):
         self.device = device
         self._levels = Levels(rows.table, device)
-        super().__init__(x, rows, damped, effort)
+        super().__init__(x, rows, damped, effort, coupled)
 
     def round_in_order(self) -> None:
         damped = self.damped

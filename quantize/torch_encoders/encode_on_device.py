@@ -17,6 +17,16 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 TYPES_ON_DEVICES = frozenset(_MODULE_OF)  # plain types; of repacked ones their base type is encoded
 METADATA_KEY = "ggufmill.encoder.device"  # the device that encoded such types; no key: the program's own encoders
+COUPLED_BYTES = 28  # of a weight of rows that are encoded together, on a device: x, values, codes, products, what a step reads
+
+
+def couples_on_device(type_name: str) -> bool:
+    """Whether a device chooses the codes of a plain type's rows whose errors are weighed together: those of single weights."""
+    from ..codecs.fields import BlockFields
+    from ..covariance.values import is_scalar
+
+    return is_scalar(type_name) and not BlockFields.of(type_name).layout.gray_words
+
 
 _BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a search keeps
 _SHARE_OF_BATCH = {"iq2_kl": 16, "iq4_kss": 2}  # its search keeps this many times as much for a weight

@@ -39,7 +39,7 @@ def in_pieces(
     """The results of work(first, stop) for all rows, joined; rows do not depend on those that are done together.
 
     at_once  how many rows to begin with; half as many after each failure of the device's memory
-    group    rows that are interleaved, and so cannot be parted
+    group    rows that are interleaved or weighed together, and so cannot be parted
     free     called after a failure: drops what is kept on the device
 
     Raises MillError, which says `what` was done, when a single group of rows is too much.
@@ -57,8 +57,9 @@ def in_pieces(
                 raise
             if stop - first <= group:
                 reason = str(error).strip().splitlines()[0]
+                least = "one row" if group == 1 else f"{stop - first} rows, which cannot be parted"
                 raise MillError(
-                    f"{device} has too little memory to {what}, even for one row: end other programs that use it, or start "
+                    f"{device} has too little memory to {what}, even for {least}: end other programs that use it, or start "
                     f"over with --device none ({reason})"
                 ) from None
         # Out of the except clause, so that no traceback keeps the tensors of what failed.
