@@ -202,6 +202,11 @@ class CovarianceFile:
             )
         for stored, tensor in common:
             columns, _, matrices = dims(tensor.shape)
+            if stored.columns == columns and matrices == 1 and stored.matrices > 1:
+                raise MillError(
+                    f"{self.path} has inputs of {tensor.name} for each of {stored.matrices} heads, which {source.path} has in "
+                    "one matrix: collect it from this layout of latent attention, whose data serve the other one too"
+                )
             if stored.columns != columns or stored.matrices not in (1, matrices):
                 raise MillError(
                     f"{self.path}: the input of {tensor.name} is {stored.columns} columns x {stored.matrices} matrices, the "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...formats import TensorSource
+from ...formats import TensorSource, dims
 from ...operating_system.processors import available_cpus
 from .arguments import Size
 from .memory import memory_budget
@@ -53,7 +53,7 @@ def load_covariances(
         raise UsageError(
             f"{path} has covariances of inputs only: `ggufmill imatrix --curvature` collects what --curvature needs"
         )
-    outputs = _curvature(file) if curvature else None
+    outputs = _curvature(file, source) if curvature else None
     digest = _digest(file, curvature)
     cache = PreparedCache(
         file.covariance_of,
@@ -66,15 +66,19 @@ def load_covariances(
     return Covariances(input_of, cache, digest, file.metadata(), effort, curvature=outputs)
 
 
-def _curvature(file: CovarianceFile) -> Curvature:
+def _curvature(file: CovarianceFile, source: TensorSource) -> Curvature:
+    """That of a source whose latent attention may have the heads' rows in a stack where the file has one matrix, or the other
+    way round."""
     from ...quantize.covariance.source import CollectedOutput, Curvature
 
+    stacks = {name: dims(tensor.shape)[2] for name, tensor in source.tensors.items()}
+
     def output_of(name: str) -> CollectedOutput | None:
-        stored = file.output_of(name)
+        stored = file.output_of(name, stacks.get(name))
         return CollectedOutput(stored.blocks, stored.tokens) if stored is not None else None
 
     def gradient_of(name: str, matrix: int, block: int) -> Covariance:
-        found = file.gradient_of(name, matrix, block)
+        found = file.gradient_of(name, matrix, block, stacks.get(name))
         assert found is not None  # of what `output_of` knows
         return found
 
