@@ -130,7 +130,7 @@ def _forecast(run: Run, plans: list[Plan]) -> RunResult:
         if not quant.has_rules:
             note(f"note: types for {target} have to be searched for; the plan has the smallest allowed")
         warn(_labelled(quant, plan.warnings), detail=True)
-    takes = forecast(plans[0], run.disk_needed)
+    takes = forecast(plans[0], run.source, run.disk_needed)
     return RunResult(run.folder.path, quants, replace(takes, disk_peak=run.disk_peak))
 
 

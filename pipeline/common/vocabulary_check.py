@@ -7,10 +7,13 @@ to the texts between added tokens, for example. So both encode some texts.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import MillError
 from ...formats import TensorSource
+from ...formats.file_range import read_text
+from ...operating_system.memory import trim_free_memory
 
 if TYPE_CHECKING:
     from ...runtime.text.tokenizer import Tokenizer
@@ -49,22 +52,20 @@ TEXTS = (
 def vocabulary_differences(source: TensorSource) -> list[str]:
     """A note if the source's vocabulary, made from a tokenizer.json, gives some of TEXTS other token ids than that does; []
     without such a file."""
-    path = next((path for path in source.files if path.name == _FILE), None)
-    if path is None or "tokenizer.ggml.tokens" not in source.metadata:
+    path = tokenizer_file(source)
+    if path is None:
         return []
-    from tokenizers import Tokenizer as Original
-
-    from ...runtime.text.tokenizer import Tokenizer
-
-    try:
-        original, ours = Original.from_file(str(path)), Tokenizer(source.metadata)
-        expected = [each.ids for each in original.encode_batch(list(TEXTS), add_special_tokens=False)]
+    try:  # one tokenizer after the other: each takes more memory than what is written of a large vocabulary
+        expected = _expected(path)
+        trim_free_memory()
+        others = _others(source, expected)
     except Exception:  # of `tokenizers`, which has no exceptions of its own: a file that it cannot use cannot be compared
         return []
-    others = [text for text, ids in zip(TEXTS, expected, strict=True) if _encoded(ours, text) != ids]
+    finally:
+        trim_free_memory()
     if not others:
         return []
-    added = [token["content"] for token in json.loads(original.to_str())["added_tokens"]]
+    added = [token["content"] for token in json.loads(read_text(path))["added_tokens"]]
     found = [next((token for token in added if token.replace("\u2581", " ") in f" {text}"), None) for text in others]
     reason = ""
     if None not in found:
@@ -73,6 +74,28 @@ def vocabulary_differences(source: TensorSource) -> list[str]:
         f"of {len(TEXTS)} plain texts {len(others)} have other token ids with the GGUF's vocabulary than with {_FILE}, "
         f"such as {others[0]!r}{reason}"
     ]
+
+
+def tokenizer_file(source: TensorSource) -> Path | None:
+    """The tokenizer.json that the source's vocabulary can be compared with."""
+    has_tokens = "tokenizer.ggml.tokens" in source.metadata
+    return next((path for path in source.files if path.name == _FILE), None) if has_tokens else None
+
+
+def _expected(path: Path) -> list[list[int]]:
+    """The ids of TEXTS. Raises what `tokenizers` raises."""
+    from tokenizers import Tokenizer as Original
+
+    encoded = Original.from_file(str(path)).encode_batch(list(TEXTS), add_special_tokens=False)
+    return [each.ids for each in encoded]
+
+
+def _others(source: TensorSource, expected: list[list[int]]) -> list[str]:
+    """Those of TEXTS that get other ids than expected."""
+    from ...runtime.text.tokenizer import Tokenizer
+
+    ours = Tokenizer(source.metadata)
+    return [text for text, ids in zip(TEXTS, expected, strict=True) if _encoded(ours, text) != ids]
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int] | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from itertools import pairwise
 
+from ...formats import TensorSource
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ..common.forecast import Forecast, free_space
+from ..common.vocabulary_check import tokenizer_file
 
 # Anonymous memory of a job, measured: that of the program with its kernels, for each token of a vocabulary that is written, and
 # what a thread takes for chunks of rows.
-_STARTED, _TOKEN, _PER_THREAD = 60 << 20, 590, 55 << 20
+_STARTED, _TOKEN, _PER_THREAD = 62 << 20, 420, 30 << 20
+_TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 
 
@@ -19,9 +22,14 @@ Timing = Callable[[Plan, int], dict[str, float]]  # a plan, on so many threads -
 
 
 def forecast(
-    plan: Plan, disk_needed: int | None = None, *, timing: Timing | None = None, threads: int | None = None
+    plan: Plan,
+    source: TensorSource,
+    disk_needed: int | None = None,
+    *,
+    timing: Timing | None = None,
+    threads: int | None = None,
 ) -> Forecast:
-    """What a plan takes.
+    """What carrying out a plan of a source takes.
 
     disk_needed: bytes, if the job takes others than the plan's. timing: predicts the seconds, on so many threads (None: all
     processors).
@@ -29,8 +37,9 @@ def forecast(
     threads = threads or available_cpus()
     seconds = timing(plan, threads) if timing is not None else None
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
-    started = _STARTED + _TOKEN * (len(tokens) if isinstance(tokens, Sized) else 0)
-    memory = started + threads * _thread_bytes(plan) + plan.covariance_bytes
+    count = len(tokens) if isinstance(tokens, Sized) else 0
+    checking = _TOKEN_CHECKED * count if tokenizer_file(source) is not None else 0
+    memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
 

@@ -84,6 +84,22 @@ def test_merging_and_showing_covariances(files):
     assert peak(*merged) < 3 * square + (130 << 20)
 
 
+def test_converting_a_large_vocabulary(tmp_path, monkeypatch):
+    """Comparing a vocabulary with its tokenizer.json takes more than writing it, and nothing of that stays."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from slices import write_slice
+
+    small = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "num_experts": 8}
+    write_slice(
+        tmp_path / "m",
+        "Qwen3-235B-A22B",
+        changes=small | {"moe_intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 262144},
+    )
+    said, taken = said_and_taken("convert", tmp_path / "m", tmp_path / "a.gguf", "--outtype", "q8_0", "-t", 2)
+    assert 0.85 * taken < said < 1.15 * taken
+    assert taken < 400 << 20
+
+
 def test_reading():
     said, taken = said_and_taken("perplexity", FOLDER / "demo", "-f", FOLDER / "demo" / "heldout.txt", "--chunks", 4, "-t", 2)
     assert 0.85 * taken < said < 1.15 * taken
