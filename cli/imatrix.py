@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from ..pipeline.requests.imatrix import ImatrixRequest, ShowRequest
+from ..pipeline.requests.imatrix import FilesMemory, ImatrixRequest, ShowRequest
 from .command import Verbs
 from .display.console import call
 from .display.imatrices import computed_text, covariances_text, merged_covariances_text, merged_text, statistics_text
@@ -130,7 +130,7 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
         _refuse_for_covariances(other, options)
         from ..pipeline.covariance import show_covariance
 
-        call(show_covariance, file, show=covariances_text, as_json=as_json)
+        call(show_covariance, file, show=covariances_text, as_json=as_json, memory=options["memory"])
         return
 
     def text(result: ImatrixStatistics) -> str:
@@ -149,9 +149,9 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
     required=True,
     help="Write this file; a name that ends in .dat selects the legacy format.",
 )
+@options_of(FilesMemory)
 @flags.force
-@flags.as_json
-def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
+def merge(files: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Add up the sums and counts of several imatrix files of one model; formats may be mixed. Files of covariances become one,
     too, each weighed by its tokens.
 
@@ -165,10 +165,10 @@ def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
     if all(map(_is_covariance, files)):
         from ..pipeline.covariance import merge_covariance
 
-        call(merge_covariance, files, out, show=merged_covariances_text, as_json=as_json, force=force)
+        call(merge_covariance, files, out, show=merged_covariances_text, as_json=as_json, **options)
         return
 
-    call(merge_imatrix, files, out, show=merged_text, as_json=as_json, bars=False, force=force)
+    call(merge_imatrix, files, out, show=merged_text, as_json=as_json, bars=False, **options)
 
 
 @command.command(short_help="Write a matrix in the other format")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import FormatError, MillError, TensorSource, dims
-from ..jobs.atomic_write import write_bytes
-from .files import LEGACY_CHUNK, Entry, dat_bytes, gguf_bytes, read_imatrix_file
+from ..jobs.atomic_write import atomic_file, write_bytes
+from .files import LEGACY_CHUNK, Entry, dat_bytes, gguf_pieces, read_imatrix_file
 
 MIN_TOKENS = 32
 _PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight", "attn_output_a.weight")  # one matrix, or one per head or group of heads
@@ -45,10 +45,10 @@ class Imatrix:
         """Writes a file atomically, in the legacy format for a name that ends in .dat, else as GGUF. Raises MillError."""
         path = Path(path)
         if path.suffix == ".dat":
-            data = dat_bytes(self.means(), self.datasets, self.chunk_count)
-        else:
-            data = gguf_bytes(self.entries, self.datasets, self.chunk_count, self.chunk_size)
-        write_bytes(path, data)
+            write_bytes(path, dat_bytes(self.means(), self.datasets, self.chunk_count))
+            return
+        with atomic_file(path) as file:
+            file.writelines(gguf_pieces(self.entries, self.datasets, self.chunk_count, self.chunk_size))
 
     def means(self) -> dict[str, np.ndarray]:
         """Tensor name -> mean squared activation per column, float32 [matrices, columns].
@@ -56,7 +56,7 @@ class Imatrix:
         Experts with fewer than MIN_TOKENS tokens are filled up with the mean over the tensor's other experts; entries without
         data are left out.
         """
-        return {name: _means(sums, counts) for name, (sums, counts) in self.entries.items() if has_data(sums, counts)}
+        return {name: entry_means(*entry) for name, entry in self.entries.items() if has_data(*entry)}
 
     def unseen_experts(self) -> dict[str, list[int]]:
         """Tensor name -> numbers of the experts that saw no token, for entries with such experts."""
@@ -172,10 +172,11 @@ class Imatrix:
         return None
 
 
-def load(path: str | Path) -> Imatrix:
-    """Reads a file in either format. Raises FormatError for one that is no importance matrix, truncated, or unusable."""
+def load(path: str | Path, is_mapped: bool = False) -> Imatrix:
+    """Reads a file in either format. Raises FormatError for one that is no importance matrix, truncated, or unusable.
+    is_mapped: see `read_imatrix_file`."""
     path = Path(path)
-    file = read_imatrix_file(path)
+    file = read_imatrix_file(path, is_mapped)
     imatrix = Imatrix(file.entries, file.datasets, file.chunk_count, file.chunk_size)
     if not imatrix.entries:
         raise FormatError(f"{path}: an imatrix without entries")
@@ -211,7 +212,9 @@ def _merged(name: str, entries: list[Entry]) -> Entry:
         raise MillError(
             f"imatrix entry {name} is {' in one file and '.join(map(str, sorted(shapes)))} in another: not one model"
         )
-    sums = np.sum([sums.astype(np.float64) for sums, _ in rows], axis=0)
+    sums = np.zeros(rows[0][0].shape)
+    for one, _ in rows:
+        sums += one
     return sums.astype(np.float32), np.sum([counts for _, counts in rows], axis=0)
 
 
@@ -230,7 +233,8 @@ def _pooled(entry: Entry, columns: int) -> Entry:
     return rows.sum(axis=0, keepdims=True), np.repeat(counts, len(rows) // len(counts)).sum(keepdims=True)
 
 
-def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def entry_means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """What `Imatrix.means` has of an entry."""
     total, n_total = sums.sum(axis=0, dtype=np.float64), int(counts.sum())
     means = sums / np.maximum(counts, 1)[:, None]
     for expert in np.flatnonzero(counts < MIN_TOKENS):

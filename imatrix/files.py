@@ -6,7 +6,7 @@ Both are described in docs/formats/imatrix-files.md. An entry is (sums float32 [
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,27 +35,30 @@ class ImatrixFile:
     chunk_size: int = LEGACY_CHUNK
 
 
-def read_imatrix_file(path: Path) -> ImatrixFile:
-    """Reads either format, recognised by content. Raises FormatError for a file that is neither, or is truncated."""
+def read_imatrix_file(path: Path, is_mapped: bool = False) -> ImatrixFile:
+    """Reads either format, recognised by content. Raises FormatError for a file that is neither, or is truncated. is_mapped:
+    sums of a GGUF stay in the file, which must not become shorter meanwhile."""
     check_regular(path)
     try:
         with path.open("rb") as file:
             magic = file.read(4)
-            return _read_gguf(path) if magic == b"GGUF" else _read_dat(path, magic + file.read())
+            return _read_gguf(path, is_mapped) if magic == b"GGUF" else _read_dat(path, magic + file.read())
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
 
 
-def gguf_bytes(entries: Mapping[str, Entry], datasets: Sequence[str], chunk_count: int, chunk_size: int) -> bytes:
-    """A complete GGUF file; arguments as of `Imatrix`."""
+def gguf_pieces(entries: Mapping[str, Entry], datasets: Sequence[str], chunk_count: int, chunk_size: int) -> Iterator[bytes]:
+    """A complete GGUF file, piece by piece; arguments as of `Imatrix`."""
     shapes = {name: (len(counts), sums.shape[1]) for name, (sums, counts) in entries.items()}
     header, offsets, size = _gguf_layout(shapes, datasets, chunk_count, chunk_size)
-    out = bytearray(size)
-    out[: len(header)] = header
+    yield header
+    at = len(header)
     arrays = (array.astype("<f4") for _, entry in sorted(entries.items()) for array in entry)
     for offset, array in zip(offsets, arrays, strict=True):
-        out[offset : offset + array.nbytes] = array.tobytes()
-    return bytes(out)
+        yield bytes(offset - at)
+        yield array.tobytes()
+        at = offset + array.nbytes
+    yield bytes(size - at)
 
 
 def _gguf_layout(
@@ -96,7 +99,7 @@ def dat_bytes(means: Mapping[str, np.ndarray], datasets: Sequence[str], chunk_co
     return bytes(out + struct.pack("<ii", chunk_count, len(dataset)) + dataset)
 
 
-def _read_gguf(path: Path) -> ImatrixFile:
+def _read_gguf(path: Path, is_mapped: bool) -> ImatrixFile:
     file = open_gguf(path)
     if text_of(file.metadata, "general.type") != "imatrix":
         kind = file.metadata.get("general.type")
@@ -110,7 +113,7 @@ def _read_gguf(path: Path) -> ImatrixFile:
         counts_tensor = file.tensors.get(name + _COUNTS)
         if counts_tensor is None or tensor.type.name != "f32" or counts_tensor.type.name != "f32":
             raise FormatError(f"{path}: entry {name} lacks its counts, or is not of f32")
-        sums = tensor.read(0, tensor.n_rows).view(np.float32)
+        sums = (tensor.data if is_mapped else tensor.read(0, tensor.n_rows)).view(np.float32)
         counts = counts_tensor.read(0, counts_tensor.n_rows).view(np.float32).reshape(-1)
         if len(counts) != len(sums):
             raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(counts)} counts")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .coverage import layer_and_role
-from .entries import MIN_TOKENS, Imatrix
+from .entries import MIN_TOKENS, Imatrix, entry_means, has_data
 from .files import Entry
 
 ACTIVE = 1e-5  # mean square above which a column counts as active, as in llama.cpp's statistics
@@ -139,10 +139,10 @@ class ImatrixComparison:
 
 def compare_imatrices(first: Imatrix, second: Imatrix) -> ImatrixComparison:
     """Compares the mean squares of two files by entry, with undersampled experts filled up as for quantisation."""
-    a, b = first.means(), second.means()
-    differences, unlike = [], []
-    for name in (name for name in a if name in b):
-        x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+    a, b = ([name for name, entry in each.entries.items() if has_data(*entry)] for each in (first, second))
+    differences, unlike, there = [], [], set(b)
+    for name in (name for name in a if name in there):
+        x, y = (entry_means(*each.entries[name]).astype(np.float64) for each in (first, second))
         if x.shape != y.shape and x.size == y.size:  # a legacy file has a stack's experts in one row
             x, y = x.reshape(-1), y.reshape(-1)
         elif x.shape != y.shape and x.shape[1] == y.shape[1]:
@@ -156,4 +156,4 @@ def compare_imatrices(first: Imatrix, second: Imatrix) -> ImatrixComparison:
         ratio, relative = (float(y.sum()) / total, distance / norm) if total else (None, None)
         differences.append(Difference(name, cosine(x, y), ratio, relative))
     differences.sort(key=lambda d: d.cosine if d.cosine is not None else -1.0)
-    return ImatrixComparison(differences, [n for n in a if n not in b], [n for n in b if n not in a], unlike)
+    return ImatrixComparison(differences, [n for n in a if n not in there], [n for n in b if n not in set(a)], unlike)

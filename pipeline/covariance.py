@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..imatrix.covariance.files import Origin, open_covariance
-from ..imatrix.covariance.merge import merge_files
+from ..imatrix.covariance.merge import BLOCK_BYTES, merge_files
 from ..imatrix.covariance.statistics import InputStatistics, statistics
-from .common.arguments import as_paths, check_new, refuse_inputs
+from ..operating_system.processors import available_cpus
+from ..quantize.covariance.matrix.triangles import RUN_BYTES
+from ..simd.workers import Workers
+from .common.arguments import Size, as_paths, check_new, refuse_inputs
+from .common.memory import PROGRAM, memory_budget, warn_over
 from .common.progress import OnProgress, Stage, reporting
 from .common.shown import shown
 
@@ -32,11 +36,17 @@ class MergedCovariance:
 
 
 def merge_covariance(
-    files: Sequence[str | Path], out: str | Path, *, force: bool = False, progress: OnProgress | bool | None = None
+    files: Sequence[str | Path],
+    out: str | Path,
+    *,
+    force: bool = False,
+    memory: Size | None = None,
+    progress: OnProgress | bool | None = None,
 ) -> MergedCovariance:
     """Merges covariances that were collected from parts of a text, or from several texts, each weighed by its tokens.
 
     files  what `compute_imatrix` wrote to `covariance`; out: the file to write; force: an existing one is replaced
+    memory    bytes, or a size such as '1G', that it may take beside the files; a warning says where that cannot be
     progress  called with `Progress` reports, stage 'covariances' in bytes
 
     Returns a `MergedCovariance`. Raises FormatError for a file that is none or is damaged, MillError for files of different
@@ -55,11 +65,21 @@ def merge_covariance(
     opened = [open_covariance(path) for path in files]
     refuse_inputs([out], as_paths(files))
     check_new(out, force)
+    workers, left = _team(memory, 2)
     with reporting(progress) as report:
         stage = Stage(report, "covariances")
-        writer = merge_files(opened, out, lambda done, total, name: stage.reach(done, total, name))
+        writer = merge_files(opened, out, lambda done, total, name: stage.reach(done, total, name), left, workers)
     merged = open_covariance(writer.path)
     return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count, len(merged.outputs))
+
+
+def _team(memory: Size | None, runs: int) -> tuple[Workers, int]:
+    """As many threads as there is memory for, each with so many runs of rows; and the bytes that are left, of what merging
+    needs."""
+    budget, each = memory_budget(memory) - PROGRAM - RUN_BYTES, runs * RUN_BYTES
+    warn_over(PROGRAM + RUN_BYTES + each, memory_budget(memory), "one thread", "there is no way to take less")
+    threads = max(1, min(available_cpus(), budget // each))
+    return Workers(threads), min(BLOCK_BYTES, max(RUN_BYTES, budget - threads * each))
 
 
 @shown
@@ -83,10 +103,12 @@ class CovarianceStatistics:
         return {"path": str(self.path), "nbytes": self.nbytes, **origin, "inputs": [asdict(one) for one in self.inputs]}
 
 
-def show_covariance(file: str | Path, *, progress: OnProgress | bool | None = None) -> CovarianceStatistics:
+def show_covariance(
+    file: str | Path, *, memory: Size | None = None, progress: OnProgress | bool | None = None
+) -> CovarianceStatistics:
     """Reads a covariance file: of every input its size, the tokens seen, and how correlated its columns are.
 
-    progress: called with `Progress` reports, stage 'covariances' in bytes
+    memory: as of `merge_covariance`; progress: called with `Progress` reports, stage 'covariances' in bytes
 
     Returns a `CovarianceStatistics`. Raises FormatError for a file that is none, or is damaged.
 
@@ -100,8 +122,9 @@ def show_covariance(file: str | Path, *, progress: OnProgress | bool | None = No
         ('output.weight', 256)
     """
     opened = open_covariance(file)
+    workers, _ = _team(memory, 1)
     with reporting(progress) as report:
         stage = Stage(report, "covariances", sum(stored.nbytes for stored, _ in opened.entries.values()))
         return CovarianceStatistics(
-            opened.path, opened.path.stat().st_size, opened.model, list(statistics(opened, stage.advance))
+            opened.path, opened.path.stat().st_size, opened.model, list(statistics(opened, workers, stage.advance))
         )

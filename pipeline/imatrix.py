@@ -29,7 +29,8 @@ from .collecting.moments import check_covariance
 from .collecting.outputs import already_collected, check_outputs
 from .collecting.own_text import WINDOWS as OWN_WINDOWS
 from .collecting.own_text import parse_texts, provide_own_text
-from .common.arguments import as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
+from .common.arguments import Size, as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
+from .common.memory import PROGRAM, warn_over
 from .common.messages import note, warn
 from .common.models import note_micro_batch, open_model, opened_source, pop_checkpoint_options, window_settings
 from .common.progress import reporting
@@ -38,6 +39,8 @@ from .reports.style import check_picture
 from .requests.imatrix import ImatrixRequest, ShowRequest
 from .requests.running import settings_of
 from .requests.verb import verb
+
+_ENTRY = 12  # bytes of a number of an entry that is worked on: in float32 and in float64
 
 
 @shown
@@ -208,10 +211,13 @@ class MergedImatrix:
         return {"path": str(self.path), "entries": entries, "chunks": chunks, "lost": self.lost}
 
 
-def merge_imatrix(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedImatrix:
+def merge_imatrix(
+    files: Sequence[str | Path], out: str | Path, *, force: bool = False, memory: Size | None = None
+) -> MergedImatrix:
     """Adds up the sums and counts of importance matrices of one model, in either format.
 
-    files  GGUF or legacy .dat; out: the file to write, .dat for the legacy format; force: an existing one is replaced
+    files   GGUF or legacy .dat; out: the file to write, .dat for the legacy format; force: an existing one is replaced
+    memory  bytes, or a size such as '1G', that it may take beside the files; a warning says where that cannot be
 
     Returns a `MergedImatrix`. Raises FormatError for a file that is no imatrix, MillError for files of different models.
 
@@ -224,9 +230,10 @@ def merge_imatrix(files: Sequence[str | Path], out: str | Path, *, force: bool =
         >>> merge_imatrix(["one.imatrix", "two.imatrix"], "both.imatrix", force=True).imatrix.chunk_count
         2
     """
-    parts, out = [load(path) for path in files], Path(out)
+    parts, out = [load(path, is_mapped=True) for path in files], Path(out)
     refuse_inputs([out], as_paths(files))
     check_new(out, force)
+    warn_over(_taken(parts, is_merged=True), as_bytes(memory), "merging", "files of parts of the model take less")
     imatrix = parts[0].merge(*parts[1:])
     result = MergedImatrix(imatrix, out, imatrix.not_stored(out.suffix))
     imatrix.save(out)
@@ -243,6 +250,13 @@ def convert_imatrix(file: str | Path, out: str | Path, *, force: bool = False) -
     if is_legacy and result.path.suffix != ".dat":
         warn([f"{file} did not keep how many tokens each expert saw: in {out} all have its windows x {LEGACY_CHUNK}"])
     return result
+
+
+def _taken(parts: Sequence[Imatrix], is_merged: bool = False) -> int:
+    """Bytes beside the files: float64 of an entry of each, and of one that is merged all entries."""
+    sizes = {name: sums.size for one in parts for name, (sums, _) in one.entries.items()}
+    kept = sum(sizes.values()) if is_merged else 0
+    return PROGRAM + 4 * kept + _ENTRY * (1 if is_merged else len(parts)) * max(sizes.values(), default=0)
 
 
 @shown
@@ -291,7 +305,9 @@ def show_imatrix(request: ShowRequest) -> ImatrixStatistics:
     if request.plot is not None:
         check_picture(Path(request.plot))
         refuse_inputs([Path(request.plot)], [path, *([second_path] if second_path else [])])
-    imatrix, second = load(path), load(second_path) if second_path is not None else None
+    imatrix, second = load(path, True), load(second_path, True) if second_path is not None else None
+    needed = _taken([one for one in (imatrix, second) if one is not None])
+    warn_over(needed, as_bytes(request.memory), "the largest entry", "there is no way to take less")
     result = ImatrixStatistics(
         imatrix,
         statistics(imatrix, request.top),

@@ -234,22 +234,22 @@ class CovarianceFile:
         }
 
 
-def read_part(path: Path, stored: StoredInput, matrix: int) -> FoldedCovariance:
-    """The covariance of one matrix's inputs. Raises FormatError if its bytes do not have the checksum of the file."""
-    triangle = stored.triangle.read(matrix, matrix + 1).reshape(-1)
+def read_part(path: Path, stored: StoredInput, matrix: int, is_mapped: bool = False) -> FoldedCovariance:
+    """The covariance of one matrix's inputs. Raises FormatError if its bytes do not have the checksum of the file. is_mapped:
+    the triangle stays in the file, which must not become shorter meanwhile."""
+    triangle = stored.triangle.data[matrix] if is_mapped else stored.triangle.read(matrix, matrix + 1).reshape(-1)
     mean_squares = stored.mean_squares.read(matrix, matrix + 1).reshape(-1)
     tokens = stored.tokens[matrix : matrix + 1]
-    if part_checksum(triangle, mean_squares, tokens) != stored.checksums[matrix]:
+    if part_checksum(xxhash.xxh3_64(triangle.data), mean_squares, tokens) != stored.checksums[matrix]:
         which = f", matrix {matrix}" if stored.matrices > 1 else ""
         raise FormatError(f"{path}: the part of {stored.name}{which} is damaged (its checksum differs): collect it again")
     dtype = DTYPES[stored.triangle.type.name]
     return FoldedCovariance(triangle.view(dtype), mean_squares.view(np.float32), int(tokens[0]))
 
 
-def part_checksum(triangle: np.ndarray, mean_squares: np.ndarray, tokens: np.ndarray) -> np.int64:
-    """xxh3-64 of a part's bytes, as the file has it."""
-    digest = xxhash.xxh3_64()
-    for array in (triangle, mean_squares, tokens):
+def part_checksum(digest: xxhash.xxh3_64, mean_squares: np.ndarray, tokens: np.ndarray) -> np.int64:
+    """xxh3-64 of a part's bytes, as the file has it. digest: of its triangle; the rest is added to it."""
+    for array in (mean_squares, tokens):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return np.uint64(digest.intdigest()).astype(np.int64)
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import MillError
-from ...quantize.covariance.matrix.triangles import FoldedCovariance, fold_rows
+from ...quantize.covariance.matrix.triangles import folded_blocks
 from ...quantize.covariance.row_blocks import RowBlocks
 from ...simd.memory import scratch
-from ...simd.workers import default_workers
+from ...simd.workers import ALONE, Workers
 from .files import OUTPUT_SUFFIX, CovarianceFile, Origin, StoredInput, read_part
 from .writer import CovarianceWriter, PlannedInput
 
+BLOCK_BYTES = 64 << 20  # of a merged triangle in memory
+
 
 def merge_files(
-    files: Sequence[CovarianceFile], out: Path, on_part: Callable[[int, int, str], None] = lambda done, total, name: None
+    files: Sequence[CovarianceFile],
+    out: Path,
+    on_part: Callable[[int, int, str], None] = lambda done, total, name: None,
+    nbytes: int = BLOCK_BYTES,
+    workers: Workers = ALONE,
 ) -> CovarianceWriter:
     """Writes the merged file, part by part; returns its writer. The parts of `out` have 32 bits if those of any file have.
 
-    on_part: called with the bytes that are written, those of the whole file, and the name of the last part.
+    on_part: called with the bytes that are written, those of the whole file, and the name of the last part. nbytes: of a part
+    that are in memory, at the most, but some rows at the least.
 
     An input that only some files have is merged from those. Raises MillError for files of different models.
     """
@@ -39,9 +46,12 @@ def merge_files(
     for name, one in planned.items():
         for matrix in range(one.matrices):
             parts = [(file, own[name][0]) for file, own in entries if name in own]
-            writer.write(name, matrix, merged := _mean(parts, matrix, writer.dtype))
-            done += merged.nbytes
-            on_part(done, writer.nbytes, name)
+
+            def on_block(block: int, name: str = name) -> None:
+                nonlocal done
+                on_part(done := done + block, writer.nbytes, name)
+
+            _write_mean(writer, name, parts, matrix, nbytes, workers, on_block)
     writer.finish()
     return writer
 
@@ -72,10 +82,18 @@ def _planned(stored: StoredInput, blocks: RowBlocks | None) -> PlannedInput:
     return PlannedInput(stored.tensors, stored.columns, stored.matrices, blocks)
 
 
-def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int, dtype: np.dtype) -> FoldedCovariance:
-    """The mean over all tokens; all parts are in memory, folded, and few rows of them unfolded."""
+def _write_mean(
+    writer: CovarianceWriter,
+    name: str,
+    parts: Sequence[tuple[CovarianceFile, StoredInput]],
+    matrix: int,
+    nbytes: int,
+    workers: Workers,
+    on_block: Callable[[int], None],
+) -> None:
+    """Writes the mean over all tokens, block by block, and tells of the bytes of each; all parts stay in their files."""
     total = sum(int(stored.tokens[matrix]) for _, stored in parts)
-    read = [read_part(file.path, stored, matrix) for file, stored in parts]
+    read = [read_part(file.path, stored, matrix, is_mapped=True) for file, stored in parts]
     shares = [np.float32(part.tokens / max(1, total)) for part in read]
     mean_squares = np.zeros(read[0].columns, np.float32)
     for part, share in zip(read, shares, strict=True):
@@ -89,4 +107,9 @@ def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int, dtyp
             values *= share
             out += values
 
-    return FoldedCovariance(fold_rows(mean_squares, dtype, rows, default_workers()), mean_squares, total)
+    def blocks() -> Iterator[np.ndarray]:
+        for block in folded_blocks(mean_squares, writer.dtype, rows, nbytes, workers):
+            yield block
+            on_block(block.nbytes)
+
+    writer.write_blocks(name, matrix, blocks(), mean_squares, total)

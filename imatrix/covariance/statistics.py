@@ -10,7 +10,7 @@ import numpy as np
 from ...quantize.covariance.matrix.triangles import FoldedCovariance, row_runs, triangle_size
 from ...simd.compile import kernel
 from ...simd.memory import scratch
-from ...simd.workers import default_workers
+from ...simd.workers import ALONE, Workers
 from .files import OUTPUT_SUFFIX, CovarianceFile, read_part
 
 
@@ -48,18 +48,18 @@ class InputStatistics:
 
 
 def statistics(
-    file: CovarianceFile, on_part: Callable[[int, str], None] = lambda nbytes, name: None
+    file: CovarianceFile, workers: Workers = ALONE, on_part: Callable[[int, str], None] = lambda nbytes, name: None
 ) -> Iterator[InputStatistics]:
     """The statistics of every input, and of the gradients at every output, in the file's order; every part is read, and
     on_part(bytes, name) called after it. Raises FormatError for a damaged one."""
     for stored, blocks in file.entries.values():
         figures, too_few = [], 0
         for matrix in range(stored.matrices):
-            covariance = read_part(file.path, stored, matrix)
+            covariance = read_part(file.path, stored, matrix, is_mapped=True)
             too_few += not covariance.has_enough_tokens
             if covariance.tokens:
                 span = slice(0, stored.columns) if blocks is None else blocks.span(matrix % blocks.count)
-                figures.append((*_figures(covariance, span.stop - span.start), covariance.damping))
+                figures.append((*_figures(covariance, span.stop - span.start, workers), covariance.damping))
             on_part(stored.nbytes // stored.matrices, stored.name)
         mean = np.mean(figures, axis=0) if figures else np.zeros(5)
         yield InputStatistics(
@@ -77,7 +77,7 @@ def statistics(
         )
 
 
-def _figures(covariance: FoldedCovariance, columns: int) -> tuple[float, float, float, float]:
+def _figures(covariance: FoldedCovariance, columns: int, workers: Workers) -> tuple[float, float, float, float]:
     """(mean square, effective rank, share of the diagonal, root mean square of correlations) of the first columns, without what
     a block is filled up with."""
     diagonal = covariance.diagonal[:columns].astype(np.float64)
@@ -91,7 +91,7 @@ def _figures(covariance: FoldedCovariance, columns: int) -> tuple[float, float, 
         covariance.rows(first, stop, values)
         return _sums_of_squares(values, inverses, first, min(stop, columns), columns)
 
-    parts = default_workers().map(sums, [run for run in row_runs(n) if run[0] < columns], covariance.triangle.size)
+    parts = workers.map(sums, [run for run in row_runs(n) if run[0] < columns], covariance.triangle.size)
     squares, correlations = np.sum(parts, axis=0) if parts else (0.0, 0.0)
     used = int((roots > 0).sum())
     if not squares:

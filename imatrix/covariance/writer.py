@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ...errors import MillError, PlanError
 from ...formats import TYPES
@@ -120,12 +121,22 @@ class CovarianceWriter:
 
     def write_folded(self, name: str, matrix: int, triangle: np.ndarray, mean_squares: np.ndarray, n_tokens: int) -> None:
         """As `write`, for what `fold` gave with this writer's dtype."""
-        tokens = np.array([n_tokens], np.int64)
-        checksum = np.array([part_checksum(triangle, mean_squares, tokens)])
-        arrays = {TRIANGLE: triangle, MEAN_SQUARES: mean_squares, TOKENS: tokens, CHECKSUMS: checksum}
+        self.write_blocks(name, matrix, [triangle], mean_squares, n_tokens)
+
+    def write_blocks(
+        self, name: str, matrix: int, blocks: Iterable[np.ndarray], mean_squares: np.ndarray, n_tokens: int
+    ) -> None:
+        """As `write_folded`, for a triangle that comes in consecutive blocks."""
+        tokens, digest = np.array([n_tokens], np.int64), xxhash.xxh3_64()
+        nbytes = triangle_size(len(mean_squares)) * self.dtype.itemsize
         try:
             with self.part.open("r+b") as file:
-                for suffix, array in arrays.items():
+                file.seek(self._offsets[name + TRIANGLE] + matrix * nbytes)
+                for block in blocks:
+                    digest.update(block.data)
+                    file.write(block.data)
+                checksum = np.array([part_checksum(digest, mean_squares, tokens)])
+                for suffix, array in {MEAN_SQUARES: mean_squares, TOKENS: tokens, CHECKSUMS: checksum}.items():
                     file.seek(self._offsets[name + suffix] + matrix * array.nbytes)
                     file.write(array.data)
         except OSError as error:

@@ -17,6 +17,7 @@ from ...imatrix.covariance.outputs import outputs_of
 from ...imatrix.entries import MIN_TOKENS
 from ...imatrix.files import file_size
 from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
+from ...quantize.covariance.matrix.triangles import triangle_size
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
 from ..common.forecast import Forecast, free_space, predicted
@@ -151,7 +152,7 @@ def forecast_collection(
     chunks, nbytes = windows.weighted_count(count), 0
     if path is not None:
         nbytes = file_size(path.suffix, shapes, windows.datasets, chunks, windows.n_ctx)
-    covariance, (seconds, sum_seconds) = None, expected_seconds(model, (), tokens, 1)
+    covariance, (seconds, sum_seconds), folded = None, expected_seconds(model, (), tokens, 1), 0
     if job is not None:
         outputs = len(outputs_of(job.inputs))
         sizes = job.writer.nbytes, job.sums_bytes, job.sums_bytes
@@ -159,6 +160,7 @@ def forecast_collection(
         seen = seen_by(job)
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds = job.expected_seconds()
+        folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize
     threads, folder = model.workers.count, (path or Path("x")).parent
     return CollectionForecast(
         len(shapes),
@@ -170,7 +172,7 @@ def forecast_collection(
         seconds + start_seconds([model]) / threads,
         sum_seconds,
         experts_of(model, tokens),
-        _memory(model, windows, options, shapes.values(), covariance),
+        _memory(model, windows, options, shapes.values(), covariance, folded),
         threads,
     )
 
@@ -181,16 +183,18 @@ def _memory(
     options: CollectOptions,
     shapes: Iterable[tuple[int, int]],
     covariance: CovarianceForecast | None,
+    folded: int,
 ) -> int | None:
-    """Bytes of memory for what is summed, and for the pass with the most windows, its results included; or for the pass over
-    gradients, where that takes more."""
+    """Bytes of memory for what is summed, and for the pass with the most windows, its results included, of which the allocator
+    keeps what is freed; or for the pass over gradients, where that takes more. folded: bytes of the largest sums as they are
+    written."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
     with model.observing(Collector(model, options)):
         running = model.windows_bytes(together, windows.n_ctx)
     if running is None:
         return None
     entries = sum(matrices * columns for matrices, columns in shapes)
-    most = running + (covariance.sums_bytes if covariance is not None else 0)
+    most = running + folded + (covariance.sums_bytes if covariance is not None else 0)
     if covariance is not None and (back := covariance.gradients) is not None:
         most = max(most, _TORCH + back.sums_bytes + back.kept_bytes + back.working_bytes)
     return started_bytes([model]) + 16 * entries + most

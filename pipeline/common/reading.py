@@ -10,9 +10,8 @@ from ...runtime import Model
 from ...runtime.evaluate.divergence import BLOCK_BYTES
 from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.perplexity import windows_together
-from .figures import size_text
 from .forecast import Forecast, free_space
-from .messages import warn
+from .memory import warn_over
 
 # Anonymous memory of a program that runs a model: its modules and kernels, and for each token of the vocabulary.
 _STARTED, _TOKEN = 105 << 20, 370
@@ -52,7 +51,7 @@ def most_together(
     together = min(windows, windows_together(models[0], n_ctx))
     while memory is not None and (taken := reading_memory(models, n_ctx, together, baseline)) is not None and taken > memory:
         if together == 1:
-            warn([f"a window of {n_ctx} tokens takes {size_text(taken)}, more than --memory; smaller ones (-c) take less"])
+            warn_over(taken, memory, f"a window of {n_ctx} tokens", "smaller ones (-c) take less")
             break
         together -= 1
     return together

@@ -22,6 +22,7 @@ from ..common.baseline import describe_stored
 from ..common.messages import note
 from ..common.models import CHECKPOINT_OPTIONS, open_model
 from ..common.progress import WINDOWS, OnProgress, Stage
+from ..common.reading import most_together
 from .candidates import StockMix, stock_name
 from .results import Result, ResultsFile, result_key
 
@@ -58,15 +59,15 @@ def are_whole(file: Path, n_windows: int, n_ctx: int, n_embd: int) -> bool:
         return False
 
 
-def write_outputs(model: Model, windows: np.ndarray, file: Path, on_window: Callable[[int], None]) -> None:
-    """Runs windows int64 [n, n_ctx] and writes the outputs that predict their second halves.
+def write_outputs(model: Model, windows: np.ndarray, together: int, file: Path, on_window: Callable[[int], None]) -> None:
+    """Runs windows int64 [n, n_ctx], so many in one pass, and writes the outputs that predict their second halves.
 
     on_window: called with the number of windows done. Raises MillError for outputs that are not finite.
     """
-    step, digest = max(1, model.settings.batch // windows.shape[1]), xxhash.xxh3_64()
+    digest = xxhash.xxh3_64()
     with atomic_file(file) as out:
-        for first in range(0, len(windows), step):
-            batch = windows[first : first + step]
+        for first in range(0, len(windows), together):
+            batch = windows[first : first + together]
             for output in scored_outputs(model, batch):
                 data = output.astype("<f4").tobytes()
                 digest.update(data)
@@ -83,6 +84,7 @@ class Judge:
     tokens      int64 [windows, n_ctx], before any of them is replaced by BOS
     against     the baseline: a model, or a file of its predictions
     about_text  what `describe_text` says
+    memory      bytes that bound how many windows run in one pass; None: as many as fit into the batch
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Judge:
         tokens: np.ndarray,
         against: Model | StoredPredictions,
         about_text: dict[str, Any] | None,
+        memory: int | None = None,
     ):
         self.folder, self.kept, self.tokens, self.against, self.about_text = folder, kept, tokens, against, about_text
+        self._memory = memory
         self.about_baseline = describe_model(against) if isinstance(against, Model) else describe_stored(against)
         self._baseline: Baseline | None = None if isinstance(against, Model) else against
 
@@ -142,7 +146,15 @@ class Judge:
             stage.reach(so_far.chunks, total, f"KL divergence {so_far.kld_mean or 0:.4f}")
 
         n_ctx = self.tokens.shape[1]
-        figures = perplexity(opened, self.tokens.ravel(), n_ctx=n_ctx, on_chunk=on_chunk, baseline=baseline).as_json()
+        base = self.against if isinstance(self.against, Model) else None
+        figures = perplexity(
+            opened,
+            self.tokens.ravel(),
+            n_ctx=n_ctx,
+            on_chunk=on_chunk,
+            baseline=baseline,
+            together=most_together([opened], n_ctx, len(self.tokens), base, self._memory),
+        ).as_json()
         opened.release()
         if not is_written:
             figures["tokens_per_second"] = None  # its weights are encoded as they are read
@@ -165,6 +177,8 @@ class Judge:
             file = self.folder / f"baseline-{self._key(model, self.about_baseline, None)[:16]}.outputs"
             if not are_whole(file, len(windows), n_ctx, model.graph.n_embd):
                 stage = Stage(report, "baseline", len(windows), WINDOWS)
-                write_outputs(model, windows, file, lambda done: stage.reach(done))
+                together = most_together([model], n_ctx, len(windows), memory=self._memory)
+                write_outputs(model, windows, together, file, lambda done: stage.reach(done))
+                model.release()  # of what passes take; its head is all that is used from now on
             self._baseline = StoredOutputs(model, file, n_ctx)
         return self._baseline

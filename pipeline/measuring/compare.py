@@ -11,14 +11,15 @@ from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
 from ...jobs.patterns import NamePattern
 from ...runtime import Model
-from ...runtime.evaluate.compare import Comparison, compare
+from ...runtime.evaluate.compare import THREAD_BYTES, Comparison, compare
 from ...runtime.evaluate.provenance import describe_program, describe_settings, describe_text
 from ...runtime.placement.stored_sizes import stored_nbytes
-from ..common.arguments import as_pattern, refuse_unused
+from ..common.arguments import as_bytes, as_pattern, refuse_unused
 from ..common.forecast import Planned
+from ..common.memory import warn_over
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from ..common.progress import Stage, reporting
-from ..common.reading import reading_forecast, reading_memory, reading_seconds
+from ..common.reading import reading_forecast, reading_memory, reading_seconds, started_bytes
 from ..common.shown import shown
 from ..reports.plots import plot_comparison
 from ..reports.style import check_picture
@@ -28,7 +29,6 @@ from ..requests.verb import verb
 
 N_CTX = 512
 _WEIGHT_SECONDS = 1e-8  # of a thread, for a weight of both models (bf16 and q8_0, Zen 5)
-_THREAD_BYTES = 50 << 20  # that a thread has of both models' weights
 
 
 @shown
@@ -87,8 +87,15 @@ def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
     if not (request.no_weights or any(pattern.search(name) for name in models[0].source.tensors)):
         raise UsageError(f"--tensors: no tensor of {model_name(request.a)} has {pattern.text!r} in its name")
     data = read_file(Path(request.text), pipes=True) if request.text is not None else None
+    memory = as_bytes(request.memory)
+    passes = _passes_memory(models, window, data is not None)
+    threads = models[0].workers.count
+    if memory is not None and passes is not None:
+        warn_over(sum(passes), memory, f"a window of {window} tokens", "smaller ones (-c) take less")
+        threads = max(1, min(threads, (memory - passes[0]) // THREAD_BYTES))
     if request.dry_run:
-        return _planned(models, data is not None, window, request.chunks or 1, None if request.no_weights else pattern)
+        chosen = None if request.no_weights else pattern
+        return _planned(models, data is not None, window, request.chunks or 1, chosen, passes, threads)
     with reporting(request.progress) as report:
         total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
         stage = Stage(report, "compare", total) if not request.no_weights else None
@@ -101,6 +108,7 @@ def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
             weights=None if request.no_weights else pattern,
             products=request.products,
             on_tensor=stage.advance if stage is not None else None,
+            threads=threads,
         )
         about = [describe_origin(model, request.full_hash, report) for model in models]
     result = ComparisonResult(
@@ -121,19 +129,36 @@ def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
     return result
 
 
-def _planned(models: list[Model], reads: bool, n_ctx: int, windows: int, weights: NamePattern | None) -> Planned:
-    """reads: whether a text is read, of which both models run a window at the same time; weights: those that are compared."""
+def _passes_memory(models: list[Model], n_ctx: int, reads: bool) -> tuple[int, int] | None:
+    """Bytes of both models and of the larger pass; and of the other pass, which runs at the same time if a text is read. None:
+    not known."""
     a, b = models
-    work, seconds, passes = dict[str, int](), dict[str, float](), 0
-    memory = reading_memory([b], n_ctx, 1, a)
+    memory = reading_memory([b], n_ctx, 1, a) if reads else started_bytes(models)
+    if memory is None:
+        return None
+    return memory, min(model.windows_bytes(1, n_ctx) or 0 for model in models) if reads else 0
+
+
+def _planned(
+    models: list[Model],
+    reads: bool,
+    n_ctx: int,
+    windows: int,
+    weights: NamePattern | None,
+    passes: tuple[int, int] | None,
+    threads: int,
+) -> Planned:
+    """reads: whether a text is read; weights: those that are compared, on so many threads; passes: see `_passes_memory`."""
+    a, b = models
+    work, seconds = dict[str, int](), dict[str, float]()
+    memory, beside = passes or (None, 0)
     if reads:
         work["windows"] = windows
         seconds["layers"] = sum(reading_seconds(model, windows * n_ctx) for model in models)
-        passes = min(model.windows_bytes(1, n_ctx) or 0 for model in models)
     if weights is not None:
         names = [name for name in a.source.tensors if weights.search(name) and name in b.source.tensors]
         count = sum(a.source.tensors[name].n_elements for name in names)
         work |= {"tensors": len(names), "weights": count}
-        seconds["weights"] = _WEIGHT_SECONDS * count / a.workers.count
-        passes = max(passes, a.workers.count * _THREAD_BYTES)
-    return Planned(work, reading_forecast(seconds, memory + passes if memory is not None else None, models, Path()))
+        seconds["weights"] = _WEIGHT_SECONDS * count / threads
+        beside = max(beside, threads * THREAD_BYTES)
+    return Planned(work, reading_forecast(seconds, memory + beside if memory is not None else None, models, Path()))

@@ -20,7 +20,7 @@ from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.open_logits import open_logits
 from ...runtime.evaluate.provenance import describe_text
 from ...runtime.evaluate.tasks.questions import compile_answer
-from ..common.arguments import as_paths, check_folder, read_template, refuse_unused
+from ..common.arguments import as_bytes, as_paths, check_folder, read_template, refuse_unused
 from ..common.baseline import stored_tokens
 from ..common.figures import windows_text
 from ..common.forecast import Forecast, Planned, free_space
@@ -96,7 +96,7 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation | Planned:
         >>> [(row.name, row.kld < 0.1) for row in result.rows]
         [('Q4_0', True), ('Q8_0', True)]
     """
-    settings = settings_of(request, "n_ctx")
+    settings, memory = settings_of(request, "n_ctx"), as_bytes(request.memory)
     folder, joined = Path(request.out), [(path, read_results(path)) for path in as_paths(request.join)]
     mixes = _file_types(request.stock)
     paths = find_models(as_paths(request.models))
@@ -163,8 +163,8 @@ def evaluate_models(request: EvaluateRequest) -> Evaluation | Planned:
     if request.dry_run:
         measured = [open_model(path, of_model) for path, of_model in zip(paths, own, strict=True)]
         measured += [base] * (len(mixes) + request.noise_floor) if base is not None else []
-        return _planned(work, measured, base, text.tokens, folder)
-    judge = Judge(folder, kept, text.tokens, first if stored is None else stored, text.about)
+        return _planned(work, measured, base, text.tokens, folder, memory)
+    judge = Judge(folder, kept, text.tokens, first if stored is None else stored, text.about, memory)
     failed: dict[str, str] = {}
     with reporting(request.progress) as report:
         chosen: list[Result] = []
@@ -239,18 +239,20 @@ def _file_types(stock: str | Sequence[str]) -> list[str]:
     return [found for found in dict.fromkeys(names.values()) if found is not None]
 
 
-def _planned(work: dict[str, int], models: list[Model], base: Model | None, tokens: np.ndarray, folder: Path) -> Planned:
-    """models: that are measured one after the other, of mixes and the noise floor the baseline; tokens: of all windows."""
+def _planned(
+    work: dict[str, int], models: list[Model], base: Model | None, tokens: np.ndarray, folder: Path, memory: int | None
+) -> Planned:
+    """models: that are measured one after the other, of mixes and the noise floor the baseline; tokens: of all windows; memory:
+    bytes of --memory."""
     windows, n_ctx = tokens.shape
     seconds = {"models": sum(reading_seconds(model, tokens.size) for model in models)}
     needed = 0
     if base is not None:
         seconds["baseline"] = reading_seconds(base, tokens.size)
         needed = 4 * windows * scored(n_ctx) * base.graph.n_embd
-    together = most_together(models, n_ctx, windows)
-    each = [reading_memory([model], n_ctx, together, base) for model in models]
-    memory = max(nbytes for nbytes in each if nbytes is not None) if None not in each else None
-    return Planned({**work, "windows": windows}, reading_forecast(seconds, memory, [*models[:1]], folder, needed))
+    each = [reading_memory([m], n_ctx, most_together([m], n_ctx, windows, base, memory), base) for m in models]
+    most = max(nbytes for nbytes in each if nbytes is not None) if None not in each else None
+    return Planned({**work, "windows": windows}, reading_forecast(seconds, most, [*models[:1]], folder, needed))
 
 
 def _summary(

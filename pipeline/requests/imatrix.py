@@ -147,7 +147,17 @@ class ImatrixRequest(RunningModel):
 
 
 @request
-class ShowRequest:
+class FilesMemory:
+    memory: Size | None = option(
+        "Keep to this much memory beside the files, such as 1G; a warning says where that cannot be.",
+        default=None,
+        kind="size",
+        rare=True,
+    )
+
+
+@request
+class ShowRequest(FilesMemory):
     file: str | Path = argument("An importance matrix, GGUF or legacy .dat.", kind="file", kw_only=False)
     other: str | Path | None = argument("Another one, to compare with.", default=None, kind="file", kw_only=False)
     top: int = option("Name this many of each tensor's columns, those with the largest sums.", default=5, least=1)

@@ -37,7 +37,17 @@ class FullHash:
 
 
 @request
-class PerplexityRequest(FullHash, DryRun, RunningModel):
+class WindowsMemory:
+    memory: Size | None = option(
+        "Run no more windows in one pass than this much memory takes, such as 4G; the figures do not depend on it.",
+        default=None,
+        kind="size",
+        shown="as many as fit into -b",
+    )
+
+
+@request
+class PerplexityRequest(FullHash, DryRun, WindowsMemory, RunningModel):
     model: ModelLike | Sequence[ModelLike] = argument(
         "A GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave; or several, which are all open at the "
         "same time: the baseline reads each window once for all of them.",
@@ -92,12 +102,6 @@ class PerplexityRequest(FullHash, DryRun, RunningModel):
         kind="file",
         metavar="RESULT",
     )
-    memory: Size | None = option(
-        "Run no more windows in one pass than this much memory takes, such as 4G; the figures do not depend on it.",
-        default=None,
-        kind="size",
-        shown="as many as fit into -b",
-    )
     cluster: str | None = option(
         "Divide the windows among dask workers, with the same figures: tcp://HOST:PORT, a scheduler file, or local:N.",
         default=None,
@@ -125,7 +129,7 @@ class TasksRequest(FullHash, RunningModel):
 
 
 @request
-class EvaluateRequest(DryRun, RunningModel):
+class EvaluateRequest(DryRun, WindowsMemory, RunningModel):
     models: str | Path | Sequence[str | Path] = argument(
         "GGUF files, checkpoint folders, folders of GGUF files, or patterns such as 'quants/*.gguf'.",
         metavar="[MODEL|FOLDER|PATTERN]...",
@@ -238,6 +242,13 @@ class CompareRequest(FullHash, DryRun, RunningModel):
     )
     no_weights: bool = option(
         "Compare only the layers, which is faster: comparing weights decodes every tensor of both models.", default=False
+    )
+    memory: Size | None = option(
+        "Decode weights with no more threads than this much memory takes, such as 1G; the figures do not depend on it.",
+        default=None,
+        kind="size",
+        shown="all threads",
+        rare=True,
     )
     products: bool = option(
         "Compare each tensor's products too, with the inputs that it has in model A (this needs a text).", default=False

@@ -25,6 +25,7 @@ from .perplexity import make_windows
 from .score_statistics import ScoreStatistics
 
 ROWS_BYTES = 16 << 20  # decoded weights of one tensor in memory
+THREAD_BYTES = 50 << 20  # that a thread has of both models' weights
 MAX_INPUTS = 64  # input vectors per matrix with which the error of its products is measured
 _POLL_SECONDS = 0.2  # interval of checking whether the other model is still running
 
@@ -95,6 +96,7 @@ def compare(
     weights: str | NamePattern | None = "",
     products: bool = False,
     on_tensor: OnTensor | None = None,
+    threads: int | None = None,
 ) -> Comparison:
     """Compares the outputs of all layers on windows of a text, then the weights.
 
@@ -103,6 +105,7 @@ def compare(
     weights         regular expression that is searched in tensor names; '': all tensors, None: weights are not compared
     products        measure the errors of products, with inputs of the first window
     on_tensor       called with (bytes of a and b, name) after each tensor
+    threads         that have weights at a time, each THREAD_BYTES of them; None: those of a
 
     Raises PlanError for models with different layers or vocabularies, for a text that is too short and for an invalid regular
     expression.
@@ -116,7 +119,8 @@ def compare(
         _compare_layers(comparison, a, b, make_windows(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
     if weights is not None and not comparison.nonfinite:
         pattern = compile_pattern(weights, "weights") if isinstance(weights, str) else weights
-        _compare_weights(comparison, a, b, pattern, inputs, on_tensor)
+        workers = a.workers if threads is None else Workers(threads)
+        _compare_weights(comparison, a, b, pattern, inputs, on_tensor, workers)
     return comparison
 
 
@@ -278,6 +282,7 @@ def _compare_weights(
     pattern: NamePattern,
     inputs: dict[tuple[str, int], np.ndarray],
     on_tensor: OnTensor | None,
+    workers: Workers,
 ) -> None:
     """Fills tensors, only_a, only_b and reshaped. inputs: see `_InputSampler`."""
     tensors_a, tensors_b = ({name: t for name, t in m.source.tensors.items() if pattern.search(name)} for m in (a, b))
@@ -290,7 +295,7 @@ def _compare_weights(
         if other.shape != tensor.shape:
             comparison.reshaped.append(name)
             continue
-        error = _tensor_error(tensor, other, inputs, a.workers)
+        error = _tensor_error(tensor, other, inputs, workers)
         comparison.tensors.append(error)
         if on_tensor is not None:
             on_tensor(error.nbytes_a + error.nbytes_b, name)

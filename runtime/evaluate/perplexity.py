@@ -127,6 +127,7 @@ def perplexity(
     baseline: Model | Baseline | None = None,
     mtp: bool = False,
     elsewhere: RunWindows | None = None,
+    together: int | None = None,
 ) -> Perplexity:
     """Scores one model, as `perplexities`. on_chunk: called with its result so far and the total number of windows."""
 
@@ -135,7 +136,8 @@ def perplexity(
             on_chunk(so_far[0], total)
 
     base = ModelBaseline(baseline) if isinstance(baseline, Model) else baseline
-    return perplexities([model], tokens_or_text, n_ctx, chunks, on_chunks if on_chunk else None, base, mtp, elsewhere)[0]
+    called = on_chunks if on_chunk else None
+    return perplexities([model], tokens_or_text, n_ctx, chunks, called, base, mtp, elsewhere, together=together)[0]
 
 
 def perplexities(

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+import ggufmill
 from ggufmill import VERBS
 from ggufmill.recipes import FOLDER
+from ggufmill.request_fields import fields_of
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
 READ = ("-f", TEXT, "-c", 64, "--chunks", 2)
@@ -38,6 +40,14 @@ WITHOUT = {
     **dict.fromkeys(("inspect", "recipes", "completion"), "they read headers"),
     **dict.fromkeys(("hash", "upload", "warm-up"), "they take what reading, sending or compiling takes, with progress"),
 }
+# Verbs that say what memory they take, and take no --memory
+WITHOUT_MEMORY = {
+    **dict.fromkeys(
+        ("convert", "repack", "split", "merge"), "few rows of a tensor are in memory, as many for each thread (-t)"
+    ),
+    "tune": "a layer's gradients take what they take",
+    **dict.fromkeys(("make", "run"), "each of their stages keeps to half of what is free"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +65,12 @@ def made(tmp_path_factory):
 
 def test_every_verb_has_a_dry_run_or_a_reason():
     assert set(VERBS) == set(JOBS) | set(WITHOUT)
+
+
+def test_every_verb_that_says_its_memory_takes_a_bound_or_has_a_reason():
+    for verb in JOBS.keys() - WITHOUT_FIGURES:
+        request = getattr(ggufmill, VERBS[verb].functions[0]).request
+        assert ("memory" in {field.name for field in fields_of(request)}) != (verb in WITHOUT_MEMORY), verb
 
 
 @pytest.mark.parametrize("verb", JOBS)

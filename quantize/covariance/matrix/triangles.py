@@ -22,6 +22,7 @@ from .panels import WIDTH, padded, split
 DTYPES = {"i16": np.dtype("<i2"), "f32": np.dtype("<f4")}  # name of the GGUF type -> dtype
 _ONE = 32767
 _RUN = 1 << 20  # numbers of a triangle that a thread takes at a time
+RUN_BYTES = 4 * _RUN  # of these as float32
 _TILE = 64  # rows and columns that are mirrored at a time
 
 
@@ -41,21 +42,40 @@ def fold_rows(
 ) -> np.ndarray:
     """The triangle that `fold` gives, of a covariance whose rows are made a few at a time: rows(first, stop, out) writes those
     of its upper triangle, one after the other, to out (float32, flat). mean_squares: its diagonal."""
-    n, is_whole = len(mean_squares), dtype == DTYPES["f32"]
-    triangle, inverses = np.empty(triangle_size(n), dtype), _inverses(mean_squares)
-
-    def write(run: tuple[int, int]) -> None:
-        first, stop = run
-        to = slice(_start(n, first), _start(n, stop))
-        if is_whole:
-            rows(first, stop, triangle[to])
-            return
-        values = scratch("rows of a triangle", (to.stop - to.start,), np.float32)
-        rows(first, stop, values)
-        _fold_rows(values, inverses, first, stop, triangle[to])
-
-    workers.map(write, list(row_runs(n)), triangle.size)
+    (triangle,) = folded_blocks(mean_squares, dtype, rows, triangle_size(len(mean_squares)) * dtype.itemsize, workers)
     return triangle
+
+
+def folded_blocks(
+    mean_squares: np.ndarray,
+    dtype: np.dtype,
+    rows: Callable[[int, int, np.ndarray], object],
+    nbytes: int,
+    workers: Workers = ALONE,
+) -> Iterator[np.ndarray]:
+    """The triangle of `fold_rows` in consecutive parts of so many bytes at the most, but a run of rows at the least, each of
+    which is made when it is asked for."""
+    n, is_whole = len(mean_squares), dtype == DTYPES["f32"]
+    inverses, runs = _inverses(mean_squares), list(row_runs(n))
+    while runs:
+        begin, count = _start(n, runs[0][0]), 1
+        while count < len(runs) and (_start(n, runs[count][1]) - begin) * dtype.itemsize <= nbytes:
+            count += 1
+        block = np.empty(_start(n, runs[count - 1][1]) - begin, dtype)
+
+        def write(run: tuple[int, int], block: np.ndarray = block, begin: int = begin) -> None:
+            first, stop = run
+            part = block[_start(n, first) - begin : _start(n, stop) - begin]
+            if is_whole:
+                rows(first, stop, part)
+                return
+            values = scratch("rows of a triangle", (len(part),), np.float32)
+            rows(first, stop, values)
+            _fold_rows(values, inverses, first, stop, part)
+
+        workers.map(write, runs[:count], block.size)
+        del runs[:count]
+        yield block
 
 
 def row_runs(n: int) -> Iterator[tuple[int, int]]:
