@@ -42,10 +42,11 @@ _EVERY = 0.1  # seconds between two looks at the memory
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a job: seconds, bytes; predicted: what --dry-run said (seconds of the processor), None where it says nothing."""
+    """Of a job: seconds (of the clock: None where they were not kept), bytes; predicted: what --dry-run said (seconds of the
+    processor), None where it says nothing."""
 
     job: str
-    wall: float
+    wall: float | None
     processor: float
     memory: int
     predicted_seconds: float | None = None
@@ -185,10 +186,9 @@ def table(rows: list[Figures]) -> str:
     for row in rows:
         seconds = "" if row.predicted_seconds is None else f"{row.predicted_seconds:.0f}"
         memory = "" if row.predicted_memory is None else f"{row.predicted_memory >> 20:,}"
+        wall = "" if row.wall is None else f"{row.wall:.0f}"
         failed = f" (exit code {row.code})" if row.code else ""
-        lines.append(
-            f"| {row.job}{failed} | {row.wall:.0f} | {row.processor:.1f} | {seconds} | {row.memory >> 20:,} | {memory} |"
-        )
+        lines.append(f"| {row.job}{failed} | {wall} | {row.processor:.1f} | {seconds} | {row.memory >> 20:,} | {memory} |")
     return "\n".join(lines)
 
 

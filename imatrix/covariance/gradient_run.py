@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil, prod
 
 from ...runtime import Model
 from ...runtime.output_gradients import gradients_of
@@ -13,7 +14,8 @@ from .gradient_collector import GradientCollector
 
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
-_OVERHEAD = 2  # of all other ops and of decoding weights, at the least
+_OVERHEAD = 2  # of all other ops, at the least
+_DECODING = 400  # products of float32 in whose time torch decodes a weight (iq3_k and iq4_k, Zen 5), which each group does
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
 
 
@@ -45,9 +47,11 @@ class GradientRun:
     def expected_seconds(self, passes: int) -> float:
         """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not
         counted."""
-        per_token = _FORTH_AND_BACK * sum(count for count, _ in multiplications(self._model))
-        tokens = passes * self._calibration.windows.size
-        return _OVERHEAD * tokens * per_token / self.gradients.products_per_second()
+        per_token = _OVERHEAD * sum(count for count, _ in multiplications(self._model))
+        windows = self._calibration.windows
+        decoding = _DECODING * sum(prod(weight.shape) for op in self._model.graph.ops for weight in op.weights)
+        products = windows.size * per_token + ceil(len(windows) / self._group) * decoding
+        return _FORTH_AND_BACK * passes * products / self.gradients.products_per_second()
 
     def batches(self, first: int) -> Iterator[range]:
         """Numbers of consecutive windows of one weight that are computed together, from window `first` on, where a batch ended
