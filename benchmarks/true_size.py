@@ -241,8 +241,8 @@ def main(
             rows += [Figures(**known[name] | dict(zip(_SAID, said, strict=True)))] if name in known else []
             continue
         replaces = has_forecast and "perplexity" not in command
-        *figures, code = measured([*command, "--force"] if replaces else command, log)
-        rows.append(Figures(name, *figures, *said, code))
+        wall, processor, memory, code = measured([*command, "--force"] if replaces else command, log)
+        rows.append(Figures(name, wall, processor, memory, *said, code))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         for output in outputs:
             (folder / output).unlink(missing_ok=True)
