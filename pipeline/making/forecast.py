@@ -100,7 +100,7 @@ def forecast_make(
 
     stages, timing = {}, predict_seconds
     if copy is not None:
-        stages["working copy"] = forecast(copy, timing=timing, threads=threads)
+        stages["working copy"] = forecast(copy, source, timing=timing, threads=threads)
     if windows is not None:
         observed = CollectOptions(head_inputs=moments is not None)
         stages["imatrix"] = forecast_collection(running, windows, recipe.with_suffix(".imatrix"), observed, moments).forecast
@@ -110,7 +110,7 @@ def forecast_make(
         timing = partial(predict_seconds_with, job.covariances, source)
     stages["search"] = search_forecast(SearchJob(job, options, running=lambda: running.source), folder).forecast
     plan = job.plan(found.text)
-    stages["quantize"] = forecast(plan, timing=timing, threads=threads)
+    stages["quantize"] = forecast(plan, source, timing=timing, threads=threads)
     if (sequential := sequential_encoding(job.request, source, job.device)) is not None:
         stages["quantize"] = sequential.added_to(stages["quantize"], plan)
     tokens = read_segments(running, [CalibrationText(texts.heldout)])[0].tokens[texts.first * texts.n_ctx :]
