@@ -3,7 +3,7 @@
 \\b
     python benchmarks/imatrix/curvature.py --out benchmarks/results/curvature_demo.json --jobs 2
     python benchmarks/imatrix/curvature.py --model second/ --types q4_K,iq2_k --out benchmarks/results/curvature_second.json
-    python benchmarks/imatrix/curvature_report.py benchmarks/results/curvature_{demo,second,third,fourth,fifth,fifth_second_text,efforts}.json
+    python benchmarks/imatrix/curvature_report.py benchmarks/results/curvature_{demo,second,third,fourth,fifth*,efforts}.json
 
 The model folder (the demo's unless another is given) has `calibration.txt` and `heldout.txt`, which only the judge reads. Files
 are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort --sequential`, `tune`, `perplexity
