@@ -15,7 +15,7 @@ from .gradient_collector import GradientCollector
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
 _OVERHEAD = 2  # of all other ops, at the least
-_DECODING = 400  # products of float32 in whose time torch decodes a weight (iq3_k and iq4_k, Zen 5), which each group does
+_DECODING = 20  # products of float32 in whose time a weight is decoded, at most, which each group does
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
 
 
@@ -46,11 +46,12 @@ class GradientRun:
 
     def expected_seconds(self, passes: int) -> float:
         """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not
-        counted."""
+        counted. A thread computes a group of windows at a time: those that have none wait."""
         per_token = _OVERHEAD * sum(count for count, _ in multiplications(self._model))
         windows = self._calibration.windows
         decoding = _DECODING * sum(prod(weight.shape) for op in self._model.graph.ops for weight in op.weights)
-        products = windows.size * per_token + ceil(len(windows) / self._group) * decoding
+        groups, threads = ceil(len(windows) / self._group), self.gradients.threads
+        products = (windows.size * per_token + groups * decoding) * max(1, threads / groups)
         return _FORTH_AND_BACK * passes * products / self.gradients.products_per_second()
 
     def batches(self, first: int) -> Iterator[range]:

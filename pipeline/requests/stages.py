@@ -10,7 +10,7 @@ from ...request_fields import option, request
 
 @request
 class SourceRequest:
-    model: str = option("A checkpoint's folder, a GGUF, or hf:OWNER/NAME of the Hub.", default="", key="source.model")
+    model: str = option("Read this checkpoint's folder, GGUF, or hf:OWNER/NAME of the Hub.", default="", key="source.model")
     revision: str | None = option("Read this revision of hf:OWNER/NAME.", default=None, shown="main", key="source.revision")
     working: str | None = option("Run a copy of the source in this type.", default=None, key="source.working")
 

@@ -76,7 +76,7 @@ NAMES = {
     "feed_forward.up_proj": ["ffn_up"],
     "feed_forward.down_proj": ["ffn_down"],
     "self_attn.gate_proj": ["attn_gate"],
-    "self_attn.g_proj": ["attn_gate"],
+    "self_attn.g_proj": ["attn_gate", "ssm_g_a"],  # the one that the file has
     "mlp.c_fc": ["ffn_up"],
     "mlp.c_proj": ["ffn_down"],
     "indexer.wq_b": ["indexer.attn_q_b"],
@@ -125,6 +125,7 @@ NAMES = {
     "mixer.down_proj": ["ffn_down"],
     "fc1_latent_proj": ["ffn_latent_down"],
     "fc2_latent_proj": ["ffn_latent_up"],
+    "f_proj": ["ssm_f_a"],
     "forget_gate.f_a_proj": ["ssm_f_a"],
     "forget_gate.f_b_proj": ["ssm_f_b"],
     "g_a_proj": ["ssm_g_a"],
@@ -266,7 +267,7 @@ def reference(case, folder):
         if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
         for tensor in gguf_names(name, getattr(config, "num_local_experts", 1) != 0, blocks):
-            is_optional = ".indexer." in tensor or tensor.endswith(("_exps.weight", ".ffn_gate.weight"))
+            is_optional = ".indexer." in tensor or tensor.endswith(("_exps.weight", "_gate.weight", ".ssm_g_a.weight"))
             if is_optional and tensor not in source.tensors:
                 continue
             inputs[tensor, matrix] = as_in_gguf(config, tensor, np.concatenate(pieces))

@@ -20,7 +20,7 @@ from ggufmill.runtime.evaluate.perplexity import perplexity, run_windows
 from ggufmill.runtime.models.architectures import DRAFTING
 
 WINDOW = 30
-CASE_OF = {"deepseek2": "v3-two", "glm4moe": "glm4moe-three", "bailingmoe2": "bailingmoe2-two"}
+CASE_OF = {"deepseek2": "v3-two", "glm4moe": "glm4moe-three", "bailingmoe2": "bailingmoe2-two", "bailingmoe3": "ling3"}
 CASE_OF |= {"exaone-moe": "exaone-moe-groups"}  # of others the architecture's name
 
 

@@ -7,6 +7,7 @@ Triton serves the device, only what a kernel has in registers.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from .....errors import PlanError
 from .....formats import TYPES, TensorType, dims
+from .....quantize import can_encode, decode
 from ..triton import kernels_of
-from .decoder import decoder_of
+from .decoder import Decoder, decoder_of
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
 _PAIRS = 64  # tokens times experts, at most, that are multiplied one by one in a single kernel
@@ -44,6 +46,13 @@ def packed(tensor: StoredMatrix, device: torch.device | str) -> PackedMatrix:
     return PackedMatrix(name, columns, rows, matrices, stored.to(device))
 
 
+def _decoder(type: str, device: torch.device) -> Decoder | Callable[[Tensor, int], Tensor]:
+    """On a processor compiled decoders take a thirtieth of the time of torch's operations, for the same numbers."""
+    if device.type != "cpu" or not can_encode(TYPES[type]):
+        return decoder_of(type, device)
+    return lambda groups, n: torch.from_numpy(decode(groups.numpy().reshape(-1, TYPES[type].row_bytes(n)), type, n))
+
+
 class PackedMatrix:
     """type: name of the tensor type; columns: weights per row; rows: of one matrix; matrices: how many are stacked (experts);
     data: uint8, the tensor's bytes.
@@ -57,7 +66,7 @@ class PackedMatrix:
         self.type, self.columns, self.rows_per_matrix, self.matrices = type, columns, rows, matrices
         self.data = data.reshape(matrices * rows // kind.rows, kind.rows * kind.row_bytes(columns))
         self.device, self.group_rows = data.device, kind.rows
-        self._decoder = decoder_of(type, data.device)
+        self._decoder = _decoder(type, data.device)
         self._kernels = kernels_of(type, data.device)
 
     @property

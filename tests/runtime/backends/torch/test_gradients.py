@@ -1,17 +1,19 @@
 """Gradients of activations: of every op against finite differences, of whole models against these and against transformers."""
 
+import kimi_k3_model
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 import torch
-from checkpoint_cases import convert_record
+from checkpoint_cases import convert_record, write_gguf
 from double_weights import DoubleWeights
 from model_cases import CASES
 from model_cases.common import COMMON
 from op_graphs import N_EMBD, Tensors, graph_of
 from recorded_models import kept_cases, new_config, oracle
 
+from ggufmill.convert import open_source
 from ggufmill.formats import TensorSource
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime import load_model
@@ -124,6 +126,9 @@ def test_every_op_has_the_derivative_that_differences_say(tmp_path, doubles):
         source = gguf_source(path)
         model = Gradients(build_graph(source), DoubleWeights(source))
         seen |= check_ops(model, record.tokens[None, :N], seen)
+    kimi_k3_model.write_checkpoint(kimi_k3_model.CONFIGS["kimi-k3"], tmp_path / "kimi-k3")  # sums of blocks by their scores
+    source = gguf_source(write_gguf(open_source(tmp_path / "kimi-k3"), tmp_path / "kimi-k3.gguf")[0])
+    seen |= check_ops(Gradients(build_graph(source), DoubleWeights(source)), np.arange(N)[None], seen)
     source = TensorSource("test", {}, Tensors(0, both__weight=(2 * N_EMBD, N_EMBD)), "test")
     graph = graph_of(source, lambda b, x: b.linear(b.concat(x, b.scale(x, 2.0)), "both", N_EMBD))  # of draft layers
     seen |= check_ops(Gradients(graph, DoubleWeights(source)), np.arange(N)[None], seen)

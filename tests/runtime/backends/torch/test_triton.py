@@ -12,9 +12,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # set by tests/conftest.py, befor
 
 from ggufmill.formats import TYPES  # noqa: E402
 from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
+from ggufmill.formats.layouts.byte_parts import straight_line  # noqa: E402
 from ggufmill.runtime.backends.torch import triton as kernels_package  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import PackedMatrix  # noqa: E402
-from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of, linear  # noqa: E402
+from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
 
 pytestmark = pytest.mark.oracle
@@ -150,9 +151,9 @@ def test_addresses_that_are_no_sum_over_bits_are_no_field():
 
 
 def test_tables_that_are_computed():
-    assert linear(np.arange(8)[:, None] * 2 - 7).step == 2
-    assert linear(np.arange(16) ^ 8).flip == 8
-    assert linear(np.array([0, 1, 3, 2])).step == 0
+    assert straight_line(np.arange(8)[:, None] * 2 - 7).step == 2
+    assert straight_line(np.arange(16) ^ 8).flip == 8
+    assert straight_line(np.array([0, 1, 3, 2])).step == 0
 
 
 @pytest.mark.parametrize("name", ["q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks", "iq4_kss", "iq3_xxs"])
