@@ -27,9 +27,8 @@ from .values import is_scalar, value_table
 Refined = Callable[[np.ndarray, np.ndarray, str, DampedCovariance, int, CoupledRows], Refinement]
 
 _ROWS = 32  # of a block: of 16 to 64 the losses differ by 2 %, of a block of all rows by 10 to 20 %
-_MOST_EFFORT = (
-    2  # that is any use: three rounds of scales lose more than one on text that they have not seen (docs/curvature.md)
-)
+# That is any use: three rounds of scales lose more than one on text that they have not seen (docs/curvature.md).
+_MOST_EFFORT = 2
 _TERNARY = 3  # values of a code: so coarse that what is fed back from row to row grows
 
 

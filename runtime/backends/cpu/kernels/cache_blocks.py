@@ -24,6 +24,25 @@ def _fill_unless_finite(row, out):
     return is_finite
 
 
+@kernel
+def _place(task, row, head):
+    """The address of a row of a head in the cache."""
+    place = view(task.addresses + 16 * row, 2, np.int64)
+    return place[0] + head * place[1]
+
+
+@kernel
+def _store_rounded(task, number, max_code, block_bytes):
+    """Of types whose codes are 0 to `max_code`, in blocks of 32 numbers."""
+    first, stop, _, _ = cell(task, number)
+    width = task.x.width
+    for r in range(first, stop):
+        for h in range(task.x.heads):
+            row, out = head_of(task.x, r, h, 0, width), view(_place(task, r, h), width // 32 * block_bytes, np.uint8)
+            if _fill_unless_finite(row, out):
+                round_to_nearest(row, max_code, False, out)
+
+
 # Of all: writes rows of heads of whole blocks. addresses: int64 [rows, 2], of head 0's row in the cache, and bytes from there
 # to the next head's.
 
@@ -33,35 +52,20 @@ def store_q8_0(task, number):
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
-        place = view(task.addresses + 16 * r, 2, np.int64)
         for h in range(task.x.heads):
-            row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 34, np.uint8)
+            row, out = head_of(task.x, r, h, 0, width), view(_place(task, r, h), width // 32 * 34, np.uint8)
             if _fill_unless_finite(row, out):
                 encode_q8_0_blocks(row, out)
 
 
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
 def store_q5_0(task, number):
-    first, stop, _, _ = cell(task, number)
-    width = task.x.width
-    for r in range(first, stop):
-        place = view(task.addresses + 16 * r, 2, np.int64)
-        for h in range(task.x.heads):
-            row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 22, np.uint8)
-            if _fill_unless_finite(row, out):
-                round_to_nearest(row, 31, False, out)
+    _store_rounded(task, number, 31, 22)
 
 
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
 def store_q4_0(task, number):
-    first, stop, _, _ = cell(task, number)
-    width = task.x.width
-    for r in range(first, stop):
-        place = view(task.addresses + 16 * r, 2, np.int64)
-        for h in range(task.x.heads):
-            row, out = head_of(task.x, r, h, 0, width), view(place[0] + h * place[1], width // 32 * 18, np.uint8)
-            if _fill_unless_finite(row, out):
-                round_to_nearest(row, 15, False, out)
+    _store_rounded(task, number, 15, 18)
 
 
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
@@ -69,9 +73,8 @@ def store_q8_kv(task, number):
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
-        place = view(task.addresses + 16 * r, 2, np.int64)
         for h in range(task.x.heads):
-            row, at, size = head_of(task.x, r, h, 0, width), place[0] + h * place[1], width + 8
+            row, at, size = head_of(task.x, r, h, 0, width), _place(task, r, h), width + 8
             if _fill_unless_finite(row, view(at, size, np.uint8)):
                 shape = 1, size // 4
                 rows = row.reshape(1, width)
