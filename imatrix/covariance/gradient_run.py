@@ -50,9 +50,9 @@ class GradientRun:
         per_token = _OVERHEAD * sum(count for count, _ in multiplications(self._model))
         windows = self._calibration.windows
         decoding = _DECODING * sum(prod(weight.shape) for op in self._model.graph.ops for weight in op.weights)
-        groups, threads = ceil(len(windows) / self._group), self.gradients.threads
-        products = (windows.size * per_token + groups * decoding) * max(1, threads / groups)
-        return _FORTH_AND_BACK * passes * products / self.gradients.products_per_second()
+        groups = ceil(len(windows) / self._group)
+        products = windows.size * per_token + groups * decoding
+        return _FORTH_AND_BACK * passes * products / self.gradients.products_per_second(groups)
 
     def batches(self, first: int) -> Iterator[range]:
         """Numbers of consecutive windows of one weight that are computed together, from window `first` on, where a batch ended

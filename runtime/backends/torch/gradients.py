@@ -123,9 +123,10 @@ class Gradients:
         head = HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
         return (max(values, head) + _TILE_BYTES) * (min(self.threads, groups) if self.device.type == "cpu" else 1)
 
-    def products_per_second(self) -> float:
-        """Multiplications of all threads, or of the device, per second: those of products of float32 that are made now."""
-        return products_per_second(self.device, self.threads)
+    def products_per_second(self, groups: int) -> float:
+        """Multiplications of the threads that have one of so many groups of windows, or of the device, per second: those of
+        products of float32 that are made now."""
+        return products_per_second(self.device, min(self.threads, groups))
 
     def windows_of_group(self, n_ctx: int) -> int:
         """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
