@@ -239,8 +239,8 @@ class Settings(CacheTypes, PlacementOptions):
     )
     round_bf16: bool | None = option(
         "Round the activations of prompts to bf16 in products with bf16 weights, as llama.cpp does, instead "
-        "of making sums of two bf16 numbers of them: up to twice as fast with AVX512-BF16, and as rough as "
-        "eight-bit activations.",
+        "of making sums of two bf16 numbers of them, and in those with f16 weights, which are rounded, too: up to "
+        "twice as fast with AVX512-BF16, and as rough as eight-bit activations.",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",

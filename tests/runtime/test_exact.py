@@ -36,7 +36,8 @@ def as_type(source, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "bound"), [("q8_0", False, 0.02), ("q4_0", False, 0.02), ("bf16", False, 2e-4), ("bf16", True, 0.02)]
+    ("name", "rounds", "bound"),
+    [("q8_0", False, 0.02), ("q4_0", False, 0.02), ("bf16", False, 2e-4), ("bf16", True, 0.02), ("f16", True, 0.02)],
 )
 @pytest.mark.parametrize("tiles", [True, False])
 def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, rounds, bound, tiles):

@@ -37,7 +37,7 @@ class WeightStore:
 
     workers     the threads that products are shared out to, by default `threads` of them
     exact       weights multiply as float32, and activations are not rounded to fewer bits first
-    round_bf16  bf16 weights multiply with activations rounded to bf16, not with sums of two bf16 numbers
+    round_bf16  bf16 weights multiply with activations rounded to bf16, not with sums of two; so do f16 weights, rounded
     free        bytes that decoded rows, and stored bytes that had to be read, may still take
     """
 

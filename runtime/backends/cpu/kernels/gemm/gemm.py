@@ -5,7 +5,8 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 * f32 and f16 weights are multiplied as float32, and so are weights of any type that were decoded to rows of float32.
 * On a processor with bf16 tiles (AMX) everything else is multiplied as bf16, which rounds activations far less than eight bits
   do. bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
-  about 2^-16 of the largest.
+  about 2^-16 of the largest. With `round_bf16` activations are rounded to one, and so are f16 weights, which
+  changes none that was bf16 once.
 * Elsewhere types that have a `panel_form` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
   per 32. bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of
   those (AVX512-BF16), as float32 where there are none.
@@ -34,12 +35,12 @@ from ......simd.memory import aligned_empty
 from . import gemm_kernels
 from .byte_tiles import BLOCK, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
-from .gemm_kernels import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
+from .gemm_kernels import BF16, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
 from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
 ROWS = 2 * PANEL  # rows are multiplied in multiples of it: where a matrix is divided among threads
-_PANEL_BYTES = 1 << 19  # numbers of one byte, or half as many floats, that are unpacked at a time: they stay in the L2 cache
+_PANEL_BYTES = 1 << 19  # numbers of one byte, or half as many bf16, that are unpacked at a time: they stay in the L2 cache
 _PARTS_PER_THREAD = 8  # of a stage: threads wait for the last one half a part on average, so a sixteenth of the stage
 
 
@@ -113,7 +114,7 @@ class GemmPlan:
     function  address of the part that multiplies
     words     the table of a product (see gemm_kernels), as far as it is known
     form      of the activations
-    size      weight of a number when the rows of a slice are counted: 2 for panels of float32
+    most_rows of a slice: a multiple of ROWS
     """
 
     function: int
@@ -121,7 +122,7 @@ class GemmPlan:
     form: InputForm
     rows: int
     columns: int
-    size: int = 1
+    most_rows: int
 
 
 _FLOATS = ("f32", "f16", "bf16", "bf16_r16")
@@ -134,7 +135,8 @@ def plan(
     """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
 
     packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
-    round_bf16: multiply bf16 weights with one bf16 number per activation instead of the sum of two.
+    round_bf16: multiply bf16 weights with one bf16 number per activation instead of the sum of two, and f16 weights, rounded to
+    bf16, too.
     """
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
@@ -158,7 +160,7 @@ def _plan(
     packed: np.ndarray, stored: TensorType, columns: int, matrices: int, exact: bool, round_bf16: bool
 ) -> GemmPlan | None:
     if stored.name in _FLOATS:
-        parts = 0 if exact or not stored.name.startswith("bf16") else 1 if round_bf16 else 2
+        parts = 0 if exact or stored.name == "f32" else 1 if round_bf16 else 2 if stored.name != "f16" else 0
         return _float_plan(packed, stored.name, columns, matrices, parts)
     panels = panel_form(stored.name)
     if exact or panels is None or columns % BLOCK:
@@ -176,22 +178,29 @@ def _plan(
 def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> GemmPlan:
     """parts: numbers of bf16 that an activation is the sum of, where those can be multiplied; 0: always float32."""
     panels = name == "bf16_r16"  # multiplied as they lie
+    column_bytes = PANEL * 2 if panels else TYPES[name].block_bytes
     if parts and (amx.permitted() or has_bf16_dots()) and not (panels and columns % STEP):
         fill = 0 if panels else panel_part(name, True).address
-        part, tokens = (
-            (gemm_kernels.tiles_product, AMX_TOKENS) if amx.permitted() else (gemm_kernels.dots_product, BLOCK_TOKENS)
-        )
-        return _plan_of(packed, columns, matrices, part.address, InputForm(BF16, (parts, tokens)), [fill, parts, 0, 0])
-    fill = panel_part(name, False).address
-    return _plan_of(packed, columns, matrices, gemm_kernels.floats_product.address, FLOAT32_FORM, [fill, 0, 0, 0], 2)
+        words = [fill, parts, column_bytes, 0]
+        if amx.permitted():
+            return _plan_of(
+                packed, columns, matrices, gemm_kernels.tiles_product.address, InputForm(BF16, (parts, AMX_TOKENS)), words
+            )
+        form = InputForm(BF16, (parts, BLOCK_TOKENS))
+        return _plan_of(packed, columns, matrices, gemm_kernels.dots_product.address, form, words, FLOAT_ROWS)
+    words = [panel_part(name, False).address, 0, column_bytes, 0]
+    return _plan_of(packed, columns, matrices, gemm_kernels.floats_product.address, FLOAT32_FORM, words, FLOAT_ROWS)
 
 
 def _plan_of(
-    packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], size: int = 1
+    packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], most_rows: int = 0
 ) -> GemmPlan:
+    """most_rows: of a slice; 0: as many as _PANEL_BYTES hold."""
     rows = len(packed) // matrices
+    panel_bytes = _PANEL_BYTES >> (form.kind == BYTES)  # these have scales beside them
+    most_rows = most_rows or max(1, panel_bytes // (columns * ROWS)) * ROWS
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
-    return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, size)
+    return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, most_rows)
 
 
 class ProductList:
@@ -255,7 +264,7 @@ class ProductList:
             FLOAT32_FORM,
             rows,
             columns,
-            2,
+            FLOAT_ROWS,
         )
         jobs = np.zeros((count, 4), np.int64)
         jobs[:, gemm_kernels.MATRIX], jobs[:, gemm_kernels.N_ROWS] = np.arange(count), out.shape[1]
@@ -289,12 +298,10 @@ def product_words(plan: GemmPlan, inputs: int, out: int, stride: int, jobs: Jobs
     inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart.
     """
     words = plan.words.copy()
-    panel_bytes = _PANEL_BYTES >> (plan.form.kind == BYTES)  # these have scales beside them
-    most = max(1, panel_bytes // (plan.columns * plan.size * ROWS)) * ROWS
-    step = most
+    step = plan.most_rows
     if threads > 1:
         slices = max(1, int(_PARTS_PER_THREAD * threads * jobs.share))
-        step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
+        step = min(step, -(-plan.rows // (slices * ROWS)) * ROWS)
     slices = -(-plan.rows // step)
     words[gemm_kernels.STEP_ROWS], words[gemm_kernels.SLICES] = step, slices
     words[gemm_kernels.OUT], words[gemm_kernels.STRIDE] = out, stride

@@ -16,7 +16,7 @@ from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import TaskKernel, call_part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
-from .byte_products import multiply_bytes, word_bytes
+from .byte_products import multiply_bytes, word_bytes, write_sums
 from .byte_tiles import BLOCK, CODE_BIAS, CODE_COLUMNS, TILE_TOKENS
 from .float_panels import (
     AMX_TOKENS,
@@ -34,7 +34,7 @@ from .float_panels import (
     place_row,
 )
 from .unpack_panels import PANEL
-from .vector_products import BLOCK_TOKENS, multiply_panels
+from .vector_products import BLOCK_TOKENS, add_products
 
 FLOAT32, BF16, BYTES = range(3)  # forms of activations: float32, sums of one or two bf16, 8-bit codes
 
@@ -51,6 +51,9 @@ MATRIX, FIRST, N_ROWS, TARGET = range(4)  # of a job
 
 SPAN = 1024  # columns of a block of activations that one part takes: a multiple of all blocks
 _SUMS = (8, 512)  # pairs of panels and tokens whose sums are in memory at a time: half a megabyte
+FLOAT_COLUMNS = 512  # of float32, or twice as many of bf16, that are unpacked at a time for products on vector registers
+FLOAT_ROWS = 2 * PANEL * _SUMS[0]  # most rows of a slice of these
+_FLOAT_TOKENS = 2064  # most tokens of these whose sums are in memory at a time: with 16 panels two megabytes
 _BYTE_TOKENS = 264  # most tokens of byte products: their processors may have second-level caches of a megabyte
 _LINE = 64
 
@@ -211,16 +214,17 @@ def expanded_product(argument, number):
 
 
 @kernel
-def _fill(table, job, start, rows, panels, at):
-    """Writes float panels of a slice to an address, unless there is no UNPACKER because the weights are panels already; returns
-    their address."""
+def _fill(table, job, start, rows, panels, at, first, columns):
+    """Writes float panels of a slice's columns from `first` on to an address, filled up to `columns`, unless there is no
+    UNPACKER because the weights are panels already; returns their address."""
     weights = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[WEIGHT_ROW_BYTES]
     if not table[UNPACKER]:
         return weights
     words = np.empty(UNPACK_FIELDS, np.int64)
     fill(words, 0)
-    words[PACKED], words[ROW_BYTES], words[ROWS] = weights, table[WEIGHT_ROW_BYTES], rows
-    words[COLUMNS], words[PANELS], words[CODES], words[COLUMN_BYTES] = table[WEIGHT_COLUMNS], panels, at, table[GROUP]
+    words[PACKED], words[ROW_BYTES], words[ROWS] = weights + first * table[GROUP], table[WEIGHT_ROW_BYTES], rows
+    words[COLUMNS], words[PANELS] = min(columns, table[WEIGHT_COLUMNS] - first), panels
+    words[CODES], words[COLUMN_BYTES] = at, table[GROUP]
     call_part(table[UNPACKER], words.ctypes.data, 0)
     keep_alive(words)
     return at
@@ -235,46 +239,41 @@ def tiles_product(argument, number):
     token_tile = min(len(tokens) * AMX_TOKENS, _SUMS[1])
     memory, at = _memory(2 * PANEL * panels * width + 4 * PANEL * COLUMN_TILE, panels, token_tile)
     buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, token_tile)
-    weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
+    weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size, 0, width)
     filled = view(weights, (panels, width // 2, PANEL, 2), np.uint16)
     multiply_tiles(filled, tokens, sums, buffer, _out(table, job), start, table[WEIGHT_ROWS])
     keep_alive(memory)
 
 
-@TaskKernel
-def dots_product(argument, number):
-    """Panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512."""
-    table = view(argument, FIELDS, np.int64)
-    inputs = view(table[INPUT], INPUTS, np.int64)
-    job, start, rows = _job(table, number)
-    width, panels = -(-table[WEIGHT_COLUMNS] // STEP) * STEP, -(-rows // PANEL)
-    parts, count = table[ZERO], -(-job[2] // BLOCK_TOKENS)
-    token_tile = min(count, -(-_SUMS[1] // BLOCK_TOKENS)) * BLOCK_TOKENS
-    memory, at = _memory(2 * PANEL * panels * width, panels, token_tile)
-    sums = _sums(at, panels, token_tile)
-    weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
-    filled = view(weights, (panels, width // 2, PANEL, 2), np.uint16)
-    shape = (count, parts, width // STEP, BLOCK_TOKENS, STEP)
-    tokens = view(inputs[BLOCKS] + 2 * job[1] * parts * width, shape, np.uint16)
-    multiply_panels(True, filled, tokens, sums, _out(table, job), start, table[WEIGHT_ROWS])
-    keep_alive(memory)
+def _vector_product(bf16: bool | None) -> TaskKernel:
+    kind, size = (np.float32, 4) if bf16 is None else (np.uint16, 2)
+
+    def product(argument, number):
+        table = view(argument, FIELDS, np.int64)
+        inputs = view(table[INPUT], INPUTS, np.int64)
+        job, start, rows = _job(table, number)
+        width, panels = -(-table[WEIGHT_COLUMNS] // STEP) * STEP, -(-rows // PANEL)
+        parts, count = max(1, table[ZERO]), -(-job[2] // BLOCK_TOKENS)
+        run = FLOAT_COLUMNS * 4 // size if table[UNPACKER] else width
+        token_tile = min(max(1, count), _FLOAT_TOKENS // BLOCK_TOKENS)
+        memory, at = _memory(size * PANEL * panels * min(run, width), panels, token_tile * BLOCK_TOKENS)
+        sums, out = _sums(at, panels, token_tile * BLOCK_TOKENS), _out(table, job)
+        for block in range(0, count, token_tile):
+            n = min(token_tile * BLOCK_TOKENS, job[2] - block * BLOCK_TOKENS)
+            source = inputs[BLOCKS] + size * (job[1] + block * BLOCK_TOKENS) * parts * width
+            tokens = view(source, (-(-n // BLOCK_TOKENS), parts, width // STEP, BLOCK_TOKENS, STEP), kind)
+            for first in range(0, width, run):
+                columns = min(run, width - first)
+                weights = _fill(table, job, start, rows, panels, at + 4 * sums.size, first, columns)
+                add_products(bf16, weights, size * PANEL * columns, panels, tokens, n, first // STEP, columns // STEP, sums)
+            write_sums(sums, out, block * BLOCK_TOKENS, n, start, table[WEIGHT_ROWS])
+        keep_alive(memory)
+
+    return TaskKernel(product)
 
 
-@TaskKernel
-def floats_product(argument, number):
-    """Panels of float32 times float32."""
-    table = view(argument, FIELDS, np.int64)
-    inputs = view(table[INPUT], INPUTS, np.int64)
-    job, start, rows = _job(table, number)
-    width, panels, count = -(-table[WEIGHT_COLUMNS] // STEP) * STEP, -(-rows // PANEL), -(-job[2] // BLOCK_TOKENS)
-    token_tile = min(count, -(-_SUMS[1] // BLOCK_TOKENS)) * BLOCK_TOKENS
-    memory, at = _memory(4 * PANEL * panels * width, panels, token_tile)
-    sums = _sums(at, panels, token_tile)
-    weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
-    filled = view(weights, (panels, width, PANEL), np.float32)
-    tokens = view(inputs[BLOCKS] + 4 * job[1] * width, (count, 1, width // STEP, BLOCK_TOKENS, STEP), np.float32)
-    multiply_panels(None, filled, tokens, sums, _out(table, job), start, table[WEIGHT_ROWS])
-    keep_alive(memory)
+floats_product = _vector_product(None)  # panels of float32 times float32
+dots_product = _vector_product(True)  # panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512
 
 
 def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:

@@ -17,7 +17,6 @@ from ......simd.instructions.x86 import vdpbf16ps
 from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, splat, store
 from ......simd.memory import address
 from ......simd.target import Forms, target
-from .byte_products import write_sums
 from .byte_tiles import PANEL
 from .float_panels import STEP
 
@@ -25,6 +24,7 @@ COLUMN_TILE = 256  # 32-bit words of a panel's row that are multiplied at a time
 # (panels, tokens) of a register tile: 24 of AVX-512's 32 registers are sums, 12 of AVX2's 16, 24 of NEON's 32.
 TILES: Forms[tuple[int, int]] = ((("avx512f",), (2, 12)), (("avx2",), (1, 6)), (("neon",), (1, 6)), ((), (1, 2)))
 TILE_PANELS, TILE_TOKENS = target().choose(TILES)
+_TOKEN_ROWS = 132  # most tokens whose COLUMN_TILE words are multiplied by one pair of panels after the other: 132 KiB
 BLOCK_TOKENS = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
 
@@ -107,37 +107,34 @@ def _multiply_pair(bf16, half, weights, panel_bytes, second, tokens, sums, steps
 
 
 @kernel
-def multiply_panels(bf16, panels, tokens, sums, out, column, end):
-    """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c.
+def add_products(bf16, panels, panel_bytes, count, tokens, rows, first, steps, sums):
+    """sums[pair, t, r] += sum over c of row r, column c of a pair of panels times token t, column 32 * first + c.
 
-    bf16: None for float32, True for bf16 (as uint16) where `has_bf16_dots`. panels: float32 [panels, columns, 16] or uint16
-    [panels, columns / 2, 16, 2]; tokens: [blocks, parts, columns / 32, BLOCK_TOKENS, 32] of the same dtype, whose parts are
-    added up; sums: float32 [pairs of panels, tokens, 32], working memory, at a cache line; out: float32 [n or less, any], of
-    which columns from `end` on are not written. All C-contiguous; columns a multiple of 32, filled up with zeros.
+    bf16: None for float32, True for bf16 (as uint16) where `has_bf16_dots`. panels: address of `count` panels, panel_bytes
+    apart, from the column 32 * first on; tokens: [blocks, parts, columns / 32, BLOCK_TOKENS, 32] of the same kind, whose
+    parts are added up, of which the first `rows` tokens count; steps: of 32 columns; sums: float32 [pairs of panels, tokens,
+    32], at a cache line, written to where first is 0. All C-contiguous; `first` is a multiple of COLUMN_TILE words.
     """
-    blocks, parts, steps, count = tokens.shape[0], tokens.shape[1], tokens.shape[2], panels.shape[0]
-    words = STEP // 2 if bf16 is not None else STEP
-    step_bytes, panel_bytes = words * PANEL * 4, steps * words * PANEL * 4
-    token_step, part_bytes, block_bytes = words * 4, steps * words * 4 * BLOCK_TOKENS, parts * steps * words * 4 * BLOCK_TOKENS
-    most, sum_bytes = sums.shape[1] // BLOCK_TOKENS, sums.shape[1] * 8 * PANEL
-    at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
-    for block in range(0, blocks, most):
-        rows = min(min(most, blocks - block) * BLOCK_TOKENS, out.shape[0] - block * BLOCK_TOKENS)
-        for panel in range(0, count, 2 * sums.shape[0]):
-            pairs = min(sums.shape[0], (count - panel + 1) // 2)
-            for start in range(0, steps, COLUMN_TILE // words):
-                width = min(COLUMN_TILE // words, steps - start)
-                for pair in range(pairs):
-                    weights = at_panels + (panel + 2 * pair) * panel_bytes + start * step_bytes
-                    second = panel + 2 * pair + 1 < count
-                    for part in range(parts):
-                        source = at_tokens + block * block_bytes + part * part_bytes + start * 4 * words * BLOCK_TOKENS
-                        first = start == 0 and part == 0
-                        for t in range(0, rows, TILE_TOKENS):
-                            at = source + t // BLOCK_TOKENS * block_bytes + t % BLOCK_TOKENS * token_step
-                            to = at_sums + pair * sum_bytes + t * 8 * PANEL
-                            if rows - t > TILE_TOKENS // 2:
-                                _multiply_pair(bf16, None, weights, panel_bytes, second, at, to, width, first)
-                            else:
-                                _multiply_pair(bf16, True, weights, panel_bytes, second, at, to, width, first)
-            write_sums(sums[:pairs], out, block * BLOCK_TOKENS, rows, column + panel * PANEL, end)
+    parts, words = tokens.shape[1], STEP // 2 if bf16 is not None else STEP
+    step_bytes, token_step = words * PANEL * 4, words * 4
+    part_bytes = tokens.shape[2] * words * 4 * BLOCK_TOKENS
+    block_bytes, sum_bytes = parts * part_bytes, sums.shape[1] * 8 * PANEL
+    at_tokens, at_sums = address(tokens), address(sums)
+    group = -(-rows // -(-rows // _TOKEN_ROWS) // BLOCK_TOKENS) * BLOCK_TOKENS  # evenly divided, so that none is a small rest
+    for token in range(0, rows, group):
+        stop = min(token + group, rows)
+        for start in range(0, steps, COLUMN_TILE // words):
+            width = min(COLUMN_TILE // words, steps - start)
+            for pair in range((count + 1) // 2):
+                weights = panels + 2 * pair * panel_bytes + start * step_bytes
+                second = 2 * pair + 1 < count
+                for part in range(parts):
+                    source = at_tokens + part * part_bytes + (first + start) * 4 * words * BLOCK_TOKENS
+                    fresh = first + start == 0 and part == 0
+                    for t in range(token, stop, TILE_TOKENS):
+                        at = source + t // BLOCK_TOKENS * block_bytes + t % BLOCK_TOKENS * token_step
+                        to = at_sums + pair * sum_bytes + t * 8 * PANEL
+                        if stop - t > TILE_TOKENS // 2:
+                            _multiply_pair(bf16, None, weights, panel_bytes, second, at, to, width, fresh)
+                        else:
+                            _multiply_pair(bf16, True, weights, panel_bytes, second, at, to, width, fresh)
