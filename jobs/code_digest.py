@@ -16,11 +16,13 @@ _SUFFIXES = (".py", ".npz", ".txt", ".toml")
 @cache
 def code_digest() -> str:
     """16 hex digits that change with any module or table of this program."""
-    digest = hashlib.sha256()
-    for folder, inner, files in os.walk(_ROOT):
+    digest, root = hashlib.sha256(), str(_ROOT)
+    for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name not in _OTHER_FOLDERS and not name.startswith("."))
-        for path in (Path(folder, name) for name in sorted(files)):
-            if path.name.endswith(_SUFFIXES) and (path.parent != _ROOT or path.suffix == ".py"):
-                name = path.relative_to(_ROOT).as_posix()
-                digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        for name in sorted(files):
+            if name.endswith(_SUFFIXES if folder != root else ".py"):
+                path = os.path.join(folder, name)  # hundreds of files: pathlib would take as long as the digests
+                with open(path, "rb", buffering=0) as file:
+                    content = hashlib.sha256(file.read()).digest()
+                digest.update(os.path.relpath(path, root).replace(os.sep, "/").encode() + b"\0" + content)
     return digest.hexdigest()[:16]

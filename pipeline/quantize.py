@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import PlanError
 from ..jobs.atomic_write import write_text
 from ..jobs.preflight import preflight
 from ..jobs.shards import parse_shards
 from .cluster.call import cluster_call
-from .cluster.measuring import search_workers
 from .common.arguments import as_adapters, as_file_type, refuse_inputs
 from .common.encoder_device import describe_coupled_rows
 from .common.messages import note
 from .common.progress import OnProgress, reporting
 from .planning import Quantization, plan_of, refuse_without_effect
 from .recipe_search.options import SearchTarget
-from .recipe_search.result import name_recipe_in_warnings
-from .recipe_search.search_job import SearchJob
 from .requests.quantize import QuantizeRequest
 from .requests.verb import verb
 from .writing.write_model import WriteResult, finished_without_source, write_model
 from .writing.write_options import WriteOptions, write_options
+
+if TYPE_CHECKING:
+    from .recipe_search.search_job import SearchJob
 
 
 @verb(QuantizeRequest)
@@ -70,6 +71,8 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
             call = call.with_found(text) if call is not None else None
         plan = job.plan(text)
         if text is not None:
+            from .recipe_search.result import name_recipe_in_warnings
+
             name_recipe_in_warnings(plan)
             if not asked.dry_run and (asked.force or not plan.files[0].path.exists()):
                 write_text(_beside(out, ".recipe.txt"), text)
@@ -112,6 +115,10 @@ def _check(job: Quantization, options: WriteOptions) -> None:
 
 def _searched(job: Quantization, target: SearchTarget, options: WriteOptions, inputs: list[Path], report: OnProgress) -> str:
     """The text of the recipe that is searched for. inputs: gets the text that is measured on."""
+    # a search runs models, whose kernels take half a second to import: without a target they are not
+    from .cluster.measuring import search_workers
+    from .recipe_search.search_job import SearchJob
+
     asked, search = job.asked, job.search_options(job.asked.threads)
     inputs += [search.text] if search.text is not None else []
     changed = asked.prune_layers or asked.include_weights or asked.exclude_weights

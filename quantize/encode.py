@@ -16,7 +16,7 @@ from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import raise_nonfinite
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
-from .plain_rows import PlainRows, can_encode
+from .plain_rows import PlainRows, can_encode, plain_rows
 from .scale_range import Report, mended, suspects
 from .torch_encoders.encode_on_device import couples_on_device
 
@@ -86,7 +86,7 @@ def encode(
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
         importance = _limited(prepared.importance) if importance is None else importance
-    plain = PlainRows(tensor_type, device)
+    plain = plain_rows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     with compiling_for(tensor_type.name):
@@ -96,12 +96,14 @@ def encode(
             refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled, device)
             if refined is not None and not suspicious:
                 return _packed(refined, plain, n)
-        q, amax = _encode_plain(x, importance, plain)
-        if isinstance(report, bool):
-            report_to = CoarseRowReport.of_array(x, tensor_type.name) if report else None
-        else:
-            report_to = report
-        q, changed = mended(x, q, amax, importance, plain, report_to)
+        q, amax, range_ = _encode_plain(x, importance, plain)
+        rows, changed = suspects(x, q, amax, range_, importance is not None, plain), None
+        if len(rows):
+            if isinstance(report, bool):
+                report_to = CoarseRowReport.of_array(x, tensor_type.name) if report else None
+            else:
+                report_to = report
+            q, changed = mended(x, q, rows, importance, plain, report_to)
         if prepared is not None:
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
@@ -136,7 +138,7 @@ def _compile(name: str) -> None:
 def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
     """Rows as their codec encodes them, float32 [rows, n] -> uint8 [rows, row_bytes]: scales that the type cannot hold are
     clipped or dropped without a word. For caches, where speed matters more. Raises NonFiniteError for NaN or infinity in x."""
-    x, plain = np.ascontiguousarray(x, np.float32), PlainRows(TYPES.find(type))
+    x, plain = np.ascontiguousarray(x, np.float32), plain_rows(TYPES.find(type))
     if x.size == 0:
         return np.empty((len(x), plain.target.row_bytes(x.shape[1])), np.uint8)
     with compiling_for(plain.target.name):
@@ -156,24 +158,31 @@ def _limited(importance: np.ndarray) -> np.ndarray:
     return limit_importance(importance, least, largest)
 
 
-def _encode_plain(x: np.ndarray, importance: np.ndarray | None, plain: PlainRows) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the plain type, and the largest magnitude of each."""
+def _encode_plain(
+    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """Rows of the plain type, the largest magnitude of each, and the least and the largest of these."""
     row_amax = plain.codec.row_amax
-    if row_amax is not None:
-        q = plain.encode(x, importance)
-        return q, row_amax(q, x.shape[1])
-    amax = _finite_amax(x)
-    return plain.encode(x, importance), amax
+    if row_amax is None:
+        amax, range_ = _finite_amax(x)
+        return plain.encode(x, importance), amax, range_
+    from .codecs.float_range import extremes
+
+    q = plain.encode(x, importance)
+    amax = row_amax(q, x.shape[1])
+    return q, amax, extremes(amax)
 
 
-def _finite_amax(x: np.ndarray) -> np.ndarray:
-    """The largest magnitude of each row, float32 [rows]. Raises NonFiniteError for NaN or infinity in x."""
-    from .codecs import float_range
+def _finite_amax(x: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """The largest magnitude of each row, float32 [rows], the least and the largest of these. Raises NonFiniteError for NaN or
+    infinity in x."""
+    from .codecs.float_range import extremes, row_amax
 
-    amax = float_range.row_amax(x)
-    if not float_range.extremes(amax)[1] < np.inf:
+    amax = row_amax(x)
+    range_ = extremes(amax)
+    if not range_[1] < np.inf:
         raise_nonfinite(x)
-    return amax
+    return amax, range_
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
@@ -200,7 +209,7 @@ def _encode_together(
 
     if prepared.damped is None or not takes_covariance(plain.type):
         return None, True
-    amax = _finite_amax(x)
+    amax, range_ = _finite_amax(x)
     encode_rows = partial(plain.encode, importance=importance)
     given = x, encode_rows, plain.type.name, prepared.damped, effort, coupled
     if device is not None and couples_on_device(plain.type.name):
@@ -209,7 +218,7 @@ def _encode_together(
         q = encode_coupled_on_device(*given, device)
     else:
         q = encode_coupled(*given)
-    return q, bool(len(suspects(x, q, amax, plain)))
+    return q, bool(len(suspects(x, q, amax, range_, importance is not None, plain)))
 
 
 def _refine(
@@ -245,7 +254,7 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     q = np.ascontiguousarray(q)
     if tensor_type.name in _WHOLE_NUMBERS:
         return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
-    plain = PlainRows(tensor_type)
+    plain = plain_rows(tensor_type)
     with compiling_for(tensor_type.name):
         if plain.type is not tensor_type:
             from ..repack import unpack

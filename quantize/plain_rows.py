@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,29 +42,20 @@ def codec_of(name: str) -> Codec:
 
 @dataclass(frozen=True)
 class PlainRows:
-    """Encodes rows that will be stored as `target`: to the type whose codec is used, which is the target itself or the plain
-    type whose bits it permutes. device: of torch, which encodes the types that `torch_encoders` knows; None: the processor.
+    """Encodes rows that will be stored as `target`, see `plain_rows`.
 
-    Raises PlanError for a type without a codec.
+    type    whose codec is used: the target itself, or the plain type whose bits it permutes
+    device  of torch, which encodes the types that `torch_encoders` knows; None: the processor
     """
 
     target: TensorType
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        codec_of(self.type.name)
-
-    @cached_property
-    def type(self) -> TensorType:
-        return self.target if self.target.codec is not None else TYPES.plain(self.target)
-
-    @property
-    def codec(self) -> Codec:
-        return codec_of(self.type.name)
+    type: TensorType
+    codec: Codec
+    device: str | None
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         """C-contiguous float32 [rows, n], all of it finite, importance float32 [n] or None -> uint8 [rows, row_bytes]."""
-        block = _GUARD_BLOCK_OF.get(self.target.name.lower())
+        block = _GUARD_BLOCK_OF.get(self.target.name.lower()) if importance is not None else None
         if importance is not None and block is not None:
             from .codecs.importance import guard_importance
 
@@ -76,3 +67,10 @@ class PlainRows:
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
         """uint8 [rows, row_bytes] of `type` -> float32 [rows, n]."""
         return self.codec.decode(np.ascontiguousarray(q), n)
+
+
+@cache
+def plain_rows(target: TensorType, device: str | None = None) -> PlainRows:
+    """What encodes rows to a type. Raises PlanError for a type without a codec."""
+    plain = target if target.codec is not None else TYPES.plain(target)
+    return PlainRows(target, plain, codec_of(plain.name), device)

@@ -8,7 +8,8 @@ of two where scales have an exponent of eight bits, else with what `subnormal_sc
 
 Encoders that search give weights of little importance any value. Without importance those are weights near 0, and in rows of
 few others all of them together may be farther away from 0 than the row is. Rows that are no nearer than zeros are encoded again
-with more even importance. Rows whose weights are rounded to the nearest value (`Codec.rounds`) need no such look.
+with more even importance. Rows whose weights are rounded to the nearest value (`Codec.rounds`) need no such look: an error is
+at most half a step, and the largest weight, which is several steps, alone has more than 32 of these together.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _E8M0_RANGE = 2.0**-110, 2.0**126  # with powers of two as scales
 _BF16_RANGE = 2.0**-118, 2.0**127  # whose last multiples of 2^-133 are one in 256
 _NEARER = 1 - 1e-4  # an error below this many times the row's norm is one that zeros do not have
 _EVEN_SHARE = 16  # of the mean importance, this part of which is given to all columns
+# A block's float16 scale and minimum below 2^-14 may be off by 2^-25, its weights by 2^-21. Beside a weight of this size that
+# is nothing in a row of up to 2^20 of them.
+_LEAST_ROUNDED = 2.0**-11
 _LARGEST_E8M0 = 254  # exponent code; 255 is NaN
 _NO_ROWS = np.empty(0, np.intp)
 _WORSE = 1 + 1e-3  # an error above this many times the row's norm is one that a type never has to have
@@ -105,16 +109,13 @@ class _Again:
 
 
 def mended(
-    x: np.ndarray, q: np.ndarray, amax: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
+    x: np.ndarray, q: np.ndarray, rows: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The rows q with those that are far coarser than the type encoded again, and which these are (bool, None for none).
 
-    x float32 [rows, n], C-contiguous, in whole groups of interleaved rows: what `plain` encoded as q; amax: the largest
-    magnitude of each row. report is told of the rows that stay coarse.
+    x float32 [rows, n], C-contiguous, in whole groups of interleaved rows: what `plain` encoded as q; rows: its `suspects`.
+    report is told of the rows that stay coarse.
     """
-    rows = suspects(x, q, amax, plain)
-    if not len(rows):
-        return q, None
     again = _Again(x[rows], q[rows], plain)
     _with_even_importance(again, importance)
     amax = np.abs(again.x).max(1)
@@ -130,17 +131,24 @@ def mended(
     return q, changed
 
 
-def suspects(x: np.ndarray, q: np.ndarray, amax: np.ndarray, plain: PlainRows) -> np.ndarray:
-    """Numbers of the rows that the type's scales may not hold or that are worse than zeros, in complete groups."""
-    from .codecs.float_range import extremes
-    from .codecs.row_errors import rows_not_nearer
+def suspects(
+    x: np.ndarray, q: np.ndarray, amax: np.ndarray, range_: tuple[float, float], is_weighted: bool, plain: PlainRows
+) -> np.ndarray:
+    """Numbers of the rows that the type's scales may not hold or that are worse than zeros, in complete groups.
 
-    least, largest = extremes(amax)
+    amax: the largest magnitude of each row; range_: the least and the largest of these; is_weighted: whether importance was
+    given.
+    """
+    least, largest = range_
     limits, found = plain_range(plain.type.name) or (0.0, np.inf), _NO_ROWS
     if least < limits[0] or largest > limits[1]:
         found = np.flatnonzero((amax < limits[0]) | (amax > limits[1]))
         found = found[_nonzero(x, amax, found, plain)]
-    if not plain.codec.rounds:
+    codec = plain.codec
+    rounds = codec.rounds or (codec.rounds_without_importance and not is_weighted and least >= _LEAST_ROUNDED)
+    if not rounds:
+        from .codecs.row_errors import rows_not_nearer
+
         worse = rows_not_nearer(x, q, plain.type.name, amax)
         found = np.union1d(found, worse) if len(worse) else found
     if not len(found):

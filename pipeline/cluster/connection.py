@@ -12,8 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import llvmlite
-import numba
 import numpy as np
 
 from ...errors import MillError, PlanError, installation
@@ -28,6 +26,9 @@ if TYPE_CHECKING:
 
 def program_identity() -> dict[str, str]:
     """What decides the bytes that this process makes: name -> version or digest."""
+    import llvmlite
+    import numba
+
     return {
         "ggufmill": __version__,
         "code": code_digest(),

@@ -16,7 +16,7 @@ from ...quantize.recipes.mixes import file_type_name
 from ...runtime import Model, load_model
 from ...runtime.evaluate.baseline import ModelBaseline
 from ...runtime.evaluate.compare import compare
-from ...runtime.evaluate.perplexity import Perplexity, perplexities
+from ...runtime.evaluate.perplexity import Perplexity, perplexities, perplexity
 from ...runtime.generation.generate import generate
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..judging.verdict import NoiseFloor
@@ -24,6 +24,7 @@ from ..requests.stages import ValidateRequest
 from .text import StageText
 
 _RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window
+_FLOOR_WINDOWS = 8  # that the noise floor is measured on: of it only the order of magnitude counts
 _LIMITS = {"max_ppl_ratio": "ratio", "max_kld": "kld_mean"}  # keys of [validate] -> figures
 
 
@@ -80,9 +81,8 @@ class Validation:
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
         baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
-        rounded = self._baseline(round_activations=True)
-        *measured, noise = self._figures(baseline, [*results, rounded], Stage(report, "validate", unit=WINDOWS))
-        floor = NoiseFloor.of(noise)
+        measured = self._figures(baseline, results, Stage(report, "validate", unit=WINDOWS))
+        floor = self._noise_floor(baseline)
         base_texts = self._texts_of(baseline)
         for result, figures in zip(results, measured, strict=True):
             figures["noise_floor"] = asdict(floor)
@@ -123,6 +123,12 @@ class Validation:
         about = {"baseline": self.asked.baseline, "baseline_bytes": base.file_bytes, "dataset": text.name}
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
+
+    def _noise_floor(self, baseline: Model) -> NoiseFloor:
+        """On the first windows of the text."""
+        text, rounded = self.text, self._baseline(round_activations=True)
+        chunks = min(text.chunks or _FLOOR_WINDOWS, _FLOOR_WINDOWS)
+        return NoiseFloor.of(perplexity(rounded, text.tokens, text.n_ctx, chunks, baseline=baseline).as_json())
 
     def _texts_of(self, model: Model) -> list[str]:
         return [generate(model, prompt, n_predict=self.asked.n_predict, temp=0).text() for prompt in self.prompts]

@@ -22,6 +22,7 @@ class Codec:
                    NonFiniteError for NaN and infinity, so that x need not be scanned before
     rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
                    farther from its weights than zeros are
+    rounds_without_importance  the same where there is no importance, of values with a float16 scale and minimum
 
     All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
     a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
@@ -32,6 +33,7 @@ class Codec:
     decode: Callable[[np.ndarray, int], np.ndarray]
     row_amax: Callable[[np.ndarray, int], np.ndarray] | None = None
     rounds: bool = False
+    rounds_without_importance: bool = False
 
 
 class NonFiniteError(MillError):

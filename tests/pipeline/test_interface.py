@@ -106,6 +106,16 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_quantising_without_a_target_imports_no_runtime(models, tmp_path):
+    code = f"""
+import sys, ggufmill
+ggufmill.quantize_model({str(models.bf16)!r}, {str(tmp_path / "q.gguf")!r}, "q8_0")
+slow = ("ggufmill.runtime.backends", "ggufmill.runtime.models", "distributed")
+print([name for name in sys.modules if name.startswith(slow)])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_without_optional_extras():
     """Every module of the library is importable where only the required packages are installed."""
     code = f"""

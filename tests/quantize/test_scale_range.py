@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES, MillError, SourceTensor
 from ggufmill.formats.floats import f32_to_bf16
 from ggufmill.quantize import can_encode, decode, encode, encode_unchecked
-from ggufmill.quantize.plain_rows import PlainRows
+from ggufmill.quantize.codecs.row_errors import rows_not_nearer
+from ggufmill.quantize.plain_rows import codec_of, plain_rows
 from ggufmill.quantize.row_producer import ErrorWeights, RowProducer
-from ggufmill.quantize.scale_range import plain_range
+from ggufmill.quantize.scale_range import _LEAST_ROUNDED, plain_range
 from ggufmill.quantize.subnormal_scales import encode_small, has_float16_scales
 from ggufmill.quantize.verify import reference_error
 
@@ -53,6 +54,27 @@ def test_weights_of_any_magnitude_are_close_or_told(name, exponent):
     if told:
         assert plain_range(name) is not None  # other types hold every magnitude
         assert re.search(rf"{NAME}: row \d+ .*: .*--custom-q '{NAME}=bf16'", told)
+
+
+ROUNDED = [name for name in ENCODED if name in TYPES and TYPES[name].codec and codec_of(name).rounds_without_importance]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1), st.integers(-26, 14), st.integers(-26, 14), st.integers(0, 3))
+def test_rows_that_are_rounded_need_no_look(name, seed, least, most, ones):
+    """Codecs that say so make no row that zeros would be nearer to, whatever their blocks are beside the largest weight."""
+    rng, n = np.random.default_rng(seed), 1 << 13
+    x = np.ldexp(rng.standard_t(2, (4, n)), rng.integers(min(least, most), max(least, most) + 1, (4, n // 32)).repeat(32, 1))
+    x[rng.random(x.shape) < ones / 4] = 2.0 ** min(least, most)
+    x[np.arange(4), rng.integers(n, size=4)] = _LEAST_ROUNDED * 2.0 ** rng.integers(0, 20, 4)
+    x = np.clip(x, -(2.0**15), 2.0**15).astype(np.float32)
+    q, amax = encode_unchecked(x, name), np.abs(x).max(1)
+    assert not len(rows_not_nearer(x, q, name, amax))
+
+
+def test_encoders_without_a_search_round():
+    assert set(ROUNDED) == {"q4_0", "q4_1", "q5_0", "q5_1"}
 
 
 class _Records(logging.Handler):
@@ -110,7 +132,7 @@ def test_subnormal_scales_cost_little(name):
     importance = np.random.default_rng(5).random(256, np.float32)
     ordinary = _error(x, encode(x, name, importance), name, importance)
     small = np.ldexp(x, -10)  # largest weights of 6e-5 to 1.2e-4
-    q = encode_small(small, PlainRows(TYPES[name]), importance)
+    q = encode_small(small, plain_rows(TYPES[name]), importance)
     assert np.ldexp(_error(small, q, name, importance), 10) < 1.1 * ordinary + 0.003 * np.linalg.norm(x)
     assert not decode(q, name, 256)[3].any()
 
@@ -120,7 +142,7 @@ def test_subnormal_scales_cost_little(name):
 @given(exponent=st.integers(-30, -4), seed=st.integers(0, 99))
 def test_nothing_is_worse_than_zeros(name, exponent, seed):
     x = np.ldexp(_weights(seed=seed), exponent)
-    assert _error(x, encode_small(x, PlainRows(TYPES[name]), None), name, 1) <= 1.0001 * np.linalg.norm(x)
+    assert _error(x, encode_small(x, plain_rows(TYPES[name]), None), name, 1) <= 1.0001 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("name", ["q6_K", "iq4_k", "q8_0"])

@@ -62,7 +62,7 @@ def _codec(name: str, nmax: int) -> Codec:
         _encode(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
-    return Codec(encode, row_decoder(name))
+    return Codec(encode, row_decoder(name), rounds_without_importance=True)
 
 
 CODECS: dict[str, Codec] = {"q4_1": _codec("q4_1", 15), "q5_1": _codec("q5_1", 31)}

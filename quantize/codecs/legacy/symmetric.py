@@ -85,10 +85,12 @@ def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 def _searched_codec(name: str, nmax: int) -> Codec:
     """The codec of a type with stored codes 0 ... 2 * nmax - 1 that stand for -nmax ... nmax - 1."""
 
+    rounds = nmax < 32  # where there is no importance
+
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        if importance is None and nmax < 32:
+        if importance is None and rounds:
             round_to_nearest(x.reshape(-1), 2 * nmax - 1, False, out.reshape(-1))
             return out
         mean_squares = np.empty(rows, np.float32)
@@ -98,7 +100,7 @@ def _searched_codec(name: str, nmax: int) -> Codec:
         _encode_searched(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
-    return Codec(encode, row_decoder(name))
+    return Codec(encode, row_decoder(name), rounds_without_importance=rounds)
 
 
 CODECS: dict[str, Codec] = {
