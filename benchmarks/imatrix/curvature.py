@@ -8,8 +8,8 @@
 The model folder (the demo's unless another is given) has `calibration.txt` and `heldout.txt`, which only the judge reads. Files
 are written and read as a user would: `imatrix --curvature`, `quantize --curvature --effort --sequential`, `tune`, `perplexity
 --kl-divergence` from the bf16 model, with 8-bit activations. Embeddings and output matrix stay bf16. With --study also how much
-text is needed, what blocks of rows keep, how far draws of labels differ; --longer and --other: what more text of the same kind
-does, and text of another. Needs torch.
+text is needed, what blocks of rows keep, how far draws of labels differ; --seed: another draw for all types; --longer and
+--other: what more text of the same kind does, and text of another. Needs torch.
 
 OUT.json keeps what was measured: the same command again measures what is missing, or was measured on other windows. Each of
 --jobs processes has one thread.
@@ -163,9 +163,11 @@ def _measure(job: Job) -> tuple[Job, dict[str, Any] | str]:
         return job, str(error)
 
 
-def jobs_of(types: list[str], methods: list[str], study: bool, other: Path | None, longer: Path | None) -> list[Job]:
+def jobs_of(
+    types: list[str], methods: list[str], study: bool, other: Path | None, longer: Path | None, seed: int | None = None
+) -> list[Job]:
     """All that is measured, the longest last in each type."""
-    usual = Calibration()
+    usual = Calibration(seed=seed)
     jobs = [Job(name, method, usual) for method in methods for name in types]
     if study:
         studied = [Calibration(windows=n) for n in STUDY_WINDOWS] + [Calibration(rows=n) for n in STUDY_ROWS]
@@ -200,6 +202,7 @@ def is_measured(found: dict[str, Any] | None, chunks: int | None) -> bool:
 @click.option("--methods", default=",".join(METHODS), show_default=True)
 @click.option("--chunks", type=int, help="Windows of the held-out text.  [default: all]")
 @click.option("--study", is_flag=True, help="Amounts of text, blocks of rows, draws of labels too.")
+@click.option("--seed", type=int, help="Another draw of labels for --methods.")
 @click.option("--other", type=click.Path(exists=True, path_type=Path), help="A text of another kind to calibrate with too.")
 @click.option(
     "--longer", type=click.Path(exists=True, path_type=Path), help=f"A text of the same kind of {MANY_WINDOWS} windows."
@@ -214,6 +217,7 @@ def main(
     methods: str,
     chunks: int | None,
     study: bool,
+    seed: int | None,
     other: Path | None,
     longer: Path | None,
     made: str,
@@ -230,7 +234,7 @@ def main(
         results: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {"files": {}, "collecting": {}}
         results["model"] = folder.name
         files = results["files"]
-        jobs = jobs_of(names, methods.split(","), study, other, longer) + made_elsewhere(made)
+        jobs = jobs_of(names, methods.split(","), study, other, longer, seed) + made_elsewhere(made)
         jobs = [job for job in jobs if not is_measured(files.get(job.label), chunks)]
         for calibration in dict.fromkeys(job.calibration for job in jobs):
             if not bench.files(calibration)[1].exists():

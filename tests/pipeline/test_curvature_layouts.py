@@ -7,6 +7,7 @@ pytest.importorskip("torch")
 from ggufmill import compute_imatrix, convert_model, quantize_model
 from ggufmill.convert import open_source
 from ggufmill.errors import MillError
+from ggufmill.formats.loaders import MLA_LAYOUTS
 from ggufmill.pipeline.common.covariance import load_covariances
 from ggufmill.recipes import FOLDER
 
@@ -17,7 +18,7 @@ DEMO = FOLDER / "demo"
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
     folder, files = tmp_path_factory.mktemp("layouts"), {}
-    for layout in ("ik", "mainline"):
+    for layout in MLA_LAYOUTS:
         out, curvature = folder / f"{layout}.gguf", folder / f"{layout}.curv"
         convert_model(DEMO, out, outtype="bf16", mla_layout=layout)
         options = {"n_ctx": 64, "chunks": 8, "progress": False}
@@ -53,3 +54,24 @@ def test_a_file_is_encoded_with_that_of_the_other_layout(layouts, tmp_path):
 def test_inputs_of_single_heads_do_not_serve_one_matrix(layouts, tmp_path):
     with pytest.raises(MillError, match=r"for each of 4 heads, which .* has in one matrix: collect it from this layout"):
         quantize_model(layouts["ik"][0], tmp_path / "a.gguf", custom_q="attn=q4_0", curvature=layouts["mainline"][1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "collected", "unknown"),
+    [
+        ("legacy", "legacy", None),  # in the order of the model too
+        ("legacy", "ik", None),
+        ("legacy", "mainline", "blk.0.attn_kv_b.weight and 3 more"),
+        ("ik", "legacy", "blk.0.attn_k_b.weight and 7 more"),
+        ("mainline", "legacy", "blk.0.attn_k_b.weight and 7 more"),
+    ],
+)
+def test_kv_b_alone(layouts, tmp_path, caplog, layout, collected, unknown):
+    """Older files have no k_b and v_b: what is known of kv_b serves wherever it is, and one line names what it cannot serve."""
+    caplog.set_level("WARNING", "ggufmill")
+    options = {"sequential": DEMO / "calibration.txt", "sequential_chunks": 1} if layout == collected else {}
+    given = {"custom_q": "attn_.*_b=q4_0", "curvature": layouts[collected][1], "effort": 0, "progress": False}
+    quantize_model(layouts[layout][0], tmp_path / "a.gguf", **given, **options)
+    said = [line for line in caplog.messages if "attn_k" in line]
+    assert [line.partition(" is not used for ")[2].partition(":")[0] for line in said] == ([unknown] if unknown else []), said
+    assert all(line.endswith("none was collected") for line in said)
