@@ -86,12 +86,15 @@ def products(types: tuple[str, ...], tokens: int, rows: int, columns: int, round
             if form == "tiles" and not permitted:
                 continue
             amx.permitted = lambda form=form: form == "tiles"  # type: ignore[assignment]
-            if gemm.plan(q, tensor_type, columns) is None:
+            if gemm.plan_gemm(q, tensor_type, columns) is None:
                 continue
             seconds, out = [], np.empty((tokens, rows), np.float32)
             for _ in range(rounds + 1):
                 start = time.perf_counter()
-                gemm.multiply(q, tensor_type, gemm.Activations(x), out)
+                plan, product = gemm.plan_gemm(q, tensor_type, columns), gemm.ProductList(1)
+                assert plan is not None
+                product.product(1, plan, product.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(tokens))
+                product.run(0)
                 seconds.append(time.perf_counter() - start)
             speeds.append(f"  {form} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
         click.echo(f"{tensor_type.name:12s}{''.join(speeds)}")

@@ -66,7 +66,7 @@ def products(name: str) -> None:
     columns = int(np.lcm(512, stored.block))
     packed = np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8)
     for settings in ({}, {"exact": True}, {"round_bf16": True}):
-        gemm.plan(packed, stored, columns, **settings)
+        gemm.plan_gemm(packed, stored, columns, **settings)
 
 
 def parts() -> None:

@@ -29,6 +29,7 @@ from .common.encoder_device import encoder_device
 from .recipe_search.options import SearchOptions, SearchTarget, parse_target, parse_types, search_options
 from .requests.convert import ConvertRequest
 from .requests.groups import CheckpointOutput, Measuring, moments_of, reading_of
+from .requests.imatrix import ImatrixRequest
 from .requests.quantize import QuantizeRequest, TensorTypes
 from .requests.recipe import GivenRecipe, given_recipe, merged
 
@@ -234,14 +235,12 @@ def in_order(request: QuantizeRequest, given: GivenRecipe) -> QuantizeRequest:
         return request
     from ..imatrix.texts import parse_text
 
-    table = given.recipe.stages.get("imatrix", {})
-    texts, chunks = table.get("text", BUNDLED), request.sequential_chunks
-    if chunks is None and "chunks" in table:
+    read, chunks = merged(ImatrixRequest(request.source), given), request.sequential_chunks
+    if chunks is None and read.chunks is not None:
         from .writing.sequential import windows_within
 
-        chunks = max(1, windows_within(table["chunks"], table.get("ctx", 512)))
-    text = find_text(texts if isinstance(texts, str) else texts[0], given.folder)
-    text = text if text.exists() else parse_text(str(text)).path  # FILE:WEIGHT
+        chunks = max(1, windows_within(read.chunks, read.n_ctx or 512))
+    text = parse_text(str(read.text[0])).path if isinstance(read.text, tuple) else find_text(BUNDLED, given.folder)
     return replace(request, sequential=text, sequential_chunks=chunks)
 
 

@@ -1,4 +1,4 @@
-"""What stages of a recipe can be asked for that are no verbs: `source`, `validate`, `report`."""
+"""What stages of a recipe can be asked for that their verb has not, or that are no verbs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ class SourceRequest:
     model: str = option("Read this checkpoint's folder, GGUF, or hf:OWNER/NAME of the Hub.", default="", key="source.model")
     revision: str | None = option("Read this revision of hf:OWNER/NAME.", default=None, shown="main", key="source.revision")
     working: str | None = option("Run a copy of the source in this type.", default=None, key="source.working")
+
+
+@request
+class GivenImatrixRequest:
+    file: str | Path | None = option(
+        "Take this importance matrix instead of computing one.", default=None, kind="file", key="imatrix.file"
+    )
 
 
 @request

@@ -31,7 +31,7 @@ from ..requests.groups import Measuring, moments_of, reading_of
 from ..requests.imatrix import ImatrixRequest
 from ..requests.recipe import GivenRecipe, merged
 from ..requests.run import RunRequest
-from ..requests.stages import SourceRequest, ValidateRequest
+from ..requests.stages import GivenImatrixRequest, SourceRequest, ValidateRequest
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
 from .folder import RunFolder
@@ -64,6 +64,7 @@ class Run:
         if recipe.several:
             folder = self.folder = replace(folder, stem=file_stem(self.model))
         self.collecting = imatrix_stage.imatrix_request(self.model, folder, request, given)
+        self.given_imatrix = merged(GivenImatrixRequest(), given).file
         self.validating = merged(ValidateRequest(), given)
         self.quants = [Quant(self, one) for one in recipe.each]
         first = self.quants[0].job.request
@@ -143,10 +144,8 @@ class Run:
     @cached_property
     def imatrix_path(self) -> Path | None:
         """The file that is given, or the one that is computed; None for a run without."""
-        table = self.recipe.stages.get("imatrix", {})
-        if "file" in table:
-            return self._existing(table["file"])
-        return self.folder.imatrix if "text" in table else None
+        file = self.given_imatrix
+        return Path(file) if file is not None else self.folder.imatrix if self.collecting.text is not None else None
 
     @cached_property
     def imatrix(self) -> Imatrix | None:

@@ -143,7 +143,7 @@ class _Block:
         logits, targets = self.logits[chunk], self.targets[chunk]
         if self.base is None:
             return (_losses(logits, targets),)
-        prepared = prepare(logits, targets)
+        prepared = prepare_logits(logits, targets)
         with np.errstate(invalid="ignore"):
             return prepared.losses, *self.base.compare(chunk, prepared, targets)
 
@@ -167,7 +167,7 @@ def _losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return np.log(logits.sum(axis=1).astype(np.float64)) - target_logits
 
 
-def prepare(logits: np.ndarray, targets: np.ndarray) -> Logits:
+def prepare_logits(logits: np.ndarray, targets: np.ndarray) -> Logits:
     """The logits float32 [n, n_vocab], which are overwritten, and what comparisons need of them. targets: int [n]."""
     top, target_logits = logits.argmax(axis=1), _subtract_maximum(logits, targets)
     with np.errstate(invalid="ignore"):
@@ -206,7 +206,7 @@ class _LogitsBlock:
         rounding would hide a small divergence, do not occur."""
         base = self._prepared.get(chunk.start)
         if base is None:
-            base = self._prepared[chunk.start] = prepare(self._logits[chunk], self._targets[chunk])
+            base = self._prepared[chunk.start] = prepare_logits(self._logits[chunk], self._targets[chunk])
         difference = base.shifted - logits.shifted
         difference *= base.exp
         divergences = difference.sum(axis=1) / base.total + np.log(logits.total) - np.log(base.total)

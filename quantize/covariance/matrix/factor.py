@@ -12,7 +12,7 @@ from ....simd.lanes import fma_lanes, load, splat, store
 from ....simd.memory import aligned_empty, sparse_zeros
 from ....simd.target import target
 from ....simd.workers import ALONE, Workers
-from .panels import WIDTH, in_panels, padded, split
+from .panels import WIDTH, in_panels, padded, run_in_parts
 
 _ROWS = 512  # that a thread takes at a time
 
@@ -33,7 +33,7 @@ def factor_panels(
     size, places = padded(n), np.arange(WIDTH) if order is None else order
     triangle = sparse_zeros(size * size)
     diagonal = np.empty(size, np.float32)
-    split(workers, size // WIDTH, lambda first, stop: _copy_upper(panels, size, places, first, stop, triangle, diagonal))
+    run_in_parts(workers, size // WIDTH, lambda first, stop: _copy_upper(panels, size, places, first, stop, triangle, diagonal))
     for i in range(n, size):
         triangle[(i // WIDTH * size + i) * WIDTH + i % WIDTH] = 1
     pivots, lowest = np.empty(size, np.float32), np.float32(1e-6 * max(float(diagonal[:n].mean()), 1e-30))

@@ -34,7 +34,7 @@ def in_panels(matrix: np.ndarray) -> np.ndarray:
     return panels
 
 
-def split(workers: Workers, count: int, run: Callable[[int, int], object]) -> None:
+def run_in_parts(workers: Workers, count: int, run: Callable[[int, int], object]) -> None:
     """Calls run(first, stop) for parts of range(count), which threads take one after the other."""
     step = -(-count // (4 * workers.count))
     workers.map(lambda first: run(first, min(first + step, count)), range(0, count, step))

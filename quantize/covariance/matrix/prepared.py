@@ -14,7 +14,7 @@ from ....simd.memory import aligned_empty, sparse_zeros
 from ....simd.workers import ALONE, Workers
 from .covariance_matrix import SecondMoments
 from .factor import factor_panels, multiply_blocks
-from .panels import WIDTH, padded, split
+from .panels import WIDTH, padded, run_in_parts
 
 KEPT = 2  # triangles of a covariance: what one type needs, and what that is made of
 
@@ -105,7 +105,7 @@ class DampedCovariance:
                     rows = out.reshape(-1, size, WIDTH)[panel, : WIDTH * (panel + 1)].reshape(-1, WIDTH, WIDTH)
                     rows[:] = rows[:, places][..., places]
 
-        split(self._workers, size // WIDTH, multiply)
+        run_in_parts(self._workers, size // WIDTH, multiply)
         at = np.arange(size)
         return FeedbackMatrix(out, out[(at // WIDTH * size + at) * WIDTH + at % WIDTH])
 

@@ -17,7 +17,7 @@ from ....simd.compile import kernel
 from ....simd.memory import scratch
 from ....simd.workers import ALONE, Workers
 from .covariance_matrix import NEGATIVE, NOT_FINITE, SecondMoments
-from .panels import WIDTH, padded, split
+from .panels import WIDTH, padded, run_in_parts
 
 DTYPES = {"i16": np.dtype("<i2"), "f32": np.dtype("<f4")}  # name of the GGUF type -> dtype
 _ONE = 32767
@@ -147,7 +147,7 @@ class FoldedCovariance(SecondMoments):
         def write(first: int, stop: int) -> None:
             _mirror_to_panels(self.triangle, factors, scale, first, stop, padded(n), flat)
 
-        split(workers, len(panels), write)
+        run_in_parts(workers, len(panels), write)
         at = np.arange(n)
         flat[(at // WIDTH * padded(n) + at) * WIDTH + at % WIDTH] = self.mean_squares
 

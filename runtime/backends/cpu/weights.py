@@ -188,7 +188,7 @@ class WeightMatrix:
         if packed is None or stored is None:
             return None
         threads = self.store.workers.count
-        return gemv_plan.plan(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
+        return gemv_plan.plan_gemv(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
 
     @cached_property
     def gemm_plan(self) -> gemm.GemmPlan | None:
@@ -196,7 +196,7 @@ class WeightMatrix:
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
-        return gemm.plan(packed, stored, self.columns, self.matrices, self.store.exact, self.store.round_bf16)
+        return gemm.plan_gemm(packed, stored, self.columns, self.matrices, self.store.exact, self.store.round_bf16)
 
     @property
     def multiplies_float32(self) -> bool:
@@ -224,7 +224,7 @@ class WeightMatrix:
             return out
         if use_gemv and self.gemv_plan is not None:
             jobs = gemm.one_job(n, matrix)
-            gemv_plan.multiply(workers.ready(), row_kernels.quantise.address, self.gemv_plan, jobs, activations.x, out)
+            gemv_plan.multiply_jobs(workers.ready(), row_kernels.quantise.address, self.gemv_plan, jobs, activations.x, out)
         elif self.gemm_plan is not None:
             program, plan = gemm.ProductList(workers.count), self.gemm_plan
             program.product(1, plan, program.blocks_of(0, plan.form, activations), out, gemm.one_job(n, matrix))
@@ -318,7 +318,7 @@ class HeadWeights:
         out = np.empty((heads * n, self.rows), np.float32)
         rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
         team = self.weights.store.workers.ready()
-        gemv_plan.multiply(team, row_kernels.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
+        gemv_plan.multiply_jobs(team, row_kernels.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
         return out.reshape(heads, n, self.rows)
 
 
@@ -330,8 +330,8 @@ def _head_jobs(heads: int, n: int) -> np.ndarray:
 
 def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> np.ndarray:
     """x float32 [n, columns] times decoded rows [rows, columns] by GEMV: float32 [n, rows]."""
-    plan = gemv_plan.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
+    plan = gemv_plan.plan_gemv(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
     assert plan is not None
     out = np.empty((len(x), len(rows)), np.float32)
-    gemv_plan.multiply(team, row_kernels.quantise.address, plan, gemm.one_job(len(x)), x, out)
+    gemv_plan.multiply_jobs(team, row_kernels.quantise.address, plan, gemm.one_job(len(x)), x, out)
     return out

@@ -1,7 +1,11 @@
 """Arguments, recipe and defaults become one request."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import ggufmill
 from ggufmill.errors import PlanError
 from ggufmill.pipeline.requests.convert import OUTTYPES, ConvertRequest
 from ggufmill.pipeline.requests.groups import Measuring
@@ -9,16 +13,30 @@ from ggufmill.pipeline.requests.imatrix import ImatrixRequest
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.requests.recipe import given_recipe, merged
 from ggufmill.pipeline.requests.rewriting import RepackRequest
-from ggufmill.pipeline.requests.stages import ReportRequest, SourceRequest, ValidateRequest
+from ggufmill.pipeline.requests.stages import GivenImatrixRequest, ReportRequest, SourceRequest, ValidateRequest
 from ggufmill.quantize.recipes import recipe as recipes
 from ggufmill.request_fields import fields_of
 
+PIPELINE = Path(ggufmill.__file__).parent / "pipeline"
 # Keys that say which files a run makes, or that `Recipe` reads by itself.
-_OF_RUNS = {"quantize.rules", "quantize.name", "quantize.recipe", "quantize.imatrix", "quantize.repack", "imatrix.file"}
+_OF_RUNS = {"quantize.rules", "quantize.name", "quantize.recipe", "quantize.imatrix", "quantize.repack"}
+
+
+def test_tables_of_recipes_are_read_as_requests():
+    """Which stages a recipe has is asked of its tables; what they say, of fields."""
+    found = [(path, line) for path, line in _lines_with_tables() if not re.search(r'"\w+" (not )?in [\w.]+\.stages', line)]
+    assert [path for path, _ in found] == ["requests/recipe.py", "reports/report_data.py"]  # `said`; which keys there are
+
+
+def _lines_with_tables():
+    for path in sorted(PIPELINE.rglob("*.py"), reverse=True):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if re.search(r"\brecipe\.stages\b|\bloaded\.stages\b", line):
+                yield path.relative_to(PIPELINE).as_posix(), line
 
 
 def test_fields_name_the_keys_that_recipes_have():
-    stages = (SourceRequest, ImatrixRequest, Measuring, ValidateRequest, ReportRequest)
+    stages = (SourceRequest, GivenImatrixRequest, ImatrixRequest, Measuring, ValidateRequest, ReportRequest)
     kinds = (*stages, ConvertRequest, QuantizeRequest, RepackRequest)
     keys = {field.option.key for kind in kinds for field in fields_of(kind)} - {""}
     assert keys | _OF_RUNS == {f"{stage}.{key}" for stage, specs in recipes.STAGES.items() for key in specs}

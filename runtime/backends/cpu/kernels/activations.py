@@ -7,8 +7,6 @@ offset or whose codes are unsigned: sum((w - zero) * a) = sum(w * a) - zero * su
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from .....simd.byte_lanes import i8_to_float, low_bytes, store_bytes
@@ -19,33 +17,6 @@ from .....simd.scalar import ROUNDING_CONSTANT
 RUN = 16  # columns that one sum of codes spans
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = 1e-30  # what is below it counts as zero: its reciprocal would not be finite
-
-
-class Activations(NamedTuple):
-    """codes int8 [n, columns] in -127..127; scales float32 [n, columns / block]; sums int16 [n, columns / 16].
-
-    An activation is about code * scale. The sums are those of the codes, exact.
-    """
-
-    codes: np.ndarray
-    scales: np.ndarray
-    sums: np.ndarray
-    block: int
-
-
-def quantise(x: np.ndarray, block: int) -> Activations:
-    """float32 [n, columns] -> codes, scales and sums. block: 32 or 256, a divisor of columns.
-
-    A block with NaN or infinity gets scale NaN and codes 0, so that it spoils what is computed from it; one whose magnitudes
-    are all below 1e-30 gets scale 0. The same bits on every processor.
-    """
-    x = np.ascontiguousarray(x, np.float32)
-    n, columns = x.shape
-    codes = np.empty((n, columns), np.int8)
-    scales = np.empty((n, columns // block), np.float32)
-    sums = np.empty((n, columns // RUN), np.int16)
-    quantise_run(x.reshape(-1), block, codes.view(np.uint8).reshape(-1), scales.reshape(-1), sums.reshape(-1))
-    return Activations(codes, scales, sums, block)
 
 
 @kernel

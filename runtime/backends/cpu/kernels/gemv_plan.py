@@ -19,7 +19,7 @@ _QUANTISE = row_kernels.quantise.dtype
 _CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
 
-def plan(
+def plan_gemv(
     packed: np.ndarray,
     stored: TensorType,
     columns: int,
@@ -47,7 +47,7 @@ def plan(
 
 
 @kernel
-def multiply(team, quantise, plan, jobs, x, out):
+def multiply_jobs(team, quantise, plan, jobs, x, out):
     """The products of x float32 [n, columns] with the matrices of a plan, as the jobs int64 [jobs, 4] say (see `gemv`).
 
     out: float32 [rows of all jobs, rows of a matrix]. quantise: address of row_kernels.quantise.

@@ -24,7 +24,7 @@ from ..pass_program import PassProgram
 from .attention import attend
 from .elementwise import heads_partition
 from .latent_batch import LatentBatch
-from .linear import multiply
+from .linear import multiply_matrix
 from .products import gemv_inputs, gemv_task
 from .sparse_attention import attend_selected
 from .step import Step, lowers
@@ -89,7 +89,7 @@ class LatentAttentionStep(Step):
         k, v = out.temporary(n, s.heads, s.nope + s.rope), out.temporary(n, s.heads, s.v)
         if self.kv_b is not None:
             k_and_v = out.temporary(n, s.heads, s.nope + s.v)
-            multiply(out, op.latent, self.kv_b, k_and_v)
+            multiply_matrix(out, op.latent, self.kv_b, k_and_v)
             out.copy(k_and_v.columns(0, s.nope), k.columns(0, s.nope))
             out.copy(k_and_v.columns(s.nope, s.v), v)
         else:

@@ -21,12 +21,12 @@ class LinearStep(Step):
     def emit(self, out: PassProgram) -> None:
         out.observe_inputs(self.op.x)
         view = out.new(self.op.out)
-        multiply(out, self.op.x, self.matrix, view)
+        multiply_matrix(out, self.op.x, self.matrix, view)
         if scale_and_add_bias(out, view, out.by_rows(view), self.matrix.factors, self.bias):
             out.values[self.op.out.index].partition = out.by_rows(view)
 
 
-def multiply(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) -> None:
+def multiply_matrix(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) -> None:
     """to = x times the matrix."""
     stored = out.values[x.index]
     view = stored.view if stored.view.is_row else out.dense(x)

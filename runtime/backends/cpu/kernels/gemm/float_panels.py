@@ -17,11 +17,10 @@ from llvmlite import ir
 from numba.core import types
 
 from ......formats import TYPES
-from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.instructions.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
-from ......simd.memory import address, aligned_empty, fill, keep_alive, prefetch_lines, scratch, view
+from ......simd.memory import address, fill, keep_alive, prefetch_lines, view
 from ......simd.target import target
 from ......simd.team import TaskKernel
 from .byte_tiles import PANEL
@@ -35,27 +34,6 @@ UNPACK_FIELDS = 8
 
 
 # --- activations ----------------------------------------------------------------------------------------------------
-
-
-def round_rows(x: np.ndarray, parts: int = 1, block_tokens: int = AMX_TOKENS) -> np.ndarray:
-    """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of `block_tokens` tokens and 32
-    columns that are filled up with zeros: [n / block_tokens, parts, columns / 32, block_tokens, 32].
-
-    parts: 1, or 2 for what the first rounding left as well, so that the sum of both is x up to 2^-17 of it.
-    """
-    n, columns = x.shape
-    out = aligned_empty((-(-n // block_tokens), parts, -(-columns // STEP), block_tokens, STEP), np.uint16)
-    _fill_blocks(True, np.ascontiguousarray(x, np.float32), out)
-    return out
-
-
-def block_rows(x: np.ndarray, block_tokens: int) -> np.ndarray:
-    """float32 [n, columns] -> the same in blocks of `block_tokens` tokens and 32 columns, filled up with zeros: [n /
-    block_tokens, 1, columns / 32, block_tokens, 32]."""
-    n, columns = x.shape
-    out = aligned_empty((-(-n // block_tokens), 1, -(-columns // STEP), block_tokens, STEP), np.float32)
-    _fill_blocks(None, np.ascontiguousarray(x, np.float32), out)
-    return out
 
 
 @intrinsic
@@ -332,15 +310,3 @@ def panel_part(type_name: str, bf16: bool) -> Any:
         assert not bf16
         return native_entry(signature, _pairs_part)
     return native_entry(signature, _rows_part(type_name, TYPES[type_name].block_bytes, True if bf16 else None))
-
-
-def panels_of(packed: np.ndarray, type_name: str, columns: int, bf16: bool) -> np.ndarray:
-    """uint8 [rows, row bytes] of a type as for `panel_part` -> panels, float32 [n / 16, columns, 16] or uint16 [n / 16, columns
-    / 2, 16, 2], columns filled up to a multiple of 32; valid until this thread calls it again."""
-    (rows, row_bytes), padded = packed.shape, -(-columns // STEP) * STEP
-    shape = (-(-rows // PANEL), padded // 2, PANEL, 2) if bf16 else (-(-rows // PANEL), padded, PANEL)
-    panels = scratch("panels", shape, np.uint16 if bf16 else np.float32)
-    packed = np.ascontiguousarray(packed)
-    table = np.array([packed.ctypes.data, row_bytes, rows, columns, len(panels), panels.ctypes.data, 0, 0], np.int64)
-    team.run(0, np.array([(0, panel_part(type_name, bf16).address, table.ctypes.data, 1)], np.int64))
-    return panels

@@ -129,7 +129,7 @@ _FLOATS = ("f32", "f16", "bf16", "bf16_r16")
 FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 
-def plan(
+def plan_gemm(
     packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False, round_bf16: bool = False
 ) -> GemmPlan | None:
     """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
@@ -150,10 +150,10 @@ def gemm_unit(type_name: str) -> Unit:
 
 
 def plan_of_type(type_name: str) -> None:
-    """Compiles the kernels of the products of a type, in no other way than `plan` does."""
+    """Compiles the kernels of the products of a type, in no other way than `plan_gemm` does."""
     stored = TYPES[type_name]
     columns = lcm(BLOCK, stored.block)
-    plan(np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8), stored, columns)
+    plan_gemm(np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8), stored, columns)
 
 
 def _plan(
@@ -312,15 +312,6 @@ def product_words(plan: GemmPlan, inputs: int, out: int, stride: int, jobs: Jobs
 def one_job(n: int, matrix: int = 0) -> np.ndarray:
     """All n rows times a matrix."""
     return np.array([[matrix, 0, n, 0]], np.int64)
-
-
-def multiply(q: np.ndarray, stored: TensorType, activations: Activations, out: np.ndarray) -> None:
-    """Writes activations times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this
-    thread."""
-    made, program = plan(q, stored, activations.x.shape[1]), ProductList(1)
-    assert made is not None
-    program.product(1, made, program.blocks_of(0, made.form, activations), out, one_job(len(activations)))
-    program.run(0)
 
 
 def decoded_tile_rows(columns: int) -> int:

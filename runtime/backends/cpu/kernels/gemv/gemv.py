@@ -7,7 +7,7 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
     WEIGHTS, MATRIX_BYTES, ROW_BYTES   address of matrix 0, bytes from matrix to matrix (experts), bytes of a row
     ROWS, COLUMNS                      of a matrix
     SLICES                             parts that the rows of a matrix are cut into
-    CODES, SCALES, SUMS                addresses of the activations as activations.quantise makes them; for types of floats
+    CODES, SCALES, SUMS                addresses of the activations as activations.quantise_run makes them; for types of floats
                                        (`activations` 0) CODES is that of float32 [n, columns] and the others are not read
     OUT, OUT_STRIDE                    address of float32 [n, OUT_STRIDE], of which the first ROWS columns are written
     JOBS                               address of int64 [jobs, 4]: MATRIX, FIRST, TOKENS, TARGET. Tokens FIRST ... of the
@@ -39,7 +39,6 @@ from ......simd.compile.background import Unit, compiling
 from ......simd.memory import view
 from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
-from ..activations import Activations
 from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
 from .rows import emit_product
@@ -167,36 +166,8 @@ def gemv_unit(type_name: str) -> Unit:
     return Unit(__name__, "gemv", type_name)
 
 
-def products() -> list[str]:
-    """The names of all types that have a matrix-vector product."""
-    return [name for name in TYPES if gemv(name) is not None]
-
-
 @kernel
 def run_parts(address, argument, first, stop):
     """Calls parts first to stop - 1 of a compiled part, on this thread."""
     for number in range(first, stop):
         call_part(address, argument, number)
-
-
-def multiply(packed: np.ndarray, type_name: str, activations: Activations | np.ndarray, level: str = "") -> np.ndarray:
-    """uint8 [rows, row_bytes] of a type times n tokens -> float32 [n, rows], on one thread.
-
-    activations: quantised with the block that gemv(type_name).activations says, or float32 [n, columns] if that is 0.
-    """
-    product = gemv(type_name, level)
-    if product is None:
-        raise ValueError(f"{type_name} has no matrix-vector product")
-    arrays = list(activations[:3]) if isinstance(activations, Activations) else [np.asarray(activations, np.float32)]
-    arrays = [np.ascontiguousarray(a) for a in arrays]
-    (n, columns), rows = arrays[0].shape, len(packed)
-    packed = np.ascontiguousarray(packed)
-    out = np.empty((n, rows), np.float32)
-    jobs = np.array([[0, 0, n, 0]], np.int64)
-    inputs = [a.ctypes.data for a in arrays] + [0, 0]
-    table = np.array(
-        [packed.ctypes.data, 0, packed.shape[1], rows, columns, 1, *inputs[:3], out.ctypes.data, rows, jobs.ctypes.data, 1],
-        np.int64,
-    )
-    run_parts(product.address, table.ctypes.data, 0, 1)
-    return out

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from cpu_products import quantise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise
+from ggufmill.runtime.backends.cpu.kernels.activations import RUN
 
 
 def reference(x, block):

@@ -110,7 +110,7 @@ def test_products_of_any_shape_cut_anywhere(name, way, n, sixteens, columns, thr
             gemm.multiply_rows(weights, exact, gemm.Activations(x), out, 4, WORKERS[threads].ready(), threads)
         else:
             plan, program, tokens = (
-                gemm.plan(q, TYPES[name], columns, 1, exact, rounds),
+                gemm.plan_gemm(q, TYPES[name], columns, 1, exact, rounds),
                 gemm.ProductList(threads),
                 gemm.Activations(x),
             )

@@ -22,7 +22,7 @@ def product(name, q, x, rows):
     if name == "rows":
         gemm.multiply_rows(q.view(np.float32), False, gemm.Activations(x), out, place)
         return out[:, place : place + rows]
-    plan, program, exact = gemm.plan(q, TYPES[name], x.shape[1]), gemm.ProductList(1), np.empty((len(x), rows), np.float32)
+    plan, program, exact = gemm.plan_gemm(q, TYPES[name], x.shape[1]), gemm.ProductList(1), np.empty((len(x), rows), np.float32)
     assert plan.form.kind == gemm.BF16
     if place == 0:
         out = exact

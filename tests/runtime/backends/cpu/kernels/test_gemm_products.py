@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_products import block_rows, panels_of, round_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_samples import sample_of
@@ -17,7 +18,6 @@ from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes, word_bytes, write_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, TILE_TOKENS, pair_sums
-from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, add_products
 from ggufmill.simd.instructions import amx
 from ggufmill.simd.memory import aligned_empty
@@ -117,7 +117,7 @@ for name, weights in given.items():
                 if name == "rows":
                     gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
                     continue
-                plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.ProductList(threads)
+                plan, program = gemm.plan_gemm(weights, TYPES[name], x.shape[1], 1, exact), gemm.ProductList(threads)
                 if plan is not None:
                     program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(rows)))
                     program.run(workers.ready())
@@ -151,7 +151,7 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
         if name == "rows":
             gemm.multiply_rows(samples["f32"][0], True, gemm.Activations(x), out, 0)
         else:
-            plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.ProductList(1)
+            plan, program = gemm.plan_gemm(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.ProductList(1)
             assert plan is not None
             program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(n))
             program.run(0)

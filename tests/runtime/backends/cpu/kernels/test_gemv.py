@@ -6,15 +6,15 @@ import sys
 
 import numpy as np
 import pytest
+from cpu_products import ActivationCodes, multiply, products, quantise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import decode, layout_of
 from ggufmill.formats.layouts.reader.code_layout import code_layout
-from ggufmill.runtime.backends.cpu.kernels.activations import Activations, quantise
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import target, target_at
@@ -192,7 +192,7 @@ def test_experts_in_slices(name):
     packed = random_rows(name, matrices * rows, n, rng)
     x = rng.standard_normal((6, n)).astype(np.float32)
     found, _ = activations_for(name, x)
-    arrays = list(found[:3]) if isinstance(found, Activations) else [found]
+    arrays = list(found[:3]) if isinstance(found, ActivationCodes) else [found]
     jobs = np.array([[2, 0, 1, 3], [0, 1, 5, 4], [1, 0, 2, 0]], np.int64)
     for slices, equal in ((1, 1), (3, 3), (50, 50), (5, 1), (6, 2), (20, 2), (12, 4)):  # of one size, or ever smaller ones
         out = np.full((9, rows + 8), -1, np.float32)
