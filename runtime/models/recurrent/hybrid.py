@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from ....formats import FormatError, TensorSource
-from ...graph import Graph, GraphBuilder, Value
+from ...graph import Graph, GraphBuilder, Value, hyper_connection_ops
 from ...graph.values import RotaryEmbedding
 from ...hparams import HParams, n_layers
 from ..attention import Heads, grouped_attention
@@ -20,8 +20,6 @@ from ..feed_forward import FeedForward, feed_forward
 from ..latent_attention import LatentHeads, latent_attention
 from ..rotary import frequency_factors, rotary_embedding, rotated_dims
 from .kimi_delta import KimiDeltaHeads, kimi_delta_attention
-from .residual import Residual
-from .short_convolution import gated_convolution
 from .state_space import StateSpace, state_space
 from .variants import RECURRENT_VARIANTS, RecurrentVariant
 
@@ -114,3 +112,52 @@ class _Mixers:
 
     def _delta_attention(self, x: Value, layer: int) -> Value:
         return kimi_delta_attention(self.graph, x, layer, KimiDeltaHeads.of(self.hparams), epsilon=self.epsilon)
+
+
+def gated_convolution(graph: GraphBuilder, x: Value, layer: int) -> Value:
+    """A gated short convolution (LFM2, arXiv:2511.23404): out(c * convolution(b * v)), b, c and v from one matrix; the tensors
+    blk.N.shortconv.{in_proj,conv,out_proj}."""
+    prefix, n = f"blk.{layer}.shortconv.", x.shape[0]
+    b, c, values = graph.split(graph.linear(x, f"{prefix}in_proj", 3 * n), n, n, n)
+    mixed = graph.short_convolution(graph.gated(b, values, "identity"), f"{prefix}conv", layer, "none")
+    return graph.linear(graph.gated(c, mixed, "identity"), f"{prefix}out_proj", n)
+
+
+class Residual:
+    """What goes from layer to layer: the sum of a model's embedding and its layers' results, or several sums that each layer
+    weighs (attention residuals; Kimi K3).
+
+    With `block` > 0 a new sum begins at every block-th layer, with what its attention gives. All that reads the sums reads
+    their mean, with weights by the softmax of scores (`ScoreStreams`).
+
+    value  (width,), or (sums, width)
+    scale  of the results, where there is one sum
+    """
+
+    def __init__(self, graph: GraphBuilder, x: Value, *, scale: float, block: int = 0, epsilon: float = 0.0):
+        self.graph, self.scale, self.block, self.epsilon = graph, scale, block, epsilon
+        self.value = graph.reshape(x, 1, *x.shape) if block else x
+
+    def read(self, name: str) -> Value:
+        """(width,); name: of the tensor with which the sums are scored."""
+        graph, x = self.graph, self.value
+        if not self.block:
+            return x
+        sums, width = x.shape
+        weight = graph.weight(f"{name}.weight", (width,))
+        factors = graph.append(hyper_connection_ops.ScoreStreams(graph.value(sums), x, weight, self.epsilon))
+        return graph.append(hyper_connection_ops.CollapseStreams(graph.value(width), x, factors))
+
+    def add(self, result: Value, attention_of: int | None = None) -> None:
+        """attention_of: the layer whose attention the result is of."""
+        graph, x = self.graph, self.value
+        if not self.block:
+            self.value = graph.add(x, result, self.scale)
+            return
+        sums, width = x.shape
+        if attention_of is not None and attention_of % self.block == 0:
+            joined = graph.concat(graph.reshape(x, sums * width), result)
+            self.value = graph.reshape(joined, sums + 1, width)
+            return
+        constants = (*[0.0] * (sums - 1), 1.0)
+        self.value = graph.append(hyper_connection_ops.HyperConnectionAdd(graph.value(sums, width), x, result, None, constants))
