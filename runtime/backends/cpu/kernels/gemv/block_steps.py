@@ -18,7 +18,7 @@ from numba.core import cgutils
 
 from ......formats.layouts.reader.blocks import SUPERBLOCK, BlockReader
 from ......formats.layouts.reader.code_layout import CodeLayout
-from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, Emitter, constant, vector
+from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, SPARSE_PREFETCH, Emitter, constant, vector
 from ..activations import RUN
 
 
@@ -84,7 +84,8 @@ class BlockStep:
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks."""
         r = self.reader
-        emit.prefetch(base, r.size)
+        is_sparse = r.rows > 1 and r.size >= r.rows * r.columns
+        emit.prefetch(base, *(SPARSE_PREFETCH if is_sparse else (r.size,)))
         scales = [r.scale(emit, base, v) for v in r.scale_vectors]
         offsets = [self.offset(emit, base, v, scale) for v, scale in zip(r.scale_vectors, scales, strict=True)]
         for token in tokens:

@@ -7,10 +7,8 @@ from typing import Any
 
 from numba.core import cgutils
 
-from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
+from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, SPARSE_PREFETCH, Emitter, constant, vector
 
-# (bytes, level of the caches: 2 the second) of interleaved rows: long runs of memory, a quarter faster so on Zen 4.
-_INTERLEAVED_PREFETCH = (2048, 2)
 _CHAINS = 4  # independent sums: each addition of a single one would wait for the one before
 
 
@@ -103,7 +101,7 @@ def _interleaved(emit: Emitter, columns: Any, weights: Any, inputs: list[Any]) -
         count = builder.udiv(builder.sub(columns, done), I64(2 * pairs))
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(2 * pairs)))
-            emit.prefetch(builder.add(weights, builder.mul(column, I64(2 * LANES))), 4 * LANES * pairs, *_INTERLEAVED_PREFETCH)
+            emit.prefetch(builder.add(weights, builder.mul(column, I64(2 * LANES))), *SPARSE_PREFETCH)
             for p in range(pairs):
                 at = builder.add(column, I64(2 * p))
                 words = emit.load(builder.add(weights, builder.mul(at, I64(2 * LANES))), 0, vector(I32, LANES))
