@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..operating_system.memory import free_bytes
@@ -34,3 +35,29 @@ def gradients_of(model: Model, is_whole: bool = False) -> Gradients:
     free = free_bytes()
     copied = _COPIED_BYTES if free is None else free // _COPIED_SHARE
     return Gradients(model.graph, weights, where, model.workers.count, is_whole, copied)
+
+
+@dataclass(frozen=True)
+class ThreadBytes:
+    """Bytes that a thread, or a device, needs while gradients are computed, beside what is kept between parts of the model: for
+    a part and one group of windows; for some rows of the head; and of the gradients that it hands over after either."""
+
+    part: int
+    head: int
+    handed_over: int
+
+    def of(self, threads: int, groups: int) -> int:
+        """Bytes of so many threads with so many groups of windows; what one more of them hands over is summed meanwhile."""
+        parts = min(threads, groups) * self.part + (self.handed_over if groups > threads else 0)
+        return max(parts, threads * self.head)
+
+    def threads_in(self, nbytes: int) -> int:
+        """As many threads as fit, but one at least."""
+        return max(1, (nbytes - self.handed_over) // max(self.part, self.head))
+
+
+def thread_bytes(gradients: Gradients, n_ctx: int) -> ThreadBytes:
+    """Of windows of n_ctx tokens: counted, without computing anything."""
+    from .backends.torch.gradient_memory import count_bytes
+
+    return ThreadBytes(*count_bytes(gradients, n_ctx))

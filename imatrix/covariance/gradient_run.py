@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, prod
 
 from ...runtime import Model
-from ...runtime.output_gradients import gradients_of
+from ...runtime.output_gradients import gradients_of, thread_bytes
 from ..calibration import Calibration
 from ..windows import naming_causes
 from .estimate import multiplications
@@ -14,9 +14,11 @@ from .gradient_collector import GradientCollector
 
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
-_OVERHEAD = 2  # of all other ops, at the least
+_HEAD_PRODUCTS = 2  # of the output matrix: forward once
+_OVERHEAD = 1.4  # of all other ops, at the least
 _DECODING = 20  # products of float32 in whose time a weight is decoded, at most, which each group does
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
+_WORKING_SHARE = 4  # the same of what threads work with, of which there is one at least
 
 
 class GradientRun:
@@ -24,6 +26,7 @@ class GradientRun:
 
     windows_at_once  windows whose values are kept at the same time
     kept_bytes       that these take
+    working_bytes    what all threads that have windows need beside that and sums; there are no more threads than fit
     sums_memory      what is left of the memory for sums
 
     Raises PlanError without torch, and for a model whose predictions have no gradients.
@@ -37,22 +40,24 @@ class GradientRun:
         most = max(_GROUPS, _GROUPS_PER_THREAD * self.gradients.threads)
         groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
         self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
-        self.sums_memory = max(memory - self.kept_bytes, memory // 2)
+        own = thread_bytes(self.gradients, n_ctx)
+        self.gradients.threads = min(self.gradients.threads, own.threads_in(memory // _WORKING_SHARE))
+        self.working_bytes = own.of(self.gradients.threads, groups)
+        self.sums_memory = max(memory - self.kept_bytes - self.working_bytes, memory // 2)
 
-    @property
-    def working_bytes(self) -> int:
-        """What all threads that have windows need beside kept values and sums, roughly."""
-        return self.gradients.working_bytes(self._calibration.n_ctx, self.windows_at_once // self._group)
-
-    def expected_seconds(self, passes: int) -> float:
-        """What so many passes take, without sums: a rough estimate from the number of multiplications. Attention is not
-        counted. A thread computes a group of windows at a time: those that have none wait."""
-        per_token = _OVERHEAD * sum(count for count, _ in multiplications(self._model))
-        windows = self._calibration.windows
-        decoding = _DECODING * sum(prod(weight.shape) for op in self._model.graph.ops for weight in op.weights)
+    def expected_seconds(self, passes: int) -> tuple[float, float]:
+        """What so many passes take, without sums, and how long the model's threads wait meanwhile, all together: a rough
+        estimate from the number of multiplications. Attention is not counted. A thread computes a group of windows at a time:
+        those that have none wait, but for the head, of which all compute some tokens."""
+        graph, windows = self._model.graph, self._calibration.windows
         groups = ceil(len(windows) / self._group)
-        products = windows.size * per_token + groups * decoding
-        return _FORTH_AND_BACK * passes * products / self.gradients.products_per_second(groups)
+        decoding = groups * _DECODING * sum(prod(weight.shape) for op in graph.ops for weight in op.weights)
+        layers = _FORTH_AND_BACK * (windows.size * sum(count for count, _ in multiplications(self._model)) + decoding)
+        head = _HEAD_PRODUCTS * windows.size * sum(prod(weight.shape) for op in graph.head for weight in op.weights)
+        run, most = self.gradients, windows.size
+        one, some, every = (run.products_per_second(pieces) for pieces in (1, groups, most))
+        seconds, work = (passes * _OVERHEAD * each for each in (layers / some + head / every, (layers + head) / one))
+        return seconds, max(0.0, self._model.workers.count * seconds - work)
 
     def batches(self, first: int) -> Iterator[range]:
         """Numbers of consecutive windows of one weight that are computed together, from window `first` on, where a batch ended

@@ -118,14 +118,22 @@ class CovarianceJob:
 
     @property
     def sums_bytes(self) -> int:
-        """What the largest pass takes in memory."""
+        """What the sums of the largest pass take in memory, and in the state of an interrupted one."""
         return max(sum(one.sums_bytes for one in group) for group in self.passes)
 
-    def expected_seconds(self) -> tuple[float, float]:
-        """(seconds of running the text through the model in all passes, seconds of the sums), roughly."""
+    def summing_bytes(self, *, gradients: bool) -> int:
+        """What the largest pass over inputs, or over gradients, takes in memory while it sums, with rows that wait; 0: none."""
+        n_ctx = self.calibration.n_ctx
+        passes = (group for group in self.passes if bool(outputs_of(group)) == gradients)
+        return max((sum(summing_bytes(one, n_ctx) for one in group) for group in passes), default=0)
+
+    def expected_seconds(self) -> tuple[float, float, float]:
+        """(seconds of running the text through the model in all passes, seconds of the sums, seconds that threads wait in all
+        of that, added up), roughly."""
         back = self.gradient_passes
         running, sums = expected_seconds(self.model, self.inputs, self.calibration.windows.size, len(self.passes) - back)
-        return running + (self.gradients.expected_seconds(back) if back else 0.0), sums
+        gradients, idle = self.gradients.expected_seconds(back) if back else (0.0, 0.0)
+        return running + gradients, sums, idle
 
     @property
     def gradient_passes(self) -> int:
@@ -299,10 +307,15 @@ def split_among(inputs: Sequence[Input], workers: int, memory: int, n_ctx: int) 
             return groups
 
 
+def summing_bytes(one: Input, n_ctx: int) -> int:
+    """What the sums of an input take while they are made, with rows that wait for the rest of their block."""
+    waits = one.is_stack_of_experts or n_ctx % BLOCK != 0 or one.layer is None
+    return one.sums_bytes + (one.waiting_bytes if waits else 0)
+
+
 def _needed_bytes(one: Input, memory: int, n_ctx: int) -> int:
     """What the sums of an input take while they are made. Raises PlanError if that is more than `memory`."""
-    waits = one.is_stack_of_experts or n_ctx % BLOCK != 0 or one.layer is None
-    needed = one.sums_bytes + (one.waiting_bytes if waits else 0)
+    needed = summing_bytes(one, n_ctx)
     if needed > memory:
         raise PlanError(
             f"the covariance of {one.name} ({one.matrices} x {one.columns} columns) takes {needed:,} bytes while it is "

@@ -23,14 +23,14 @@ from ...runtime.graph.ops import ExpertLinear
 from ..common.forecast import Forecast, free_space, predicted
 from ..common.reading import start_seconds, started_bytes
 
-_TORCH = 230 << 20  # anonymous memory that torch takes
+_TORCH, _TORCH_STARTING = 230 << 20, 2.0  # anonymous memory that torch takes; seconds of the processor until it is there
 
 
 @dataclass(frozen=True)
 class GradientForecast:
     """outputs of tensors whose gradients are summed, and passes that do it, of those of the covariance; windows that are
-    computed at a time; bytes of memory: for their sums, for what is kept of the windows between layers, for what the threads
-    work with, and for the weights, which need not be in memory but are slow to read again."""
+    computed at a time; bytes of memory: for their sums (and rows that wait for them), for what is kept of the windows between
+    layers, for what the threads work with, and for the weights, which need not be in memory but are slow to read again."""
 
     outputs: int
     passes: int
@@ -102,7 +102,7 @@ class CollectionForecast:
     covariance  the same of covariances, None if none are collected
     disk_free   bytes where the files go; None if unknown
     seconds     of starting, and running the text through the model in all passes; sum_seconds: of the sums of covariances;
-                rough estimates. threads: that share the work
+                rough estimates. threads: that share the work; idle: seconds of which they wait, added up
     """
 
     entries: int
@@ -116,6 +116,7 @@ class CollectionForecast:
     experts: ExpertForecast | None = None
     memory_bytes: int | None = None
     threads: int = 1
+    idle: float = 0.0
 
     @property
     def disk_needed(self) -> int:
@@ -126,8 +127,8 @@ class CollectionForecast:
     @property
     def forecast(self) -> Forecast:
         """Disk, memory and time alone."""
-        seconds = {"run": self.seconds, "sums": self.sum_seconds}
-        return Forecast(self.disk_needed, self.disk_free, seconds, memory=self.memory_bytes, threads=self.threads)
+        disk, seconds = (self.disk_needed, self.disk_free), {"run": self.seconds, "sums": self.sum_seconds}
+        return Forecast(*disk, seconds, memory=self.memory_bytes, threads=self.threads, idle=self.idle)
 
     def as_json(self) -> dict[str, Any]:
         """entries, file_bytes, windows, tokens, covariance (its fields, or null), disk, predicted (seconds)."""
@@ -140,7 +141,7 @@ class CollectionForecast:
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
             "memory": {"peak": self.memory_bytes} if self.memory_bytes is not None else None,
             "disk": {"needed": self.disk_needed, "free": self.disk_free},
-            "predicted": predicted(self.forecast.seconds or {}, self.threads),
+            "predicted": predicted(self.forecast.seconds or {}, self.threads, self.idle),
         }
 
 
@@ -152,16 +153,16 @@ def forecast_collection(
     chunks, nbytes = windows.weighted_count(count), 0
     if path is not None:
         nbytes = file_size(path.suffix, shapes, windows.datasets, chunks, windows.n_ctx)
-    covariance, (seconds, sum_seconds), folded = None, expected_seconds(model, (), tokens, 1), 0
+    covariance, (seconds, sum_seconds), idle = None, expected_seconds(model, (), tokens, 1), 0.0
     if job is not None:
         outputs = len(outputs_of(job.inputs))
         sizes = job.writer.nbytes, job.sums_bytes, job.sums_bytes
         gradients = _gradients(model, job, outputs) if outputs else None
         seen = seen_by(job)
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
-        seconds, sum_seconds = job.expected_seconds()
-        folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize
+        seconds, sum_seconds, idle = job.expected_seconds()
     threads, folder = model.workers.count, (path or Path("x")).parent
+    starting = start_seconds([model]) + (_TORCH_STARTING if job is not None and job.curvature is not None else 0)
     return CollectionForecast(
         len(shapes),
         nbytes,
@@ -169,11 +170,12 @@ def forecast_collection(
         tokens,
         covariance,
         free_space(folder),
-        seconds + start_seconds([model]) / threads,
+        seconds + starting / threads,
         sum_seconds,
         experts_of(model, tokens),
-        _memory(model, windows, options, shapes.values(), covariance, folded),
+        _memory(model, windows, options, shapes.values(), job, covariance),
         threads,
+        idle,
     )
 
 
@@ -182,22 +184,24 @@ def _memory(
     windows: Calibration,
     options: CollectOptions,
     shapes: Iterable[tuple[int, int]],
+    job: CovarianceJob | None,
     covariance: CovarianceForecast | None,
-    folded: int,
 ) -> int | None:
     """Bytes of memory for what is summed, and for the pass with the most windows, its results included, of which the allocator
-    keeps what is freed; or for the pass over gradients, where that takes more. folded: bytes of the largest sums as they are
-    written."""
+    keeps what is freed; or for the pass over gradients, where that takes more."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
     with model.observing(Collector(model, options)):
         running = model.windows_bytes(together, windows.n_ctx)
     if running is None:
         return None
     entries = sum(matrices * columns for matrices, columns in shapes)
-    most = running + folded + (covariance.sums_bytes if covariance is not None else 0)
+    most, is_back = running, covariance is not None and covariance.gradients is not None
+    if job is not None:
+        folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize  # as it is written
+        most += folded + job.summing_bytes(gradients=False)
     if covariance is not None and (back := covariance.gradients) is not None:
-        most = max(most, _TORCH + back.sums_bytes + back.kept_bytes + back.working_bytes)
-    return started_bytes([model]) + 16 * entries + most
+        most = max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
+    return started_bytes([model]) + 16 * entries + most + (_TORCH if is_back else 0)
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:
@@ -226,6 +230,5 @@ def seen_by(job: CovarianceJob) -> Seen:
 def _gradients(model: Model, job: CovarianceJob, outputs: int) -> GradientForecast:
     run = job.gradients
     weights = sum(path.stat().st_size for path in model.stored.files)
-    sums = max(sum(one.sums_bytes for one in group) for group in job.passes if outputs_of(group))
-    sizes = sums, run.kept_bytes, run.working_bytes, weights
+    sizes = job.summing_bytes(gradients=True), run.kept_bytes, run.working_bytes, weights
     return GradientForecast(outputs, job.gradient_passes, run.windows_at_once, *sizes)

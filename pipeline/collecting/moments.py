@@ -135,7 +135,7 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
     columns = [one.columns for one in job.inputs if one not in outputs]
     more = f", second moments of gradients at {len(outputs)} outputs" if outputs else ""
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
-    running, summing = job.expected_seconds()
+    running, summing, _ = job.expected_seconds()
     note(
         f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns{more}: the file takes "
         f"{size_text(job.writer.nbytes)}, the sums {size_text(job.sums_bytes)} of memory, in {passes}; "

@@ -20,7 +20,7 @@ class Forecast:
     seconds      for each part of the job, a type of tensors or a step, on a machine that does nothing else; None: not timed
     disk_peak    bytes of all files when most is there, with those that are there already; None: as disk_needed
     memory       bytes, at the most, that are no file's; None: not said
-    threads      that share the work
+    threads      that share the work; idle: seconds of which they wait for others, added up
     """
 
     disk_needed: int
@@ -29,6 +29,7 @@ class Forecast:
     disk_peak: int | None = None
     memory: int | None = None
     threads: int = 1
+    idle: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The keys `disk`, `memory` and, if the job was timed, `predicted`: seconds, those of the processor (of all threads
@@ -39,7 +40,7 @@ class Forecast:
         if self.memory is not None:
             figures["memory"] = {"peak": self.memory}
         if self.seconds is not None:
-            figures["predicted"] = predicted(self.seconds, self.threads)
+            figures["predicted"] = predicted(self.seconds, self.threads, self.idle)
         return figures
 
     @property
@@ -59,10 +60,10 @@ class Forecast:
         return "\n".join(lines)
 
 
-def predicted(seconds: Mapping[str, float], threads: int) -> dict[str, Any]:
-    """seconds by part, on so many threads, as JSON."""
+def predicted(seconds: Mapping[str, float], threads: int, idle: float = 0.0) -> dict[str, Any]:
+    """seconds by part, on so many threads, as JSON. idle: seconds of which the threads wait, added up."""
     total = sum(seconds.values())
-    return {"seconds": total, "processor_seconds": total * threads, "seconds_by_part": dict(seconds)}
+    return {"seconds": total, "processor_seconds": total * threads - idle, "seconds_by_part": dict(seconds)}
 
 
 def free_space(folder: Path) -> int | None:

@@ -75,12 +75,23 @@ class DevicePass:
         """The observer and the op, if it wants that op's inputs."""
         return (self.observer, self.op) if self.op is not None and self.observer.wants_input(self.op) else None
 
+    def split(self, x: Tensor) -> Sequence[Tensor]:
+        """The rows of each sequence. Their gradients are put together once, where each slice would have all rows."""
+        return x.split([rows.stop - rows.start for _, rows in self.segments])
+
     def row_blocks(self, n: int, row_bytes: int) -> list[slice]:
         """Runs of rows, of which each run's take at most `scratch` bytes."""
         step = max(1, self.scratch // max(1, row_bytes))
         return [slice(first, min(first + step, n)) for first in range(0, n, step)]
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one below the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def to_numpy(x: Tensor) -> np.ndarray:
-    """The numbers in the machine's memory, C-contiguous."""
+    """The numbers in the machine's memory, C-contiguous; zeros where there are only shapes."""
+    if x.device.type == "meta":
+        return np.zeros(tuple(x.shape), np.float32)
     return np.ascontiguousarray(x.detach().cpu().numpy())

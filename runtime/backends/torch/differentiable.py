@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...graph import Op, Value, Weight, ops
 from ...graph.values import CacheSpec, StateSpec
-from .device_pass import DevicePass, Result
+from .device_pass import DevicePass, Result, joined
 from .functions import PACKED, attention
 from .weights import Matrix, Weights
 
@@ -129,12 +129,11 @@ def latent_attention(step: DevicePass, op: ops.LatentAttention, values: Mapping[
     forms: list[Tensor] = []
     if 0 in made:
         results: list[Tensor] = []
-        for _, rows in step.segments:
-            rotated = k_pe[rows, None].expand(-1, heads, -1)
-            keys = torch.cat([made[0][rows, :, :nope], rotated], dim=2).transpose(0, 1)
-            sight = _latent_sight(op, selection, rows)
-            results.append(attention.attend(step, q[rows], keys, made[0][rows, :, nope:].transpose(0, 1), sight))
-        forms.append(torch.cat(results))
+        for (_, rows), queries, own, shared in zip(step.segments, *map(step.split, (q, made[0], k_pe)), strict=True):
+            to_key, value = own.split([nope, op.v_width], dim=2)
+            keys = torch.cat([to_key, shared[:, None].expand(-1, heads, -1)], dim=2).transpose(0, 1)
+            results.append(attention.attend(step, queries, keys, value.transpose(0, 1), _latent_sight(op, selection, rows)))
+        forms.append(joined(results))
     if 1 in made:
         made[2] = torch.einsum("nhr,hvr->nhv", _latent_sums(step, op, values, made[1]), to_values)
         forms.append(made[2])
@@ -153,11 +152,12 @@ def _latent_sums(step: DevicePass, op: ops.LatentAttention, values: Mapping[str,
     """taken: the queries as they are taken to latents, [n, heads, rank]."""
     q, latent, k_pe, selection = (values[name] for name in ("q", "latent", "k_pe", "selection"))
     sums: list[Tensor] = []
-    for _, rows in step.segments:
-        queries = torch.cat([taken[rows], q[rows, :, op.nope :]], dim=2)
-        keys = torch.cat([latent[rows], k_pe[rows]], dim=1)[None]
+    rotated = q[..., op.nope :]
+    parts = zip(step.segments, *map(step.split, (taken, rotated, latent, k_pe)), strict=True)
+    for (_, rows), absorbed, turned, own, shared in parts:
+        queries, keys = torch.cat([absorbed, turned], dim=2), torch.cat([own, shared], dim=1)[None]
         sums.append(attention.attend(step, queries, keys, keys[..., : latent.shape[1]], _latent_sight(op, selection, rows)))
-    return torch.cat(sums)
+    return joined(sums)
 
 
 def _latent_sight(op: ops.LatentAttention, selection: Tensor | None, rows: slice) -> attention.Sight:

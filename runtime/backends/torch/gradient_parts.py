@@ -7,12 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ...graph import Graph, Op, ops
-from ...graph.gradients import observed_weights
 from ...graph.values import CacheSpec
 from .differentiable import CacheKey
-
-_VALUE_COPIES = 3.4  # of what ops compute: the values, what functions keep of them, gradients, those that are handed over
-_SCORE_COPIES = 4  # of the scores of attention, float32, that are kept for their gradients
 
 
 @dataclass
@@ -67,18 +63,3 @@ def kept_bytes(graph: Graph, parts: Sequence[Part]) -> int:
     given = {key for part in parts for key in part.gives}
     specs = [spec for spec in graph.cache if isinstance(spec, CacheSpec) and (spec.layer, spec.name) in given]
     return 4 * (sum(sizes[index] for index in kept) + 2 * sum(spec.heads * spec.width for spec in specs) + most)
-
-
-def part_bytes(part: Part, n: int, n_ctx: int, scratch: int) -> int:
-    """Bytes, roughly, of the values of a part and their gradients for n tokens, with the scores of attention in windows of
-    n_ctx tokens, of which at most `scratch` bytes are kept at a time."""
-    values = sum(prod(value.shape) for op in part.ops for value in op.outputs)
-    heads = sum(_scored_heads(op) for op in part.ops)
-    return round(4 * n * _VALUE_COPIES * values) + min(4 * _SCORE_COPIES * heads * n * n_ctx, _SCORE_COPIES * scratch)
-
-
-def _scored_heads(op: Op) -> int:
-    """Heads of an op that have scores; those of latent attention in each of its forms."""
-    if isinstance(op, ops.LatentAttention):
-        return op.q.shape[0] * len(observed_weights(op)[:2])
-    return op.q.shape[0] if isinstance(op, ops.Attention) else 0

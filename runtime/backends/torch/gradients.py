@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ....formats import PlanError
+from ....operating_system.memory import trim_free_memory
 from ...graph import Graph, Observer, Op, Weight, ops
 from ...graph.gradients import OnGradient, OutputGradient, is_choice, observed_weights, reached_ops
 from ...graph.signatures import unsupported
@@ -32,7 +34,7 @@ from .device_pass import DevicePass, Result, to_numpy
 from .differentiable import CacheKey, GradientCache, latent_attention, operand_value
 from .drawn_labels import loss_gradient, uniform_draws
 from .functions import FUNCTIONS, SUPPORT
-from .gradient_parts import Part, cut_graph, kept_bytes, part_bytes
+from .gradient_parts import Part, cut_graph, kept_bytes
 from .product_speed import products_per_second
 from .weights import Weights
 
@@ -40,9 +42,11 @@ _HOST = torch.device("cpu")  # where what is kept between parts lies, whatever d
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
 _BACK = 3  # times what a part takes without gradients it takes to compute it with them
 SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
-_LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
-_TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
 HEAD_ROWS = 128  # tokens whose logits are in memory at a time
+
+
+# What an op's weight made: where it is in the graph of gradients, so that its numbers need not stay, with a factor.
+Made = tuple[Op, Weight, GradientEdge, float]
 
 
 @dataclass
@@ -59,15 +63,14 @@ class WindowGroup:
 
 @dataclass
 class _Again:
-    """A part that was computed with gradients: what it read, values and rows of caches; all values; what was captured of ops
-    (op, weight, result, factor of its gradient), and the experts of routings."""
+    """A part that was computed with gradients: what it read, values and rows of caches; what others read of its values, and
+    routings; what was captured of ops (op, weight, where its result is in the graph of gradients, factor of its gradient)."""
 
     leaves: dict[int, Result]
     rows: list[dict[CacheKey, Tensor]]
     caches: list[GradientCache]
     values: dict[int, Result]
-    made: list[tuple[Op, Weight, Tensor, float]] = field(default_factory=list)
-    routings: dict[int, np.ndarray] = field(default_factory=dict)
+    made: list[Made] = field(default_factory=list)
 
 
 class Gradients:
@@ -80,6 +83,7 @@ class Gradients:
              same bits for any number of them
     is_whole whether the graph is one part, which needs the memory of all layers at once
     copied_bytes  what weights may take that had to be copied from their file to memory; more are read again for each part
+    parts    into which the graph is cut; reached: its ops whose results have gradients
 
     Raises PlanError for a graph without a head, and for an op of which there is no derivative.
     """
@@ -94,6 +98,7 @@ class Gradients:
         copied_bytes: int = 4 << 30,
     ):
         self.graph, self.weights, self.device, self.threads = graph, weights, torch.device(device), threads
+        self._host = self.device if self.device.type == "meta" else _HOST
         path = weights.source.path
         if graph.logits is None:
             raise PlanError(
@@ -102,8 +107,8 @@ class Gradients:
         for op in (*graph.ops, *graph.head):
             check_derivative(op, str(path))
         self._copied_bytes = copied_bytes
-        self._parts = cut_graph(graph, is_whole)
-        self._reached = reached_ops(graph)
+        self.parts = cut_graph(graph, is_whole)
+        self.reached = reached_ops(graph)
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -113,20 +118,12 @@ class Gradients:
     @property
     def kept_bytes(self) -> int:
         """Bytes per token that are kept between parts while a batch of windows is computed."""
-        return kept_bytes(self.graph, self._parts)
+        return kept_bytes(self.graph, self.parts)
 
-    def working_bytes(self, n_ctx: int, groups: int) -> int:
-        """Bytes, roughly, that all threads need beside that to compute a part again with gradients, or the head, for so many
-        groups of windows."""
-        n = n_ctx * self.windows_of_group(n_ctx)
-        values = max(part_bytes(part, n, n_ctx, SCRATCH) for part in self._parts)
-        head = HEAD_ROWS * self.graph.n_vocab * _LOGIT_BYTES
-        return (max(values, head) + _TILE_BYTES) * (min(self.threads, groups) if self.device.type == "cpu" else 1)
-
-    def products_per_second(self, groups: int) -> float:
-        """Multiplications of the threads that have one of so many groups of windows, or of the device, per second: those of
-        products of float32 that are made now."""
-        return products_per_second(self.device, min(self.threads, groups))
+    def products_per_second(self, pieces: int) -> float:
+        """Multiplications of the threads that have one of so many groups of windows or other pieces, or of the device, per
+        second: those of products of float32 that are made now."""
+        return products_per_second(self.device, min(self.threads, pieces))
 
     def windows_of_group(self, n_ctx: int) -> int:
         """Windows that are computed in one pass: their number depends on nothing but n_ctx."""
@@ -152,19 +149,26 @@ class Gradients:
         the labels, which depend on it and the tokens of a window alone.
         """
         groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
-        chosen = {id(op) for op in self._reached if any(weight.name in wanted for weight in observed_weights(op))}
-        first = next((i for i, part in enumerate(self._parts) if any(id(op) in chosen for op in part.ops)), len(self._parts))
-        steps = len(self._parts) + _BACK * (len(self._parts) - first)  # in units of a part without gradients
+        chosen = {id(op) for op in self.reached if any(weight.name in wanted for weight in observed_weights(op))}
+        first = next((i for i, part in enumerate(self.parts) if any(id(op) in chosen for op in part.ops)), len(self.parts))
+        steps = len(self.parts) + _BACK * (len(self.parts) - first)  # in units of a part without gradients
         with self._one_thread_each() as pool:
-            for number, part in enumerate(self._parts, 1):
+            for number, part in enumerate(self.parts, 1):
                 for _ in self._each(pool, groups, partial(self._forward, part)):
                     pass
                 on_part(number / steps)
-            _report(self._each(pool, groups, partial(self._head, seed, wanted)), on_gradient)
-            for number in reversed(range(first, len(self._parts))):
-                run = partial(self._backward, self._parts[number], wanted, chosen, number == first)
+            _report(self._each(pool, list(self._head_pieces(groups)), partial(self._head, seed, wanted)), on_gradient)
+            for number in reversed(range(first, len(self.parts))):
+                run = partial(self._backward, self.parts[number], wanted, chosen, number == first)
                 _report(self._each(pool, groups, run), on_gradient)
                 on_part(1 - _BACK * (number - first) / steps)
+
+    def _head_pieces(self, groups: Sequence[WindowGroup]) -> Iterator[tuple[WindowGroup, slice]]:
+        """Tokens whose logits are in memory at a time, which threads take by themselves."""
+        for group in groups:
+            hidden = as_tensor(group.values[self.graph.hidden.index])
+            group.gradients = {self.graph.hidden.index: torch.empty_like(hidden)}
+            yield from ((group, slice(first, first + HEAD_ROWS)) for first in range(0, len(hidden), HEAD_ROWS))
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -182,18 +186,17 @@ class Gradients:
         finally:
             torch.set_num_threads(before)
 
-    def _each(
-        self, pool: ThreadPoolExecutor | None, groups: Sequence[WindowGroup], run: Callable[[WindowGroup], Any]
-    ) -> Iterator[Any]:
-        """What `run` gives for each group, in order; no more groups are begun than there are threads and one more."""
+    def _each(self, pool: ThreadPoolExecutor | None, pieces: Sequence[Any], run: Callable[[Any], Any]) -> Iterator[Any]:
+        """What `run` gives for each group or other piece, in order; no more are begun than there are threads and one more."""
         self.weights.release(self._copied_bytes)
+        trim_free_memory()  # of the part before, which had blocks of other sizes
         with self.weights.visit():
             if pool is None:
-                yield from map(run, groups)
+                yield from map(run, pieces)
                 return
             waiting: deque[Future] = deque()
-            for group in groups:
-                waiting.append(pool.submit(run, group))
+            for piece in pieces:
+                waiting.append(pool.submit(run, piece))
                 if len(waiting) > self.threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -223,39 +226,29 @@ class Gradients:
                 self._compute(op, step, values)
         for index in (*part.makes, self.graph.hidden.index):
             if index in values:
-                group.values[index] = _moved(values[index], _HOST)
+                group.values[index] = _moved(values[index], self._host)
         for own, cache in zip(group.rows, caches, strict=True):
-            own.update({key: cache.rows[key].to(_HOST) for key in part.gives})
+            own.update({key: cache.rows[key].to(self._host) for key in part.gives})
 
-    def _head(self, seed: int, wanted: Collection[str], group: WindowGroup) -> list[OutputGradient]:
-        """Draws labels, and computes the gradients of the loss at the input of the head, a few tokens at a time."""
-        hidden = as_tensor(group.values[self.graph.hidden.index])
-        draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
-        back, logits = torch.empty_like(hidden), self.graph.logits
-        assert logits is not None
-        captured: dict[str, list[np.ndarray]] = {}
-        for rows in (slice(i, i + HEAD_ROWS) for i in range(0, len(hidden), HEAD_ROWS)):
-            leaf = hidden[rows].to(self.device).detach().requires_grad_()
-            step = self._step(group.windows.reshape(1, -1)[:, rows], [])
-            values: dict[int, Result] = {self.graph.hidden.index: leaf}
-            made: list[tuple[Op, Weight, Tensor, float]] = []
-            with torch.enable_grad():
-                for op in self.graph.head:
-                    is_wanted = any(weight.name in wanted for weight in observed_weights(op))
-                    self._compute(op, step, values, made if is_wanted else None)
-            out = as_tensor(values[logits.index])
-            inputs = [leaf, *(x for _, _, x, _ in made)]
-            grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws[rows]), allow_unused=True)
-            back[rows] = 0 if grads[0] is None else grads[0].to(_HOST)
-            for (_, weight, _, _), grad in zip(made, grads[1:], strict=True):
-                if grad is not None:
-                    captured.setdefault(weight.name, []).append(to_numpy(grad))
-        group.gradients = {self.graph.hidden.index: back}
-        by_name = {op.weights[0].name: op for op in self.graph.head if op.weights}
-        return [
-            OutputGradient(by_name[name], by_name[name].weights[0], np.concatenate(parts)[:, None])
-            for name, parts in captured.items()
-        ]
+    def _head(self, seed: int, wanted: Collection[str], piece: tuple[WindowGroup, slice]) -> list[OutputGradient]:
+        """Draws labels of some tokens of a group, and computes the gradients of the loss at the input of the head."""
+        group, rows = piece
+        draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])[rows]
+        leaf = as_tensor(group.values[self.graph.hidden.index])[rows].to(self.device).detach().requires_grad_()
+        step = self._step(group.windows.reshape(1, -1)[:, rows], [])
+        values: dict[int, Result] = {self.graph.hidden.index: leaf}
+        made: list[Made] = []
+        with torch.enable_grad():
+            for op in self.graph.head:
+                is_wanted = any(weight.name in wanted for weight in observed_weights(op))
+                self._compute(op, step, values, made if is_wanted else None)
+        assert self.graph.logits is not None
+        out = as_tensor(values[self.graph.logits.index])
+        inputs = [leaf, *(x for _, _, x, _ in made)]
+        grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws), allow_unused=True)
+        group.gradients[self.graph.hidden.index][rows] = 0 if grads[0] is None else grads[0].to(self._host)
+        pairs = zip(made, grads[1:], strict=True)
+        return [OutputGradient(op, weight, to_numpy(grad)[:, None]) for (op, weight, _, _), grad in pairs if grad is not None]
 
     def _backward(
         self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: WindowGroup
@@ -265,7 +258,7 @@ class Gradients:
         made = [each for each in again.made if each[1].name in wanted]
         captured = self._carry_back(part, group, again, [x for _, _, x, _ in made], is_end)
         return [
-            _captured(op, weight, grad if factor == 1 else grad * factor, again.routings)
+            _captured(op, weight, grad if factor == 1 else grad * factor, again.values)
             for (op, weight, _, factor), grad in zip(made, captured, strict=True)
             if grad is not None
         ]
@@ -279,12 +272,13 @@ class Gradients:
         with torch.enable_grad():
             for op in part.ops:
                 self._compute(op, step, again.values, again.made if id(op) in chosen else None, weights)
-                if isinstance(op, ops.ExpertLinear):
-                    again.routings.setdefault(op.routing.index, to_numpy(again.values[op.routing.index][0]))
+        routings = (op.routing.index for op in part.ops if isinstance(op, ops.ExpertLinear))
+        stay = {*part.makes, self.graph.hidden.index, *routings}
+        again.values = {index: x for index, x in again.values.items() if index in stay}
         return again
 
     def _carry_back(
-        self, part: Part, group: WindowGroup, again: _Again, inputs: Sequence[Tensor], is_end: bool
+        self, part: Part, group: WindowGroup, again: _Again, inputs: Sequence[Tensor | GradientEdge], is_end: bool
     ) -> Sequence[Tensor | None]:
         """Takes the gradients of what a part made through it, adds them to those of what it read, and forgets what it made.
         Returns those of `inputs`, tensors within the part."""
@@ -308,9 +302,9 @@ class Gradients:
         found = torch.autograd.grad([out for out, _ in kept], needed, [grad for _, grad in kept], allow_unused=True)
         rest = found[len(inputs) :]
         for (index, _), grad in zip(carried, rest, strict=False):
-            _add(group.gradients, index, grad)
+            self._add(group.gradients, index, grad)
         for (i, key, _), grad in zip(taken, rest[len(carried) :], strict=True):
-            _add(group.row_gradients[i], key, grad)
+            self._add(group.row_gradients[i], key, grad)
         for index in part.makes:
             group.values.pop(index, None)
         for own in group.rows:
@@ -318,12 +312,18 @@ class Gradients:
                 own.pop(key, None)
         return found[: len(inputs)]
 
+    def _add(self, sums: dict[Any, Tensor], key: Any, grad: Tensor | None) -> None:
+        """Adds a gradient to those of a value, in the machine's memory."""
+        if grad is not None:
+            grad = grad.to(self._host)
+            sums[key] = sums[key] + grad if key in sums else grad
+
     def _compute(
         self,
         op: Op,
         step: DevicePass,
         values: dict[int, Result],
-        made: list[tuple[Op, Weight, Tensor, float]] | None = None,
+        made: list[Made] | None = None,
         weights: Weights | None = None,
     ) -> None:
         """Runs an op, and adds its results to the values; and to `made` what each of its weights makes, with the factor of its
@@ -335,14 +335,14 @@ class Gradients:
             result, parts = latent_attention(step, op, arguments)
             forms = float((0 in parts) + (1 in parts))
             if made is not None:
-                made += [(op, op.observed[number], x, forms) for number, x in parts.items()]
+                made += [(op, op.observed[number], get_gradient_edge(x), forms) for number, x in parts.items()]
         else:
             arguments = {name: operand_value(op, name, values, weights, self.device) for name in names}
             with torch.set_grad_enabled(torch.is_grad_enabled() and not is_choice(op)):
                 result = function(step, **arguments)
             if made is not None:
                 result = result if result.requires_grad else result.detach().requires_grad_()
-                made.append((op, op.weights[0], result, 1.0))
+                made.append((op, op.weights[0], get_gradient_edge(result), 1.0))
         results = result if isinstance(op, ops.Split) else [result]
         values.update(zip((out.index for out in op.outputs), results, strict=True))
 
@@ -356,10 +356,10 @@ def check_derivative(op: Op, path: str) -> None:
         raise PlanError(f"{path}: gradients need a derivative of every op, and op {type(op).__name__}{option} has none")
 
 
-def _captured(op: Op, weight: Weight, g: Tensor, routings: Mapping[int, np.ndarray]) -> OutputGradient:
+def _captured(op: Op, weight: Weight, g: Tensor, values: Mapping[int, Result]) -> OutputGradient:
     rows = to_numpy(g)
     if isinstance(op, ops.ExpertLinear):
-        return OutputGradient(op, weight, rows, routings[op.routing.index])
+        return OutputGradient(op, weight, rows, to_numpy(values[op.routing.index][0]))
     if isinstance(op, ops.GroupedLinear):
         return OutputGradient(op, weight, rows.reshape(len(rows), op.x.shape[0], -1))
     return OutputGradient(op, weight, rows if rows.ndim == 3 else rows[:, None])
@@ -379,13 +379,6 @@ def _floats(value: Result) -> Tensor:
 
 def _moved(value: Result, device: torch.device) -> Result:
     return tuple(part.to(device) for part in value) if isinstance(value, tuple) else value.to(device)
-
-
-def _add(sums: dict[Any, Tensor], key: Any, grad: Tensor | None) -> None:
-    """Adds a gradient to those of a value, in the machine's memory."""
-    if grad is not None:
-        grad = grad.to(_HOST)
-        sums[key] = sums[key] + grad if key in sums else grad
 
 
 def _leaf(value: Result) -> Result:

@@ -59,7 +59,7 @@ class ParameterGradients(Gradients):
                 sums[name] = sums[name] + gradient if name in sums else gradient
 
         with self._one_thread_each() as pool:
-            for part in self._parts:
+            for part in self.parts:
                 for _ in self._each(pool, groups, partial(self._forward, part)):
                     pass
             by_group = {id(group): each for group, each in zip(groups, hidden, strict=True)}
@@ -67,8 +67,8 @@ class ParameterGradients(Gradients):
             for loss, found in self._each(pool, groups, lambda group: self._divergence(group, by_group[id(group)])):
                 total += loss
                 add(found)
-            for number in reversed(range(len(self._parts))) if with_gradients else ():
-                run = partial(self._of_part, self._parts[number], number == 0)
+            for number in reversed(range(len(self.parts))) if with_gradients else ():
+                run = partial(self._of_part, self.parts[number], number == 0)
                 for found in self._each(pool, groups, run):
                     add(found)
         return total / windows.size, {name: gradient.numpy() / windows.size for name, gradient in sums.items()}

@@ -124,12 +124,11 @@ class PackedMatrix:
         if self._kernels is not None and 0 < n * k <= _PAIRS:
             vectors, chosen = x.to(dtype).reshape(-1, self.columns), experts.reshape(-1).to(self.device)
             return self._kernels.matvec(self.data, vectors, chosen, self.rows_per_matrix).view(n, k, -1)
-        x = x[:, None].expand(-1, k, -1) if x.ndim == 2 else x
-        flat, numbers = x.reshape(n * k, self.columns), experts.reshape(-1)
+        each, flat, numbers = k if x.ndim == 2 else 1, x.reshape(-1, self.columns), experts.reshape(-1)
         out = torch.empty((n * k, self.rows_per_matrix), device=self.device)
         for matrix in torch.unique(numbers).tolist():
-            tokens = torch.nonzero(numbers == matrix)[:, 0]
-            out[tokens] = self.matmul(flat[tokens], dtype, matrix)
+            rows = torch.nonzero(numbers == matrix)[:, 0]
+            out[rows] = self.matmul(flat[rows // each], dtype, matrix)
         return out.view(n, k, self.rows_per_matrix)
 
     def matmul_rows(self, g: Tensor, matrix: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
 from ..cache import rotate
-from ..device_pass import DevicePass, to_numpy
+from ..device_pass import DevicePass, joined, to_numpy
 from ..weights import Matrix
 
 
@@ -58,16 +58,16 @@ def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sig
     Where gradients are taken and all scores of the pass would need more than `scratch` bytes, they are computed again for the
     gradient instead of being kept."""
     (n, heads, _), m = q.shape, keys.shape[1]
-    out = torch.empty((n, heads, values.shape[2]), device=q.device)
     slopes = step.on_device(alibi_slopes(heads, sight.alibi))[:, None, None] if sight.alibi else None
     is_large = torch.is_grad_enabled() and 8 * heads * n * m * len(step.segments) > step.scratch
-    for rows in step.row_blocks(n, 8 * heads * m):
-        arguments = q[rows], keys, values, sight, slopes, rows, m - n
+    blocks, parts = step.row_blocks(n, 8 * heads * m), []
+    for rows, own in zip(blocks, q.split([rows.stop - rows.start for rows in blocks]), strict=True):
+        arguments = own, keys, values, sight, slopes, rows, m - n
         if is_large:
-            out[rows] = checkpoint(_attend_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+            parts.append(checkpoint(_attend_rows, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
-            out[rows] = _attend_rows(*arguments)
-    return out
+            parts.append(_attend_rows(*arguments))
+    return joined(parts)
 
 
 def _attend_rows(
@@ -111,16 +111,15 @@ def attention(
     causal: bool,
     out: Value,
 ) -> Tensor:
-    result = torch.empty((len(q), *out.shape), device=q.device)
-    for cache, rows in step.segments:
+    parts, written = [], [step.split(x) for x in (k, v) if x is not None]
+    for number, ((cache, rows), own) in enumerate(zip(step.segments, step.split(q), strict=True)):
         end = cache.length + rows.stop - rows.start
-        if k is not None and v is not None:
-            cache.write(layer, "k", k[rows])
-            cache.write(layer, "v", v[rows])
+        for name, new in zip(("k", "v"), written, strict=False):
+            cache.write(layer, name, new[number])
         allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
         sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
-        result[rows] = attend_cached(step, q[rows], cache, layer, ("k", "v"), end, sight)
-    return result
+        parts.append(attend_cached(step, own, cache, layer, ("k", "v"), end, sight))
+    return joined(parts).reshape(len(q), *out.shape)
 
 
 def attend_cached(
