@@ -15,7 +15,7 @@ from ..jobs.plan import Plan
 from .encode import encode
 
 SAMPLE = 1 << 16  # weights per call of an encoder
-REST = 1.2e-9  # seconds of a thread for reading, decoding, checking and writing a weight (fp8 to q8_0, Zen 5)
+REST = 0.9e-9  # seconds of a thread for reading, decoding, checking and writing a weight (fp8, bf16 to q8_0; Zen 5)
 SECONDS = 0.1  # duration of the measurement of one type
 COPY_SPEED = 2e9  # bytes per second of tensors that are copied or repacked: a guess, since the disk decides
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...imatrix.covariance.estimate import expected_seconds
 from ...runtime import Model
+from ...runtime.backends import CACHED_BYTES
 from ...runtime.evaluate.divergence import BLOCK_BYTES
 from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.perplexity import windows_together
@@ -32,15 +33,17 @@ def start_seconds(models: Sequence[Model]) -> float:
 
 def reading_memory(models: Sequence[Model], n_ctx: int, together: int, baseline: Model | None = None) -> int | None:
     """Bytes that are no file's, at the most, while these models, and a baseline, score windows, so many together: the results
-    of all are kept until they are scored, a block of logits of each at a time. None: not known."""
+    of all are kept until they are scored, a block of logits of each at a time; and small passes, by each model. None: not
+    known."""
     running = [*models, *([baseline] if baseline is not None else [])]
-    passes = [model.windows_bytes(together, n_ctx) for model in running]
-    if any(nbytes is None for nbytes in passes):
+    passes = [nbytes for model in running if (nbytes := model.windows_bytes(together, n_ctx)) is not None]
+    if len(passes) < len(running):
         return None
+    stay = sorted(nbytes for nbytes in passes if nbytes <= CACHED_BYTES)[: len(running) - 1]
     kept = sum(4 * together * n_ctx * model.graph.n_embd for model in running[1:])
     block = min(BLOCK_BYTES, 4 * models[0].n_vocab * scored(n_ctx))
     blocks = block * (1 if baseline is None else 3)
-    return started_bytes(running) + kept + max(blocks, *(nbytes for nbytes in passes if nbytes is not None))
+    return started_bytes(running) + kept + sum(stay) + max(blocks, *passes)
 
 
 def most_together(

@@ -15,6 +15,8 @@ from ..common.vocabulary_check import tokenizer_file
 # what a thread takes for chunks of rows.
 _STARTED, _TOKEN, _PER_THREAD = 62 << 20, 420, 30 << 20
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
+# The same of seconds of the processor: until the first tensor is read, with each token of a vocabulary read, and compared.
+_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 3e-6, 6.3e-6
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 
 
@@ -35,10 +37,12 @@ def forecast(
     processors).
     """
     threads = threads or available_cpus()
-    seconds = timing(plan, threads) if timing is not None else None
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, Sized) else 0
-    checking = _TOKEN_CHECKED * count if tokenizer_file(source) is not None else 0
+    is_compared = tokenizer_file(source) is not None
+    checking = _TOKEN_CHECKED * count if is_compared else 0
+    starting = _STARTING + count * (_TOKEN_STARTING + (_TOKEN_COMPARED if is_compared else 0))
+    seconds = {"start": starting / threads, **timing(plan, threads)} if timing is not None else None
     memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)

@@ -11,6 +11,8 @@ import numpy as np
 from ...simd.workers import Workers
 from ..graph import Graph, Observer
 
+CACHED_BYTES = 64 << 20  # of the memory of a pass, at most, that a model keeps for the next one of its shape
+
 
 class Cache(Protocol):
     """The cache of a sequence: of its first `length` tokens, of at most `limit`."""

@@ -100,15 +100,29 @@ def test_converting_a_large_vocabulary(tmp_path, monkeypatch):
     assert taken < 400 << 20
 
 
-def test_reading():
-    said, taken = said_and_taken("perplexity", FOLDER / "demo", "-f", FOLDER / "demo" / "heldout.txt", "--chunks", 4, "-t", 2)
+DEMO, HELDOUT = FOLDER / "demo", ("-f", FOLDER / "demo" / "heldout.txt", "--chunks", 4, "-t", 2)
+READING = {
+    "one model": ("perplexity", DEMO),
+    "a baseline": ("perplexity", DEMO, "--kl-divergence", DEMO),
+    "a noise floor": ("perplexity", DEMO, "--kl-divergence", DEMO, "--noise-floor"),
+    "many models and a noise floor": ("evaluate", "--against", DEMO, "--stock", "q8_0", "-o", "out"),
+}
+
+
+@pytest.mark.parametrize("job", READING)
+def test_reading(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, taken = said_and_taken(*READING[job], *HELDOUT)
     assert 0.85 * taken < said < 1.15 * taken
 
 
-def test_collecting(tmp_path):
-    demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
-    said, taken = said_and_taken("imatrix", "-m", demo, "-f", text, "--chunks", 8, "-o", tmp_path / "a.imatrix", "-t", 2)
-    assert taken < 1.15 * said
+@pytest.mark.parametrize("moments", ["", "--covariance", "--curvature"])
+def test_collecting(moments, tmp_path):
+    if moments == "--curvature":
+        pytest.importorskip("torch")
+    text, more = DEMO / "calibration.txt", (moments, tmp_path / "a.cov") if moments else ()
+    said, taken = said_and_taken("imatrix", "-m", DEMO, "-f", text, "--chunks", 8, "-o", tmp_path / "a.imatrix", "-t", 2, *more)
+    assert 0.85 * taken < said < 1.15 * taken
 
 
 READ = ("-f", FOLDER / "demo" / "heldout.txt", "--chunks", 16, "-b", 8192)

@@ -16,7 +16,7 @@ from ....simd.workers import Workers
 from ...graph import Graph, check_support
 from ...graph.ops import Op, Route
 from ...settings import Settings
-from .. import Executable
+from .. import CACHED_BYTES, Executable
 from ..reference.functions import SUPPORT
 from .compiled_graph import CompiledGraph
 from .kernels.gemm.gemm import gemm_unit
@@ -28,7 +28,7 @@ from .lower.step import Step
 from .pass_program import PassProgram
 from .weights import WeightStore
 
-_CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
+_CACHED_PASSES = 8  # shapes of passes that are kept for the next run
 _END = 1 << 60
 _LONG_PASS = 256  # tokens, from which on a pass says how far it is
 
@@ -224,7 +224,7 @@ class CpuExecutable(Executable):
             return passes.pop() if passes else None
 
     def _keep(self, key: tuple, current: PassProgram) -> None:
-        if current.pool.nbytes + current.inner_pool.nbytes > _CACHED_BYTES:
+        if current.pool.nbytes + current.inner_pool.nbytes > CACHED_BYTES:
             current.release()
             return
         with self._lock:
