@@ -30,15 +30,16 @@ PREPARING = "covariances"  # the key of the seconds that preparing takes, beside
 _WIDTHS = 1024, 4096  # columns at which types are timed; the second only where there are so many
 _NARROW = 256  # of a first run, which compiles kernels
 _ROWS, _COUPLED_ROWS = 32, 128  # of a sample
+_ROW = 2.4  # columns whose time a row of those that are encoded together takes (iq3_k, q4_K, 128 to 1,024 rows, Zen 5)
 _RANK = 256
 
 
 class _Work(NamedTuple):
-    """Rows of one type and width. coupled: whether they are encoded together."""
+    """Rows of one type and width. together: how many are encoded at once; 1: each by itself."""
 
     type_name: str
     columns: int
-    coupled: bool
+    together: int
 
 
 class Encodings:
@@ -60,8 +61,9 @@ class Encodings:
         coupling = self._covariances.row_coupling(tensor)
         enough, is_coupled = collected.has_enough_tokens, np.zeros(1, bool) if coupling is None else coupling.is_coupled
         together, with_more = round(is_coupled.mean() * weights), round(enough.mean() * weights)
-        self._weights[_Work(kind.name, collected.columns, True)] += together
-        self._weights[_Work(kind.name, collected.columns, False)] += with_more - together
+        if coupling is not None:
+            self._weights[_Work(kind.name, collected.columns, coupling.blocks.size)] += together
+        self._weights[_Work(kind.name, collected.columns, 1)] += with_more - together
         self.weighed[kind.name] += with_more
         usable = np.flatnonzero(enough)[:matrices].tolist()
         self._prepared |= {self._covariances.key_of(tensor, i): collected.columns for i in usable}
@@ -77,12 +79,13 @@ class Encodings:
         widths = _WIDTHS if any(work.columns > _WIDTHS[0] for work in used) else _WIDTHS[:1]
         preparing, lines, seconds = _preparing_seconds(widths[-1]), {}, dict[str, float]()
         for work, count in used.items():
-            kind = work.type_name, work.coupled
+            kind = work.type_name, work.together > 1
             if kind not in lines:
                 lines[kind] = [_seconds_of_a_weight(*kind, n, self._covariances.effort, threads) for n in widths]
             narrow, wide = lines[kind][0], lines[kind][-1]
             slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
-            each = narrow + slope * max(0, work.columns - _WIDTHS[0]) + REST
+            more = max(0, work.columns - _WIDTHS[0]) + _ROW * max(0, work.together - _COUPLED_ROWS)
+            each = narrow + slope * more + REST
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
         for cached in (_prepared, _moments):  # they take memory
             cached.cache_clear()
