@@ -25,7 +25,7 @@ from peak import read_all
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
-from ggufmill.runtime.backends.cpu.kernels.activations import quantise
+from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import EQUAL_SLICES, FIELDS, JOBS, gemv, run_parts
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
@@ -51,6 +51,14 @@ def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int)
     return max(seconds)
 
 
+def quantised(x: np.ndarray, block: int) -> list[np.ndarray]:
+    """float32 [tokens, columns] as codes int8, scales float32 of `block` columns each, and sums of codes int16."""
+    (n, columns), dtypes = x.shape, (np.int8, np.float32, np.int16)
+    arrays = [np.empty((n, columns // run), dtype) for run, dtype in zip((1, block, RUN), dtypes, strict=True)]
+    quantise_run(x.reshape(-1), block, arrays[0].view(np.uint8).reshape(-1), *(array.reshape(-1) for array in arrays[1:]))
+    return arrays
+
+
 class Product:
     """One type's product with `memory` as its weights, in slices of 64 rows."""
 
@@ -62,7 +70,7 @@ class Product:
         rows = len(memory) // row_bytes // 64 * 64
         self.bytes, self.slices = rows * row_bytes, rows // 64
         x = np.random.default_rng(1).standard_normal((tokens, columns)).astype(np.float32)
-        inputs = [x] if not product.activations else list(quantise(x, product.activations)[:3])
+        inputs = [x] if not product.activations else quantised(x, product.activations)
         addresses = [a.ctypes.data for a in inputs] + [0, 0]
         out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
         self.table = np.zeros(FIELDS, np.int64)

@@ -67,14 +67,38 @@ class GridReader(BlockReader):
             kind = ir.ArrayType(element, len(packed))
             table = loaded["table"] = _global(builder, ir.Constant(kind, packed.tolist()))
         values: Any = ir.Constant(vector(element, BYTES // size), ir.Undefined)
+        numbers, first = self._numbers_of_run(emit, base, code_vector, loaded)
         for i in range(BYTES // size):
             row, column = code_vector.rows[i * size], code_vector.columns[i * size]
             if column < 0:
                 values = builder.insert_element(values, element(0), I32(i))
                 continue
-            index = emit.number(base, points[row, column // size], self.size)
+            if numbers is None:
+                index = emit.number(base, points[row, column // size], self.size)
+            else:
+                word, place = divmod(first + i, 4)
+                shifted = builder.lshr(builder.extract_element(numbers, I32(word)), I64(16 * place))
+                index = builder.and_(shifted, I64(0xFFFF))
             values = builder.insert_element(values, builder.load(builder.gep(table, [I32(0), index]), align=size), I32(i))
         return builder.bitcast(values, vector(I8, BYTES))
+
+    def _numbers_of_run(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> tuple[Any, int]:
+        """The numbers of the points of a run of vectors as words of 16 bits, <8 x i64>, and the place of this vector's first
+        among them: taken out of their bits all at once, and out of the register four at a time. None where the processor or the
+        type does not permit it."""
+        assert self.layout.grid is not None
+        assert self.layout.indices is not None
+        size, builder = self.layout.grid.shape[1], emit.builder
+        vectors, place = self._run_of(code_vector, _WORDS * size // BYTES)
+        points = len(vectors) * BYTES // size
+        if not emit.target.has("avx512bw", "avx512vbmi") or points != _WORDS or self._has_gaps:
+            return None, 0
+        key = ("numbers", id(vectors[0]))
+        if key not in loaded:
+            rows, columns = (np.concatenate([getattr(each, axis)[::size] for each in vectors]) for axis in ("rows", "columns"))
+            numbers = emit.numbers(base, self._in_all_blocks(self.layout.indices)[rows, columns // size], self.size, I16)
+            loaded[key] = builder.bitcast(numbers, vector(I64, _WORDS // 4))
+        return loaded[key], place * BYTES // size
 
     def _from_registers(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """As `_from_memory`, 32 points at a time: a point is a word of the numbers of its values, two or four bits each, and
