@@ -112,16 +112,15 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
     """A block of 32 columns of a tile of codes up to `most`; group: columns that share a scale."""
     pairs = byte_tiles.pair_sums(most, of)
 
-    def write(b: Any, codes, scales, terms, step, scale_step, tokens, token_scales, offsets, sums, *rest) -> None:
-        *token_steps, out, count, first = rest
+    def write(b: Any, codes, scales, terms, *rest) -> None:
+        *others, first = rest
         byte_tiles.write_tile(
             b, of, False, byte_tiles.BLOCK // group, None if pairs is None else len(pairs), codes, scales,
-            terms if has_terms else None, [step, scale_step], tokens, token_scales, offsets, sums, token_steps, out, count,
-            b.trunc(first, I1),
+            terms if has_terms else None, *others, b.trunc(first, I1),
         )  # fmt: skip
 
     tile = of.choose(byte_tiles.TILES)
-    bodies = sorted((body for body in loops(assembly(of, write, 15)) if _multiplies_integers(body)), key=len)
+    bodies = sorted((body for body in loops(assembly(of, write, 12)) if _multiplies_integers(body)), key=len)
     instructions, inner = bodies[0], bodies[:-1]
     if inner and (tile.rolled or pairs is not None):  # loops over the columns of each group, or of what fits 16 bits
         columns = 2 if pairs == () else tile.columns

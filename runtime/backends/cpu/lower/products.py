@@ -90,7 +90,7 @@ def gemm_inputs(
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     starts = [memory.address + at for at in accumulate(sizes[:-1], initial=0)]
     at_places = 0 if places is None else places.address
-    table = out.schedule.numbers([x.address, at_places, x.rows, columns, *starts, *form.parameters])
+    table = out.schedule.numbers([x.address, at_places, x.rows, columns, rows, *starts, *form.parameters])
     partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_kernels.SPAN)
     reads = (x,) if places is None else (x, places)
     out.schedule.place(gemm_kernels.PREPARE_KERNELS[form.kind].address, table, partition, reads, (memory,))

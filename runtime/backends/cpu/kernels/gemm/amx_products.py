@@ -147,7 +147,7 @@ def multiply_tiles(panels, tokens, sums, buffer, out, column, end):
                             weights, second_step, source, token_step, blocks, at_sums + pair * sum_step, steps, first
                         )
             count = min(blocks * AMX_TOKENS, out.shape[0] - token * AMX_TOKENS)
-            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, end)
+            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, end, 0)
     amx.release()
 
 
@@ -183,5 +183,5 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, buffer, o
                         at_buffer, 2 * COLUMN_TILE * PANEL, source, token_step, blocks, at, width // STEP, start == 0
                     )
             count = min(blocks * AMX_TOKENS, out.shape[0] - token * AMX_TOKENS)
-            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, out.shape[1])
+            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, out.shape[1], 0)
     amx.release()

@@ -6,11 +6,9 @@ from __future__ import annotations
 from numba.core import types
 
 from ......simd.compile import intrinsic, kernel
-from ......simd.llvm import I8, I16X32, I32, I32X16, I64, LANES, constant, load, loop, splat, store, vector
+from ......simd.llvm import I8, I16X32, I32, I32X16, I64, LANES, constant, load, loop, prefetch, splat, store, vector
 from ......simd.memory import address
-from .byte_tiles import BLOCK, FEW_TOKENS, PANEL, TILE_PANELS, TILE_TOKENS, multiply_tile
-
-COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of two panels then stay in the first-level cache
+from .byte_tiles import BLOCK, COLUMN_TILE, FEW_TOKENS, PANEL, TILE_PANELS, TILE_TOKENS, multiply_tile
 
 
 @intrinsic
@@ -76,20 +74,20 @@ def widen_tokens(typingctx, source, blocks, target):
 
 
 @kernel
-def write_sums(sums, out, first, count, column, end):
+def write_sums(sums, out, first, count, column, end, written):
     """Copies sums float32 [tiles, tokens, rows of a tile] of `count` tokens to the rows of out from `first` on, columns
-    `column` to `end` - 1."""
+    `column` to `end` - 1; not those of the first `written` tokens and tiles that lie wholly within."""
     width, rows = out.shape[1], sums.shape[2]
     source, target = address(sums), address(out)
     for t in range(count):
         for tile in range(sums.shape[0]):
             at = column + rows * tile
-            if at + rows <= end:
-                place = target + 4 * ((first + t) * width + at)
-                copy_cache_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
-            else:
+            if at + rows > end:
                 for i in range(end - at):
                     out[first + t, at + i] = sums[tile, t, i]
+            elif t >= written:
+                place = target + 4 * ((first + t) * width + at)
+                copy_cache_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
 
 
 @kernel
@@ -98,80 +96,103 @@ def word_bytes(tokens):
     return 2 * COLUMN_TILE * (PANEL * TILE_PANELS + tokens)
 
 
+@intrinsic
+def _ask_for(typingctx, address, lines):
+    """Asks for so many cache lines, from an address on, into the second-level cache."""
+
+    def generate(context, builder, signature, args):
+        loop(builder, args[1], lambda i: prefetch(builder, builder.add(args[0], builder.mul(i, I64(4 * LANES))), 0, 3))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 @kernel
 def multiply_bytes(
-    half_groups, pairs, codes, zero, scales, terms, tokens, token_scales, offsets, totals, sums, words, out, column
+    half_groups,
+    pairs,
+    codes,
+    zero,
+    scales,
+    terms,
+    tokens,
+    rows,
+    first,
+    token,
+    n,
+    start,
+    width,
+    is_last,
+    widened,
+    sums,
+    words,
+    out,
+    column,
+    asked,
 ):
-    """out[t, column + r] = sum over groups g of
+    """Adds the products of some columns of two panels, a tile of columns, to sums, and writes these to
+    out[token + t, column + r] if the tile is the last. A product is that of token first + t and row r, the sum over groups g of
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
     half_groups: True if groups have 16 columns, None if 32. pairs: what pair_sums says of the codes; where that is an empty
-    tuple, `zero` is subtracted from them, and there are no offsets. codes: uint8 [panels, columns / CODE_COLUMNS, 16,
-    CODE_COLUMNS], less CODE_BIAS, panels a multiple of 2; scales and terms (or None): float32 [panels, groups, 16]. tokens:
-    int8 [n, columns], n a multiple of TILE_TOKENS, token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals:
-    float32 [n, groups]. Working memory: sums, float32 [pairs, tokens, 32], and words (of an
-    empty tuple), the address of word_bytes(tokens). out: float32 [n or less, any]: rows of the panels beyond its last column
-    are left out. All C-contiguous.
+    tuple, `zero` is subtracted from them, and there are no offsets. codes, scales, terms (or None): addresses of uint8 [2,
+    COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens:
+    addresses of codes int8 [tiles of columns, rows, COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / 32], offsets
+    int32 [tiles, rows, groups] and totals float32 [tiles, rows, groups]. start, width: the tile's first column and columns.
+    n: how many tokens are wanted; those up to a multiple of TILE_TOKENS are multiplied too. Working memory: sums, float32 [that
+    multiple or more, 32], and words (of an empty tuple), the address of word_bytes(the same); widened: whether they have the
+    tokens of this tile already. out: float32 [any, any]: rows of the panels beyond its last column are left out. asked: what is
+    asked for meanwhile: an address, bytes from one piece to the next, bytes of a piece, pieces. All C-contiguous.
     """
-    n, columns = tokens.shape
     groups = 2 if half_groups is not None else 1
     as_words = pairs is not None and len(pairs) == 0
-    blocks = columns // BLOCK
-    code_step, scale_step = columns * PANEL, blocks * groups * 4 * PANEL
-    at_codes, at_scales, at_sums = address(codes), address(scales), address(sums)
-    at_terms = address(terms) if terms is not None else None
-    at_tokens, at_token_scales = address(tokens), address(token_scales)
-    at_offsets, at_totals = address(offsets), address(totals)
-    token_words = words + 2 * COLUMN_TILE * PANEL * TILE_PANELS
-    token_steps = (2 * COLUMN_TILE if as_words else columns, 4 * blocks, 4 * groups * blocks)
-    panel_step = 2 * COLUMN_TILE * PANEL if as_words else code_step
-    tiles = sums.shape[0] * 2 // TILE_PANELS
-    token_tile = sums.shape[1] // TILE_TOKENS * TILE_TOKENS
-    tile_step = token_tile * 4 * PANEL * TILE_PANELS
-    for token in range(0, n, token_tile):
-        count = min(token_tile, n - token)
-        wanted = min(count, out.shape[0] - token)
-        for panel in range(0, codes.shape[0], tiles * TILE_PANELS):
-            n_tiles = min(tiles, (codes.shape[0] - panel) // TILE_PANELS)
-            for start in range(0, blocks, COLUMN_TILE // BLOCK):
-                width = min(COLUMN_TILE // BLOCK, blocks - start)
-                token_codes = at_tokens + token * columns + start * BLOCK
-                if as_words:
-                    for t in range(count):
-                        widen_tokens(token_codes + t * columns, width, token_words + t * 2 * COLUMN_TILE)
-                    token_codes = token_words
-                for tile in range(n_tiles):
-                    first = panel + tile * TILE_PANELS
-                    scale_offset = first * scale_step + start * groups * 4 * PANEL
-                    tile_codes = at_codes + first * code_step + start * BLOCK * PANEL
-                    if as_words:
-                        for p in range(TILE_PANELS):
-                            widen_codes(tile_codes + p * code_step, width * BLOCK // 4, zero, words + p * panel_step)
-                        tile_codes = words
-                    weights = (
-                        tile_codes,
-                        at_scales + scale_offset,
-                        at_terms + scale_offset if at_terms is not None else None,
-                        (panel_step, scale_step),
-                    )
-                    t = 0
-                    while t < wanted:
-                        group_offset = (token + t) * token_steps[2] + start * groups * 4
-                        rest = (
-                            token_codes + t * token_steps[0],
-                            at_token_scales + (token + t) * token_steps[1] + start * 4,
-                            at_offsets + group_offset,
-                            at_totals + group_offset,
-                            token_steps,
-                            at_sums + tile * tile_step + t * 4 * PANEL * TILE_PANELS,
-                            width,
-                            start == 0,
-                        )
-                        if wanted - t > FEW_TOKENS:
-                            multiply_tile(None, half_groups, pairs, *weights, *rest)
-                        else:
-                            multiply_tile(True, half_groups, pairs, *weights, *rest)
-                        t += TILE_TOKENS
-            size = PANEL * TILE_PANELS
-            tiles_sums = sums.reshape(-1)[: n_tiles * token_tile * size].reshape((n_tiles, token_tile, size))
-            write_sums(tiles_sums, out, token, wanted, column + panel * PANEL, out.shape[1])
+    blocks, count = width // BLOCK, 2 // TILE_PANELS
+    code_step, scale_step = COLUMN_TILE * PANEL, COLUMN_TILE // BLOCK * groups * 4 * PANEL
+    at_sums, at_out = address(sums), address(out)
+    size, whole = PANEL * TILE_PANELS, n // TILE_TOKENS * TILE_TOKENS
+    tile_step = sums.shape[0] * 4 * size
+    row = start // COLUMN_TILE * rows + first
+    token_codes, code_bytes = tokens[0] + row * COLUMN_TILE, COLUMN_TILE
+    if as_words:
+        token_words, code_bytes = words + 2 * COLUMN_TILE * PANEL * TILE_PANELS, 2 * COLUMN_TILE
+        for t in range(0 if widened else -(-n // TILE_TOKENS) * TILE_TOKENS):
+            widen_tokens(token_codes + t * COLUMN_TILE, blocks, token_words + t * code_bytes)
+        token_codes = token_words
+    turns, turn, pieces = count * -(-n // TILE_TOKENS), 0, 0
+    for tile in range(count):
+        tile_codes = codes + tile * TILE_PANELS * code_step
+        if as_words:
+            for p in range(TILE_PANELS):
+                widen_codes(tile_codes + p * code_step, blocks * BLOCK // 4, zero, words + 2 * p * code_step)
+            tile_codes = words
+        scale_offset = tile * TILE_PANELS * scale_step
+        weights = tile_codes, scales + scale_offset, terms + scale_offset if terms is not None else None
+        # The last sums of whole tiles are results, and go to their places at once.
+        is_result = is_last and column + (tile + 1) * size <= out.shape[1]
+        for t in range(0, n, TILE_TOKENS):
+            turn += 1
+            while pieces * turns < asked[3] * turn:
+                _ask_for(asked[0] + pieces * asked[1], asked[2] // (4 * LANES) + 1)
+                pieces += 1
+            before, step = at_sums + tile * tile_step + 4 * size * t, 4 * size
+            to = before
+            if is_result and t < whole:
+                to, step = at_out + 4 * ((token + t) * out.shape[1] + column + tile * size), 4 * out.shape[1]
+            at = 4 * COLUMN_TILE // BLOCK * (row + t)
+            rest = (
+                token_codes + t * code_bytes,
+                tokens[1] + at,
+                tokens[2] + groups * at,
+                tokens[3] + groups * at,
+                before,
+                to,
+                step,
+                blocks,
+                start == 0,
+            )
+            if n - t > FEW_TOKENS:
+                multiply_tile(None, half_groups, pairs, *weights, *rest)
+            else:
+                multiply_tile(True, half_groups, pairs, *weights, *rest)
+    if is_last:
+        write_sums(sums.reshape((count, sums.shape[0], size)), out, token, n, column, out.shape[1], whole)

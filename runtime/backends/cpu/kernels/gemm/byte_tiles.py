@@ -36,7 +36,7 @@ from ......simd.llvm import (
     loop,
     shuffle,
     splat,
-    split_vector,
+    split,
     store,
     undefined,
     vector,
@@ -45,6 +45,7 @@ from ......simd.target import Forms, Target, target
 
 PANEL = 16  # rows
 BLOCK = 32  # columns that share an activation's scale
+COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of two panels then stay in the first-level cache
 
 
 class Tile(NamedTuple):
@@ -108,16 +109,16 @@ def pair_sums(most: int, of: Target | None = None) -> tuple[bool, ...] | None:
 
 
 def write_tile(
-    b: Any, of: Target, few: bool, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, steps: list, tokens: Any,
-    token_scales: Any, offsets: Any, sums: Any, token_steps: list, out: Any, count: Any, first: Any,
+    b: Any, of: Target, few: bool, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, tokens: Any,
+    token_scales: Any, offsets: Any, sums: Any, before: Any, out: Any, out_step: Any, count: Any, first: Any,
 ) -> None:  # fmt: skip
-    """LLVM code that adds the products of a tile over `count` blocks of 32 columns to `out`, float32 [tokens, 16 * panels], or
-    writes them there if `first` (an i1).
+    """LLVM code that writes the products of a tile over `count` blocks of 32 columns to `out`, 16 * panels float32 a token,
+    added to those at `before`, float32 [tokens, 16 * panels], unless `first` (an i1).
 
     few: for `Tile.few` tokens; groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`; 0 for 16-bit
     numbers, of weights in lines of two columns, less their zeros, and of tokens. The others are int64 addresses (terms: None
-    if there are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one
-    token to the next of codes, of scales, and of offsets and sums.
+    if there are none); out_step: bytes from one token's results to the next one's. Panels and tokens lie COLUMN_TILE columns
+    apart, so that one register serves the addresses of all.
     """
     tile, zero = of.choose(TILES), constant(F32X16, 0.0)
     n_tokens = tile.few if few else tile.tokens
@@ -132,14 +133,13 @@ def write_tile(
         exact_sums = _dot_products if tile.together == 1 else _matrix_products
 
     def along(base: Any, step: Any, count: int) -> list[Any]:
-        places = [base]
-        for _ in range(count - 1):
-            places.append(b.add(places[-1], step))
-        return places
+        return [base] + [b.add(base, b.mul(I64(i), step)) for i in range(1, count)]
 
-    def by_tokens(base: Any, step: Any) -> list[list[Any]]:
-        places = along(base, step, n_tokens)
+    def by_tokens(base: Any, step: int) -> list[list[Any]]:
+        places = along(base, I64(step), n_tokens)
         return [places[t : t + tile.together] for t in range(0, n_tokens, tile.together)]
+
+    code_bytes, scale_bytes, group_bytes = COLUMN_TILE << words, 4 * COLUMN_TILE // BLOCK, 4 * groups * COLUMN_TILE // BLOCK
 
     def of_rows(at: Any, place: Any) -> Any:
         value = load(b, at, vector(F32, tile.rows), place)
@@ -156,8 +156,8 @@ def write_tile(
         pair = b.extract_element(b.bitcast(both, vector(I64, 1)), I32(0))
         return b.bitcast(splat(b, pair, LANES // 2), vector(ir_type, LANES))
 
-    token_at, token_scale_at = by_tokens(tokens, token_steps[0]), by_tokens(token_scales, token_steps[1])
-    offset_at, sum_at = (by_tokens(base, token_steps[2]) for base in (offsets, sums))
+    token_at, token_scale_at = by_tokens(tokens, code_bytes), by_tokens(token_scales, scale_bytes)
+    offset_at, sum_at = (by_tokens(base, group_bytes) for base in (offsets, sums))
     pairs = [(p, t) for p in range(tile.panels) for t in range(len(token_at))]
     totals = {pair: alloca_once(b, F32X16) for pair in pairs}
 
@@ -167,8 +167,9 @@ def write_tile(
         if tile.together > 1:
             at_codes, at_scales = b.add(codes, b.mul(row, I64(tile.columns))), b.add(scales, b.mul(row, I64(4)))
             at_terms = None if terms is None else b.add(terms, b.mul(row, I64(4)))
-        code_at, scale_at = along(at_codes, steps[0], tile.panels), along(at_scales, steps[1], tile.panels)
-        term_at = [] if terms is None else along(at_terms, steps[1], tile.panels)
+        code_at = along(at_codes, I64(PANEL * code_bytes), tile.panels)
+        scale_at = along(at_scales, I64(PANEL * group_bytes), tile.panels)
+        term_at = [] if terms is None else along(at_terms, I64(PANEL * group_bytes), tile.panels)
         for pair in pairs:
             b.store(zero, totals[pair])
 
@@ -202,13 +203,15 @@ def write_tile(
         loop(b, count, block)
         fresh = splat(b, first, tile.rows)
         none = constant(vector(F32, tile.rows), 0.0)
-        to = out if tile.together == 1 else b.add(out, b.mul(row, I64(4)))
+        at, to = (base if tile.together == 1 else b.add(base, b.mul(row, I64(4))) for base in (before, out))
+        places = along(to, out_step, n_tokens)
         for p, t in pairs:
             total = b.load(totals[p, t])
             for i in range(tile.together):
-                at = 4 * PANEL * (tile.panels * (tile.together * t + i) + p)
+                token = tile.together * t + i
                 value = total if tile.together == 1 else shuffle(b, total, None, range(i, LANES, tile.together))
-                store(b, b.fadd(value, b.select(fresh, none, load(b, to, none.type, at))), to, at)
+                sum_before = b.select(fresh, none, load(b, at, none.type, 4 * PANEL * (tile.panels * token + p)))
+                store(b, b.fadd(value, sum_before), places[token], 4 * PANEL * p)
 
     if tile.together == 1:
         multiply_rows(0)
@@ -324,9 +327,9 @@ def _matrix_products(
     b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
     """As _dot_products, in matrices of two rows by two tokens: (0, number of the two tokens) -> their sums, row after row."""
-    exact, tokens = {t: split_vector(b, start, 4) for t, start in enumerate(starts)}, {}
+    exact, tokens = {t: split(b, start, 4) for t, start in enumerate(starts)}, {}
     for column in columns:
-        weights = split_vector(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
+        weights = split(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
         for t, places in enumerate(token_at):
             first = column // 16 * 16
             if (t, first) not in tokens:
@@ -346,13 +349,13 @@ def multiply_tile(
     codes,
     scales,
     terms,
-    steps,
     tokens,
     token_scales,
     offsets,
     sums,
-    token_steps,
+    before,
     out,
+    out_step,
     count,
     first,
 ):
@@ -363,17 +366,12 @@ def multiply_tile(
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
-        _, _, _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
+        codes, scales, terms, *rest = args[3:]
         run = None if isinstance(pairs, types.NoneType) else len(pairs)
-        steps, token_steps = ([builder.extract_value(v, i) for i in range(n)] for v, n in ((steps, 2), (token_steps, 3)))
         terms = terms if has_terms else None
-        write_tile(
-            builder, target(), is_few, groups, run, codes, scales, terms, steps, tokens, token_scales, offsets, sums,
-            token_steps, out, count, first,
-        )  # fmt: skip
+        write_tile(builder, target(), is_few, groups, run, codes, scales, terms, *rest)
         return context.get_dummy_value()
 
     i = types.int64
-    two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
     maybe = i if has_terms else terms
-    return types.void(few, half_groups, pairs, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
+    return types.void(few, half_groups, pairs, i, i, maybe, i, i, i, i, i, i, i, i, types.boolean), generate

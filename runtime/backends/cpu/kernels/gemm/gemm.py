@@ -33,9 +33,9 @@ from ......simd.compile.background import Unit, compiling
 from ......simd.instructions import amx
 from ......simd.memory import aligned_empty
 from . import gemm_kernels
-from .byte_tiles import BLOCK, TILE_TOKENS, pair_sums
+from .byte_tiles import BLOCK, COLUMN_TILE, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
-from .gemm_kernels import BF16, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
+from .gemm_kernels import BF16, BYTE_ROWS, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
 from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
@@ -63,12 +63,12 @@ class InputForm(NamedTuple):
     def nbytes(self, rows: int, columns: int) -> list[int]:
         """Bytes that activations take: numbers or codes, and for BYTES scales, offsets and totals; whole cache lines."""
         if self.kind == BYTES:
+            columns = -(-columns // COLUMN_TILE) * COLUMN_TILE
             groups = columns // self.parameters[1]
             sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
-        else:
-            size = 4 if self.kind == FLOAT32 else 2 * self.parameters[0]
-            sizes = (size * rows * -(-columns // STEP) * STEP, 0, 0, 0)
-        return [-(-size // 64) * 64 for size in sizes]
+            return [-(-size // 64) * 64 for size in sizes]
+        size = 4 if self.kind == FLOAT32 else 2 * self.parameters[0]
+        return [-(-size * rows * -(-columns // STEP) * STEP // 64) * 64, 0, 0, 0]
 
 
 class InputBlocks:
@@ -84,7 +84,7 @@ class InputBlocks:
         memory = aligned_empty((int(ends[-1]),), np.uint8)
         starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
         at_places = 0 if places is None else places.ctypes.data
-        words = [x.ctypes.data, at_places, len(x), columns, *starts, *form.parameters]
+        words = [x.ctypes.data, at_places, len(x), columns, rows, *starts, *form.parameters]
         self.table = np.array(words, np.int64)
         assert len(self.table) == INPUTS
         self._memory, self._inputs = memory, (x, places)
@@ -165,14 +165,14 @@ def _plan(
     panels = panel_form(stored.name)
     if exact or panels is None or columns % BLOCK:
         return None
-    numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms)]
+    numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms), stored.rows]
     if amx.permitted():
         return _plan_of(
             packed, columns, matrices, gemm_kernels.expanded_product.address, InputForm(BF16, (1, AMX_TOKENS)), numbers
         )
     function = gemm_kernels.bytes_product(panels.group, pair_sums(panels.most)).address
     form = InputForm(BYTES, (panels.zero, panels.group))
-    return _plan_of(packed, columns, matrices, function, form, numbers)
+    return _plan_of(packed, columns, matrices, function, form, numbers, BYTE_ROWS)
 
 
 def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> GemmPlan:
@@ -197,8 +197,7 @@ def _plan_of(
 ) -> GemmPlan:
     """most_rows: of a slice; 0: as many as _PANEL_BYTES hold."""
     rows = len(packed) // matrices
-    panel_bytes = _PANEL_BYTES >> (form.kind == BYTES)  # these have scales beside them
-    most_rows = most_rows or max(1, panel_bytes // (columns * ROWS)) * ROWS
+    most_rows = most_rows or max(1, _PANEL_BYTES // (columns * ROWS)) * ROWS
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
     return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, most_rows)
 

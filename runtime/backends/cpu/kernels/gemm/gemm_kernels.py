@@ -18,13 +18,18 @@ from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
 from .byte_products import multiply_bytes, word_bytes, write_sums
 from .byte_tiles import BLOCK, CODE_BIAS, CODE_COLUMNS, TILE_TOKENS
+from .byte_tiles import COLUMN_TILE as BYTE_COLUMNS
 from .float_panels import (
+    AHEAD,
     AMX_TOKENS,
     CODES,
     COLUMN_BYTES,
     COLUMNS,
+    FIRST_COLUMN,
+    MEMORY,
     PACKED,
     PANELS,
+    ROOM,
     ROW_BYTES,
     ROWS,
     SCALES,
@@ -33,20 +38,21 @@ from .float_panels import (
     UNPACK_FIELDS,
     place_row,
 )
-from .unpack_panels import PANEL
+from .unpack_panels import PANEL, UNPACK_BYTES
 from .vector_products import BLOCK_TOKENS, add_products
 
 FLOAT32, BF16, BYTES = range(3)  # forms of activations: float32, sums of one or two bf16, 8-bit codes
 
 # Words of the table of activations: address of x, of the places (0: the first X_ROWS), sizes, addresses of the results.
-(X, PLACES, X_ROWS, X_COLUMNS, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, FIRST_PARAMETER, SECOND_PARAMETER) = range(10)
+(X, PLACES, X_ROWS, X_COLUMNS, BLOCK_ROWS, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS) = range(9)
+FIRST_PARAMETER, SECOND_PARAMETER = 9, 10
 BF16_PARTS, TOKENS_PER_BLOCK = FIRST_PARAMETER, SECOND_PARAMETER  # of floats: numbers that are added up, tokens of a block
-INPUTS = 10
+INPUTS = 11
 
 # Words of the table of a product: addresses, bytes and numbers as in `gemv`; slices of STEP rows each.
 (WEIGHTS, MATRIX_BYTES, WEIGHT_ROW_BYTES, WEIGHT_ROWS, WEIGHT_COLUMNS) = range(5)
-(UNPACKER, ZERO, GROUP, HAS_TERMS, STEP_ROWS, SLICES, OUT, STRIDE, JOBS, INPUT) = range(5, 15)
-FIELDS = 15
+(UNPACKER, ZERO, GROUP, HAS_TERMS, INTERLEAVED, STEP_ROWS, SLICES, OUT, STRIDE, JOBS, INPUT) = range(5, 16)
+FIELDS = 16
 MATRIX, FIRST, N_ROWS, TARGET = range(4)  # of a job
 
 SPAN = 1024  # columns of a block of activations that one part takes: a multiple of all blocks
@@ -54,7 +60,10 @@ _SUMS = (8, 512)  # pairs of panels and tokens whose sums are in memory at a tim
 FLOAT_COLUMNS = 512  # of float32, or twice as many of bf16, that are unpacked at a time for products on vector registers
 FLOAT_ROWS = 2 * PANEL * _SUMS[0]  # most rows of a slice of these
 _FLOAT_TOKENS = 2064  # most tokens of these whose sums are in memory at a time: with 16 panels two megabytes
-_BYTE_TOKENS = 264  # most tokens of byte products: their processors may have second-level caches of a megabyte
+BYTE_ROWS = 512  # most rows of a slice of bytes, of which a pair of panels is unpacked at a time
+_BYTE_SUMS = 1056  # most pairs of panels times tokens of bytes: their sums take an eighth of a megabyte of the L2 cache
+_BYTE_PAIRS, _BYTE_TOKENS = 4, 528  # most pairs, and most tokens
+_FEW_TOKENS = 96  # so few are multiplied too fast for packed rows to arrive meanwhile
 _LINE = 64
 
 
@@ -85,22 +94,22 @@ def _fill_block(table, bf16, block, first, stop):
 
 @kernel
 def _quantise_block(table, block, first, stop):
-    columns, group, zero = table[X_COLUMNS], table[SECOND_PARAMETER], table[FIRST_PARAMETER]
-    size, groups = stop - first, columns // group
+    """The columns first to stop - 1 of a block of bytes, all of a tile of columns."""
+    columns, group, zero, rows = table[X_COLUMNS], table[SECOND_PARAMETER], table[FIRST_PARAMETER], table[BLOCK_ROWS]
+    size = stop - first
     run_sums = np.empty(size // RUN, np.int16)
     for row in range(block * TILE_TOKENS, (block + 1) * TILE_TOKENS):
-        row_of_x = _source_row(table, row)
-        codes = view(table[BLOCKS] + row * columns + first, size, np.uint8)
-        scales = view(table[TOKEN_SCALES] + 4 * (row * columns + first) // BLOCK, size // BLOCK, np.float32)
+        row_of_x, place = _source_row(table, row), first * rows + row * BYTE_COLUMNS
+        codes = view(table[BLOCKS] + place, size, np.uint8)
+        scales = view(table[TOKEN_SCALES] + 4 * place // BLOCK, size // BLOCK, np.float32)
         if row_of_x < 0:
             fill(codes, 0)
             fill(scales, 0)
             fill(run_sums, 0)
         else:
             quantise_run(view(table[X] + 4 * (row_of_x * columns + first), size, np.float32), BLOCK, codes, scales, run_sums)
-        at = 4 * (row * groups + first // group)
-        offsets = view(table[OFFSETS] + at, size // group, np.int32)
-        totals = view(table[TOTALS] + at, size // group, np.float32)
+        offsets = view(table[OFFSETS] + 4 * place // group, size // group, np.int32)
+        totals = view(table[TOTALS] + 4 * place // group, size // group, np.float32)
         for g in range(size // group):
             total = np.int32(run_sums[g]) if group == RUN else np.int32(run_sums[2 * g]) + np.int32(run_sums[2 * g + 1])
             offsets[g] = np.int32((CODE_BIAS - zero) * total)
@@ -121,8 +130,9 @@ def _prepare(bf16: bool | None) -> TaskKernel:
 def _prepare_bytes(argument, number):
     table = view(argument, INPUTS, np.int64)
     spans = -(-table[X_COLUMNS] // SPAN)
-    first = number % spans * SPAN
-    _quantise_block(table, number // spans, first, min(first + SPAN, table[X_COLUMNS]))
+    span = number % spans * SPAN
+    for first in range(span, min(span + SPAN, table[X_COLUMNS]), BYTE_COLUMNS):
+        _quantise_block(table, number // spans, first, min(first + BYTE_COLUMNS, table[X_COLUMNS]))
 
 
 # Form of activations -> the part that fills blocks as a table of activations says; its numbers: blocks x spans of columns.
@@ -154,26 +164,25 @@ def _sums(at, panels, tokens):
 
 @kernel
 def _byte_tokens(n):
-    """The tokens whose sums are in memory at a time, of n tokens times bytes: evenly divided, so that none is a small rest."""
+    """The tokens that are multiplied by bytes at a time, of n: evenly divided, so that none is a small rest."""
     even = -(-n // -(-n // _BYTE_TOKENS))
     return -(-even // TILE_TOKENS) * TILE_TOKENS
 
 
 @kernel
-def _unpack(table, job, start, rows, panels, at):
-    """Panels of a slice at an address: codes, scales, terms (without numbers if there are none)."""
-    columns, groups, words = table[WEIGHT_COLUMNS], table[WEIGHT_COLUMNS] // table[GROUP], np.empty(UNPACK_FIELDS, np.int64)
-    code_bytes, scale_bytes = panels * PANEL * columns, 4 * panels * PANEL * groups
+def _unpack(table, words, job, start, rows, panels, first, columns, room, ahead, at):
+    """Unpacks so many columns from `first` on of a slice to panels with room for `room`, at an address behind working memory;
+    returns the addresses of codes, scales and terms. words: int64 [UNPACK_FIELDS]."""
+    code_bytes, scale_bytes = panels * PANEL * room, 4 * panels * PANEL * room // table[GROUP]
+    words[FIRST_COLUMN], words[ROOM], words[MEMORY], words[AHEAD] = first, room, at, ahead
+    codes = at + UNPACK_BYTES
+    scales = codes + code_bytes
     words[PACKED] = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[WEIGHT_ROW_BYTES]
     words[ROW_BYTES], words[ROWS], words[COLUMNS], words[PANELS] = table[WEIGHT_ROW_BYTES], rows, columns, panels
-    words[CODES], words[SCALES], words[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
+    words[CODES], words[SCALES], words[TERMS] = codes, scales, scales + scale_bytes
     call_part(table[UNPACKER], words.ctypes.data, 0)
     keep_alive(words)
-    codes = view(at, (panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS), np.uint8)
-    scales = view(at + code_bytes, (panels, groups, PANEL), np.float32)
-    count = panels if table[HAS_TERMS] else 0
-    terms = view(words[TERMS], (count, groups, PANEL), np.float32)
-    return codes, scales, terms
+    return codes, scales, scales + scale_bytes
 
 
 @kernel
@@ -185,10 +194,10 @@ def _memory(size, panels, tokens):
 
 
 @kernel
-def _byte_memory(table, panels, tokens, more):
-    """As _memory, for panels of bytes with their scales and terms, and so many bytes more."""
-    numbers = panels * PANEL * table[WEIGHT_COLUMNS]
-    return _memory(numbers + 8 * numbers // table[GROUP] + more, panels, tokens)
+def _byte_memory(table, panels, columns, tokens, more):
+    """As _memory, for unpacking panels of bytes with their scales and terms, and so many bytes more."""
+    numbers = panels * PANEL * columns
+    return _memory(UNPACK_BYTES + numbers + 8 * numbers // table[GROUP] + more, panels, tokens)
 
 
 @kernel
@@ -206,9 +215,14 @@ def expanded_product(argument, number):
     job, start, rows = _job(table, number)
     panels, tokens = -(-rows // (2 * PANEL)) * 2, _blocks(table, job, 1)
     token_tile = min(len(tokens) * AMX_TOKENS, _SUMS[1])
-    memory, at = _byte_memory(table, panels, token_tile, 4 * PANEL * COLUMN_TILE)
+    memory, at = _byte_memory(table, panels, table[WEIGHT_COLUMNS], token_tile, 4 * PANEL * COLUMN_TILE)
     buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, token_tile)
-    codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
+    at += 4 * PANEL * COLUMN_TILE + 4 * sums.size
+    columns, row_bytes, words = table[WEIGHT_COLUMNS], table[WEIGHT_ROW_BYTES], np.empty(UNPACK_FIELDS, np.int64)
+    places = _unpack(table, words, job, start, rows, panels, 0, columns, columns, PANEL * row_bytes, at)
+    codes = view(places[0], (panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS), np.uint8)
+    scales = view(places[1], (panels, columns // table[GROUP], PANEL), np.float32)
+    terms = view(places[2], (panels if table[HAS_TERMS] else 0, columns // table[GROUP], PANEL), np.float32)
     multiply_expanded(codes, scales, terms, table[ZERO], table[GROUP], tokens, sums, buffer, _out(table, job), start)
     keep_alive(memory)
 
@@ -266,7 +280,7 @@ def _vector_product(bf16: bool | None) -> TaskKernel:
                 columns = min(run, width - first)
                 weights = _fill(table, job, start, rows, panels, at + 4 * sums.size, first, columns)
                 add_products(bf16, weights, size * PANEL * columns, panels, tokens, n, first // STEP, columns // STEP, sums)
-            write_sums(sums, out, block * BLOCK_TOKENS, n, start, table[WEIGHT_ROWS])
+            write_sums(sums, out, block * BLOCK_TOKENS, n, start, table[WEIGHT_ROWS], 0)
         keep_alive(memory)
 
     return TaskKernel(product)
@@ -277,32 +291,53 @@ dots_product = _vector_product(True)  # panels of bf16 times bf16 (ZERO: how man
 
 
 def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
+    """A few panels of BYTE_COLUMNS columns are unpacked at a time, which stay in the first caches until they are multiplied
+    with all tokens, while the packed rows of the next ones are on their way."""
+
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
         inputs = view(table[INPUT], INPUTS, np.int64)
         job, start, rows = _job(table, number)
         if job[2] == 0:
             return
-        panels, columns, groups = -(-rows // (2 * PANEL)) * 2, table[WEIGHT_COLUMNS], table[WEIGHT_COLUMNS] // table[GROUP]
-        n, first = -(-job[2] // TILE_TOKENS) * TILE_TOKENS, job[1]
-        token_tile = _byte_tokens(n)
+        columns, together, has_terms = table[WEIGHT_COLUMNS], table[INTERLEAVED], table[HAS_TERMS]
+        n, tokens, strip = job[2], _byte_tokens(job[2]), 2 * PANEL
+        few = n <= _FEW_TOKENS
+        most = 1 if few else min(_BYTE_PAIRS, max(1, _BYTE_SUMS // tokens), -(-rows // strip))
         as_words = pairs is not None and len(pairs) == 0
-        more = word_bytes(token_tile) if as_words else 0
-        memory, words = _byte_memory(table, panels, token_tile, more)
+        more = word_bytes(tokens) if as_words else 0
+        memory, words = _byte_memory(table, 2, BYTE_COLUMNS, tokens * most, more)
         at = words + more
-        sums = _sums(at, panels, token_tile)
-        codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * sums.size)
-        tokens = view(inputs[BLOCKS] + first * columns, (n, columns), np.int8)
-        blocks = columns // BLOCK
-        token_scales = view(inputs[TOKEN_SCALES] + 4 * first * blocks, (n, blocks), np.float32)
-        offsets = view(inputs[OFFSETS] + 4 * first * groups, (n, groups), np.int32)
-        totals = view(inputs[TOTALS] + 4 * first * groups, (n, groups), np.float32)
-        out = _out(table, job)
-        zero, inputs_of_tokens = table[ZERO], (tokens, token_scales, offsets, totals)
-        if table[HAS_TERMS]:
-            multiply_bytes(half_groups, pairs, codes, zero, scales, terms, *inputs_of_tokens, sums, words, out, start)
-        else:
-            multiply_bytes(half_groups, pairs, codes, zero, scales, None, *inputs_of_tokens, sums, words, out, start)
+        sums, unpacked = view(at, (most, tokens, strip), np.float32), np.empty(UNPACK_FIELDS, np.int64)
+        at += 4 * sums.size
+        activations, out = (inputs[BLOCKS], inputs[TOKEN_SCALES], inputs[OFFSETS], inputs[TOTALS]), _out(table, job)
+        packed, row_bytes, zero = table[WEIGHTS] + job[0] * table[MATRIX_BYTES], table[WEIGHT_ROW_BYTES], table[ZERO]
+        ahead = row_bytes * BYTE_COLUMNS // columns if few else 0
+        for token in range(0, n, tokens):
+            part = activations, inputs[BLOCK_ROWS], job[1] + token, token, min(tokens, n - token)
+            for group in range(0, rows, strip * most):
+                end = min(group + strip * most, rows)
+                for column in range(0, columns, BYTE_COLUMNS):
+                    width = min(BYTE_COLUMNS, columns - column)
+                    for row in range(group, end, strip):
+                        count = min(strip, rows - row)
+                        codes, scales, terms = _unpack(
+                            table, unpacked, job, start + row, count, 2, column, width, BYTE_COLUMNS, ahead, at
+                        )
+                        next_row, next_column = row + strip, column
+                        if next_row >= end:
+                            next_row, next_column = group, column + BYTE_COLUMNS
+                        if next_column >= columns:
+                            next_row, next_column = end, 0
+                        chunk = together * row_bytes * min(BYTE_COLUMNS, columns - next_column) // columns
+                        source = packed + (start + next_row) * row_bytes + together * row_bytes * next_column // columns
+                        asked = source, together * row_bytes, chunk, 0 if few else strip // together
+                        of_rows = sums[(row - group) // strip]
+                        where = column, width, column + width == columns, row > group, of_rows, words, out, start + row, asked
+                        if has_terms:
+                            multiply_bytes(half_groups, pairs, codes, zero, scales, terms, *part, *where)
+                        else:
+                            multiply_bytes(half_groups, pairs, codes, zero, scales, None, *part, *where)
         keep_alive(memory)
 
     return product

@@ -21,13 +21,28 @@ from ......formats.layouts.reader.rows import readers, row_scales
 from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.llvm import F32X16, I8X64, I32X16, I64, LANES, constant, load, shuffle, store
-from ......simd.memory import CACHE_LINE, address, keep_alive, prefetch_lines, scratch, view
+from ......simd.memory import prefetch_lines, scratch, view
 from ......simd.target import Target, target
 from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
-from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS, transposed
+from .float_panels import (
+    AHEAD,
+    CODES,
+    COLUMNS,
+    FIRST_COLUMN,
+    MEMORY,
+    PACKED,
+    PANELS,
+    ROOM,
+    ROW_BYTES,
+    ROWS,
+    SCALES,
+    TERMS,
+    UNPACK_FIELDS,
+    transposed,
+)
 
 _WORD = 4  # columns whose codes of a row lie side by side in a panel
-_AHEAD = 8192  # bytes from interleaved rows that are unpacked to those that are asked for
+UNPACK_BYTES = 1 << 14  # of working memory
 _LINE = 4 * PANEL  # bytes of four columns of a panel, or of a group's scales
 
 
@@ -185,20 +200,22 @@ def _rows_writer(name: str, number: int) -> Callable[..., None]:
     block, size, group, step = stored.block, stored.block_bytes, form.group, reader.size
 
     @kernel
-    def write(memory, base, row_bytes, first, last, column, columns, codes, scales, terms):
-        """memory: address of working memory; base: of row 0; the last three: those of the numbers of all rows."""
+    def write(memory, base, row_bytes, ahead, first, last, start, column, room, codes, scales, terms):
+        """memory: address of working memory; base: of row 0; the last three: those of the numbers of all rows, from column
+        `start` on, of which panels have room for `room`."""
         own_scales = memory + PANEL * width
         own_terms = own_scales + PANEL * _LINE
-        following = base + row_bytes * (first + PANEL) + PANEL * (column // block * size)  # of the next sixteen rows as much
         for r in range(PANEL):
             row = base + row_bytes * min(first + r, last)
             at = row + row_head + column // block * size
-            prefetch_lines(following + r * step, step)
+            if ahead:
+                prefetch_lines(at + ahead, step)
             _unpack_numbers(name, number, at, row, memory + r * width, own_scales + r * _LINE, own_terms + r * _LINE)
-        to = codes + first * columns + column * PANEL
+        place = column - start
+        to = codes + first * room + place * PANEL
         for c in range(0, width, _WORD * words):
             _transpose_words(memory + c, width, words, together, to + c * PANEL)
-        offset = (first // PANEL * (columns // group) + column // group) * _LINE
+        offset = (first // PANEL * (room // group) + place // group) * _LINE
         _transpose_words(own_scales, _LINE, groups, 1, scales + offset)
         if has_terms:
             _transpose_words(own_terms, _LINE, groups, 1, terms + offset)
@@ -211,20 +228,19 @@ def _plain_part(name: str) -> Callable[[int, int], None]:
     wide, narrow = (reader.columns for reader in (readers(name)[0], readers(name)[-1]))
     write = _rows_writer(name, 0)
     write_rest = write if wide == narrow else _rows_writer(name, 1)
+    assert PANEL * (wide + 2 * _LINE) <= UNPACK_BYTES
 
     def unpack_rows(argument, number):
         table = view(argument, UNPACK_FIELDS, np.int64)
         base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - 1
         codes, scales, terms = table[CODES], table[SCALES], table[TERMS]
-        memory = np.empty(PANEL * (wide + 2 * _LINE) + CACHE_LINE, np.uint8)
-        aligned = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-        whole = columns // wide * wide
+        memory, start, room, ahead = table[MEMORY], table[FIRST_COLUMN], table[ROOM], table[AHEAD]
+        whole = start + columns // wide * wide
         for first in range(0, PANEL * table[PANELS], PANEL):
-            for c in range(0, whole, wide):
-                write(aligned, base, row_bytes, first, last, c, columns, codes, scales, terms)
-            for c in range(whole, columns, narrow):
-                write_rest(aligned, base, row_bytes, first, last, c, columns, codes, scales, terms)
-        keep_alive(memory)
+            for c in range(start, whole, wide):
+                write(memory, base, row_bytes, ahead, first, last, start, c, room, codes, scales, terms)
+            for c in range(whole, start + columns, narrow):
+                write_rest(memory, base, row_bytes, ahead, first, last, start, c, room, codes, scales, terms)
 
     return unpack_rows
 
@@ -239,13 +255,15 @@ def _interleaved_part(name: str) -> Callable[[int, int], None]:
     def unpack_rows(argument, part):
         table = view(argument, UNPACK_FIELDS, np.int64)
         base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - rows
+        start, room, ahead = table[FIRST_COLUMN] // block, table[ROOM] // block, table[AHEAD] * rows
         for first in range(0, PANEL * table[PANELS], rows):
             head, row = base + row_bytes * min(first, last), first % PANEL
             for b in range(columns // block):
-                number_of_block = first // PANEL * (columns // block) + b
+                number_of_block = first // PANEL * room + b
                 offset = number_of_block * groups * _LINE + 4 * row
-                at = head + row_head + b * size
-                prefetch_lines(at + _AHEAD, size)
+                at = head + row_head + (start + b) * size
+                if ahead:
+                    prefetch_lines(at + ahead, size)
                 codes = table[CODES] + number_of_block * block * PANEL + CODE_COLUMNS * row
                 _unpack_numbers(name, number, at, head, codes, table[SCALES] + offset, table[TERMS] + offset)
 
@@ -287,6 +305,7 @@ def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
     scales = scratch("scales", (panels, columns // form.group, PANEL), np.float32)
     terms = scratch("terms", scales.shape, np.float32) if form.has_terms else None
     to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
-    table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to], np.int64)
+    memory = scratch("unpacked rows", (UNPACK_BYTES,), np.uint8)
+    table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to, 0, columns, memory.ctypes.data, 0], np.int64)
     team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
     return Panels(codes, scales, terms, form.zero, form.group)

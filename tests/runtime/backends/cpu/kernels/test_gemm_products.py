@@ -17,7 +17,7 @@ from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes, word_bytes, write_sums
-from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, TILE_TOKENS, pair_sums
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, COLUMN_TILE, TILE_TOKENS, pair_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, add_products
 from ggufmill.simd.instructions import amx
 from ggufmill.simd.memory import aligned_empty
@@ -35,6 +35,14 @@ def buffers(tokens=512):
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
 
+def by_column_tiles(numbers, columns):
+    """Numbers [tokens or panels, those of all columns, ...] as multiply_bytes takes them, a tile of columns after the other."""
+    per_tile, tiles = COLUMN_TILE * numbers.shape[1] // columns, -(-columns // COLUMN_TILE)
+    padded = np.zeros((len(numbers), tiles * per_tile, *numbers.shape[2:]), numbers.dtype)
+    padded[:, : numbers.shape[1]] = numbers
+    return np.ascontiguousarray(padded.reshape(len(numbers), tiles, per_tile, -1).swapaxes(0, 1))
+
+
 def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
     """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's)."""
     random = np.random.default_rng(seed)
@@ -45,23 +53,38 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
     terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
     sums = tokens.reshape(filled, -1, group).sum(axis=2, dtype=np.int32)
     out = np.full((n, rows + 5), np.nan, np.float32)
-    words = aligned_empty((word_bytes(4 * TILE_TOKENS),), np.uint8)
-    multiply_bytes(
-        None if group == 32 else True,
-        pair_sums(most),
-        np.ascontiguousarray((codes - np.uint8(CODE_BIAS)).reshape(panels, 16, -1, CODE_COLUMNS).transpose(0, 2, 1, 3)),
-        128,
-        scales,
-        terms,
-        tokens,
-        np.ones((filled, columns // 32), np.float32),
-        (CODE_BIAS - 128) * sums,
-        sums.astype(np.float32),
-        aligned_empty((2, 4 * TILE_TOKENS, 32), np.float32),
-        words.ctypes.data,
-        out,
-        5,
-    )
+    words = aligned_empty((word_bytes(filled),), np.uint8)
+    numbers = (tokens, np.ones((filled, columns // 32), np.float32), (CODE_BIAS - 128) * sums, sums.astype(np.float32))
+    inputs = [by_column_tiles(one, columns) for one in numbers]
+    panel_codes = (codes - np.uint8(CODE_BIAS)).reshape(panels, 16, -1, CODE_COLUMNS).transpose(0, 2, 1, 3)
+    for pair in range(0, panels, 2):
+        added = aligned_empty((filled, 32), np.float32)
+        weights = [by_column_tiles(one[pair : pair + 2], columns) for one in (panel_codes, scales, terms) if one is not None]
+        for tile in range(-(-columns // COLUMN_TILE)):
+            start = tile * COLUMN_TILE
+            at = [one[tile].ctypes.data for one in weights]
+            multiply_bytes(
+                None if group == 32 else True,
+                pair_sums(most),
+                at[0],
+                128,
+                at[1],
+                None if terms is None else at[2],
+                tuple(one.ctypes.data for one in inputs),
+                filled,
+                0,
+                0,
+                n,
+                start,
+                min(COLUMN_TILE, columns - start),
+                start + COLUMN_TILE >= columns,
+                False,
+                added,
+                words.ctypes.data,
+                out,
+                5 + 16 * pair,
+                (0, 0, 0, 0),
+            )
     products = np.einsum(
         "rgc,tgc->trg", codes.reshape(len(codes), -1, group).astype(int) - 128, tokens.reshape(filled, -1, group)
     )
@@ -252,7 +275,7 @@ def test_products_of_floats(way, n, rows, columns):
             steps = some.shape[1] * words // 32
             bf16 = None if way == "float32" else True
             add_products(bf16, some.ctypes.data, some[0].nbytes, len(some), tokens, n, first // 32, steps, sums)
-        write_sums(sums, out, 0, n, 16, rows + 16)
+        write_sums(sums, out, 0, n, 16, rows + 16, 0)
     bound = np.abs(rounded) @ np.abs(weights.T)
     assert np.all(np.abs(out[:, 16:-4] - rounded @ weights.T) <= 1e-6 * bound)
     assert np.isnan(out[:, :16]).all()
