@@ -234,10 +234,13 @@ def write_slice(folder: Path, name: str, *, seed: int = 0, changes: dict[str, An
     experts or other layers."""
     chosen = SLICES[name]
     config = json.loads(json.dumps(chosen.config))
-    config.get("text_config", config).update(changes or {})
+    text = config.get("text_config", config)
+    text.update(changes or {})
+    if "layer_types" in text:  # of fewer layers the last kinds
+        text["layer_types"] = text["layer_types"][-text["num_hidden_layers"] :]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    write_tokenizer(folder, config.get("text_config", config)["vocab_size"])
+    write_tokenizer(folder, text["vocab_size"])
     shards: list[list[Stored]] = [[]]
     size = 0
     for one in stored_tensors(folder, chosen.kind):
