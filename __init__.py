@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.warm_up import warm_up
 
 
-class Verb(NamedTuple):
+class _Verb(NamedTuple):
     """A verb of the command line.
 
     summary: its line in `ggufmill --help`; functions: those of the library that it calls; room: the package within cli/ and
@@ -68,38 +68,38 @@ class Verb(NamedTuple):
 # A verb's functions are in the module of its name in pipeline/ (those of covariances in one of their own), its command is in
 # the one in cli/: see `module_of`.
 VERBS = {
-    "make": Verb("Make the best file of a model that fits", ("make_model",)),
-    "convert": Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
-    "export": Verb("Write a GGUF as a Hugging Face checkpoint", ("export_model",)),
-    "imatrix": Verb(
+    "make": _Verb("Make the best file of a model that fits", ("make_model",)),
+    "convert": _Verb("Convert a Hugging Face checkpoint to GGUF", ("convert_model",)),
+    "export": _Verb("Write a GGUF as a Hugging Face checkpoint", ("export_model",)),
+    "imatrix": _Verb(
         "Compute, show and merge importance matrices",
         ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix", "show_covariance", "merge_covariance"),
     ),
-    "quantize": Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
-    "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
-    "plan": Verb("Plan what goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
-    "tune": Verb("Tune norms and scales of a quantised GGUF", ("tune_model",)),
-    "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",), "files"),
-    "perplexity": Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks"), "measuring"),
-    "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",), "measuring"),
-    "compare": Verb("Compare layers and weights of two models", ("compare_models",), "measuring"),
-    "bench": Verb("Measure the speed of prompts and of generation", ("benchmark",), "measuring"),
-    "sweep-bench": Verb("Measure the speed over the depth of the context", ("sweep_benchmark",), "measuring"),
-    "generate": Verb("Continue a prompt", ("generate_text",)),
-    "embed": Verb("Make vectors of texts and compare them", ("embed_texts",), "measuring"),
-    "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
-    "serve": Verb("Serve a model to OpenAI's clients, with a page to chat", ("serve_model",)),
-    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor"), "files"),
-    "metadata": Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",), "files"),
-    "convert-endian": Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",), "files"),
-    "split": Verb("Cut a GGUF into several files", ("split_model",), "files"),
-    "merge": Verb("Make one GGUF of several files", ("merge_model",), "files"),
-    "hash": Verb("Hash tensors and files, or check them", ("hash_model",), "files"),
-    "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
-    "run": Verb("Run every stage that a recipe names, up to a report", ("run_recipe",)),
-    "upload": Verb("Send a folder of quants to the Hub", ("upload_folder",)),
-    "warm-up": Verb("Compile kernels before they are needed", ("warm_up",)),
-    "completion": Verb("Print a script that completes command lines in a shell", ()),
+    "quantize": _Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
+    "search": _Verb("Find the best recipe of a given size", ("search_recipe",)),
+    "plan": _Verb("Plan what goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
+    "tune": _Verb("Tune norms and scales of a quantised GGUF", ("tune_model",)),
+    "repack": _Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",), "files"),
+    "perplexity": _Verb("Measure perplexity and KL divergence on a text", ("perplexity", "score_tasks"), "measuring"),
+    "evaluate": _Verb("Judge many quants: one table, one picture", ("evaluate_models",), "measuring"),
+    "compare": _Verb("Compare layers and weights of two models", ("compare_models",), "measuring"),
+    "bench": _Verb("Measure the speed of prompts and of generation", ("benchmark",), "measuring"),
+    "sweep-bench": _Verb("Measure the speed over the depth of the context", ("sweep_benchmark",), "measuring"),
+    "generate": _Verb("Continue a prompt", ("generate_text",)),
+    "embed": _Verb("Make vectors of texts and compare them", ("embed_texts",), "measuring"),
+    "chat": _Verb("Talk with a model in the terminal", ("start_chat",)),
+    "serve": _Verb("Serve a model to OpenAI's clients, with a page to chat", ("serve_model",)),
+    "inspect": _Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor"), "files"),
+    "metadata": _Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",), "files"),
+    "convert-endian": _Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",), "files"),
+    "split": _Verb("Cut a GGUF into several files", ("split_model",), "files"),
+    "merge": _Verb("Make one GGUF of several files", ("merge_model",), "files"),
+    "hash": _Verb("Hash tensors and files, or check them", ("hash_model",), "files"),
+    "recipes": _Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
+    "run": _Verb("Run every stage that a recipe names, up to a report", ("run_recipe",)),
+    "upload": _Verb("Send a folder of quants to the Hub", ("upload_folder",)),
+    "warm-up": _Verb("Compile kernels before they are needed", ("warm_up",)),
+    "completion": _Verb("Print a script that completes command lines in a shell", ()),
 }
 
 

@@ -100,7 +100,7 @@ def concat(builder: Any, parts: Sequence[Any]) -> Any:
     return parts[0]
 
 
-def split(builder: Any, value: Any, count: int) -> list[Any]:
+def split_vector(builder: Any, value: Any, count: int) -> list[Any]:
     """A vector cut into `count` vectors of equal length."""
     if count == 1:
         return [value]
@@ -117,7 +117,7 @@ def splat(builder: Any, value: Any, count: int = LANES) -> Any:
 def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:
     """function(builder, *parts) for parts of the vectors of `bits` bits each, the results laid end to end."""
     count = max(1, bits_of(values[0].type) // bits)
-    parts = zip(*(split(builder, value, count) for value in values), strict=True)
+    parts = zip(*(split_vector(builder, value, count) for value in values), strict=True)
     return concat(builder, [function(builder, *part) for part in parts])
 
 

@@ -55,7 +55,7 @@ def _parts(addresses: np.ndarray, present: np.ndarray) -> list[BytePart]:
 
 
 @dataclass(frozen=True)
-class Linear:
+class StraightLine:
     """The table of the code c is (c ^ flip) * step + first. A step of 0: it is looked up."""
 
     flip: int
@@ -63,7 +63,7 @@ class Linear:
     first: int
 
 
-def straight_line(table: np.ndarray) -> Linear:
+def straight_line(table: np.ndarray) -> StraightLine:
     """How a table, of one number for each code, is computed from the code; a step of 0 where it is no straight line of whole
     numbers, nor one of two's complement numbers."""
     flat = np.asarray(table, np.float64).reshape(-1)
@@ -73,5 +73,5 @@ def straight_line(table: np.ndarray) -> Linear:
             line = flat[index ^ flip] if len(flat) == 1 << (len(flat) - 1).bit_length() or not flip else flat
             steps = np.diff(line)
             if np.all(steps == steps[0]) and steps[0]:
-                return Linear(flip, int(steps[0]), int(line[0]))
-    return Linear(0, 0, 0)
+                return StraightLine(flip, int(steps[0]), int(line[0]))
+    return StraightLine(0, 0, 0)

@@ -82,7 +82,7 @@ def slots(byte: int, size: int) -> Place:
 
 
 @dataclass(frozen=True)
-class Tile:
+class CodeTile:
     """The codes of 32 weights of each row: i and k choose the byte 4 k + i, and each of h, q0 and q1 adds something to the byte
     (`bytes`, in units of 4 R) and to the bit (`bits`). size: bytes of one row."""
 
@@ -100,15 +100,15 @@ class Tile:
         return place
 
 
-T4 = Tile(16, (1, 2, 0), (0, 0, 4))
-T4_PLAIN = Tile(16, (0, 1, 2), (4, 0, 0))  # bytes stay as they are in the plain type
-T4_XS = Tile(16, (2, 0, 1), (0, 4, 0))
-T2 = Tile(8, (1, 0, 0), (0, 2, 4))
-T2S = Tile(8, (1, 0, 0), (0, 4, 2))
-T1A = Tile(4, (0, 0, 0), (4, 1, 2))
-T1B = Tile(4, (0, 0, 0), (4, 2, 1))
-T1C = Tile(4, (0, 0, 0), (2, 4, 1))
-T1D = Tile(4, (0, 0, 0), (1, 2, 4))
+T4 = CodeTile(16, (1, 2, 0), (0, 0, 4))
+T4_PLAIN = CodeTile(16, (0, 1, 2), (4, 0, 0))  # bytes stay as they are in the plain type
+T4_XS = CodeTile(16, (2, 0, 1), (0, 4, 0))
+T2 = CodeTile(8, (1, 0, 0), (0, 2, 4))
+T2S = CodeTile(8, (1, 0, 0), (0, 4, 2))
+T1A = CodeTile(4, (0, 0, 0), (4, 1, 2))
+T1B = CodeTile(4, (0, 0, 0), (4, 2, 1))
+T1C = CodeTile(4, (0, 0, 0), (2, 4, 1))
+T1D = CodeTile(4, (0, 0, 0), (1, 2, 4))
 
 # --- the table ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ See docs/formats/encoders.md (common pieces); sums run in element order with fus
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ...simd.compile import kernel
@@ -48,7 +50,7 @@ def limit_importance(importance: np.ndarray, least: float, largest: float) -> np
         if limit < largest:
             largest = limit
             importance = np.minimum(importance, np.float32(limit))
-    exponent = int(np.frexp(largest)[1])
+    exponent = math.frexp(largest)[1]
     return np.ldexp(importance, -exponent) if exponent > _MAX_EXPONENT else importance
 
 

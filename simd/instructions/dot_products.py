@@ -22,7 +22,7 @@ from ..llvm import (
     constant,
     shuffle,
     splat,
-    split,
+    split_vector,
     vector,
 )
 from ..target import Forms, Target, target
@@ -108,7 +108,7 @@ class _Fours(NamedTuple):
         return f"{self.instruction.__name__.strip('_')} ({self.bits} bits)"
 
     def unsigned(self, builder: Any, value: Any) -> Any:
-        return split(builder, value, bits_of(value.type) // self.bits)
+        return split_vector(builder, value, bits_of(value.type) // self.bits)
 
     signed = unsigned
 
@@ -116,7 +116,7 @@ class _Fours(NamedTuple):
         return [splat(builder, word, self.bits // 32)] * (512 // self.bits)
 
     def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-        parts = zip(split(builder, total, len(unsigned)), unsigned, signed, strict=True)
+        parts = zip(split_vector(builder, total, len(unsigned)), unsigned, signed, strict=True)
         return concat(builder, [self.instruction(builder, *part) for part in parts])
 
 
@@ -152,7 +152,7 @@ class _SignedFours(NamedTuple):
         return f"{self.instruction.__name__.strip('_')} (128 bits)"
 
     def _bytes(self, builder: Any, value: Any) -> Any:
-        return split(builder, builder.bitcast(value, vector(I8, 64)), 4)
+        return split_vector(builder, builder.bitcast(value, vector(I8, 64)), 4)
 
     def unsigned(self, builder: Any, value: Any) -> Any:
         parts = self._bytes(builder, value)
@@ -164,14 +164,14 @@ class _SignedFours(NamedTuple):
         return [builder.bitcast(splat(builder, word, 4), vector(I8, 16))] * 4
 
     def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-        parts = zip(split(builder, total, 4), unsigned, signed, strict=True)
+        parts = zip(split_vector(builder, total, 4), unsigned, signed, strict=True)
         return concat(builder, [self.instruction(builder, *part) for part in parts])
 
     def add_bias(self, builder: Any, total: Any, signed: Any) -> Any:
         """total + bias * the sums of four signed bytes."""
         if not self.bias:
             return total
-        parts = zip(split(builder, total, 4), signed, strict=True)
+        parts = zip(split_vector(builder, total, 4), signed, strict=True)
         return concat(builder, [self.sum_of_signed(builder, *part) for part in parts])
 
 
@@ -328,7 +328,7 @@ def _signed_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:
 
 
 def _signed_quarters(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:
-    parts = zip(*(split(builder, value, 4) for value in (total, a, b)), strict=True)
+    parts = zip(*(split_vector(builder, value, 4) for value in (total, a, b)), strict=True)
     instruction = arm.sdot if of.has("dotprod") else _smull
     return concat(builder, [instruction(builder, *part) for part in parts])
 
@@ -363,7 +363,7 @@ def _dots_with_ones(builder: Any, value: Any, of: Target) -> Any:
 
 
 def _addp_twice(builder: Any, value: Any, of: Target) -> Any:
-    a, b, c, d = split(builder, value, 4)
+    a, b, c, d = split_vector(builder, value, 4)
     return arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d))
 
 

@@ -21,7 +21,7 @@ from ..llvm import (
     concat,
     constant,
     shuffle,
-    split,
+    split_vector,
     undefined,
     vector,
 )
@@ -139,9 +139,9 @@ def _avx512_floats(builder: Any, tables: list[Any], indices: Any) -> Any:
 
 def _avx2_floats(builder: Any, table: Any, indices: Any) -> Any:
     """Both halves of the table are looked up by the low three bits; the fourth chooses."""
-    low, high = split(builder, table, 2)
+    low, high = split_vector(builder, table, 2)
     parts = []
-    for part in split(builder, indices, 2):
+    for part in split_vector(builder, indices, 2):
         upper = builder.icmp_unsigned("!=", builder.and_(part, constant(part.type, 8)), constant(part.type, 0))
         parts.append(builder.select(upper, x86.vpermps(builder, high, part), x86.vpermps(builder, low, part)))
     return concat(builder, parts)
@@ -149,7 +149,7 @@ def _avx2_floats(builder: Any, table: Any, indices: Any) -> Any:
 
 def _neon_floats(builder: Any, table: Any, indices: Any) -> Any:
     """The four bytes of a float are looked up in four registers of bytes."""
-    tables = split(builder, builder.bitcast(table, vector(I8, 64)), 4)
+    tables = split_vector(builder, builder.bitcast(table, vector(I8, 64)), 4)
     index = builder.and_(indices, constant(I32X16, LANES - 1))
     byte_indices = builder.add(builder.mul(index, constant(I32X16, 0x04040404)), constant(I32X16, 0x03020100))
     codes = builder.bitcast(byte_indices, vector(I8, 64))

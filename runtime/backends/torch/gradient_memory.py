@@ -18,7 +18,7 @@ from ...graph.gradients import observed_weights
 from ...graph.values import CacheSpec, RoutingValue
 from .device_pass import Result
 from .differentiable import CacheKey
-from .gradient_parts import Part
+from .gradient_parts import GraphPart
 from .gradients import HEAD_ROWS, Gradients, WindowGroup
 from .weights import Weights
 
@@ -44,7 +44,7 @@ def count_bytes(gradients: Gradients, n_ctx: int) -> tuple[int, int, int]:
 class CountedGradients(Gradients):
     """Counts what it takes."""
 
-    def counted(self, part: Part, group: WindowGroup) -> tuple[int, int]:
+    def counted(self, part: GraphPart, group: WindowGroup) -> tuple[int, int]:
         """(the most at a time, the gradients that are handed over) of a part that is computed forth, and again with gradients:
         bytes of tensors, without those that are given."""
         forth, back = _Counted(group), _Counted(group)
@@ -65,7 +65,7 @@ class ShapeGradients(CountedGradients):
         self._values = {value.index: value for op in self.graph.ops for value in op.outputs}
         self._specs = {(spec.layer, spec.name): spec for spec in self.graph.cache if isinstance(spec, CacheSpec)}
 
-    def bytes_of(self, part: Part, windows: np.ndarray) -> tuple[int, int]:
+    def bytes_of(self, part: GraphPart, windows: np.ndarray) -> tuple[int, int]:
         """As `counted`, of so many windows."""
         group, n = WindowGroup(windows), windows.size
         group.values = {index: _given(self._values[index], n) for index in part.reads}

@@ -12,7 +12,7 @@ from .differentiable import CacheKey
 
 
 @dataclass
-class Part:
+class GraphPart:
     """Ops between two cuts.
 
     reads, makes  values that other parts make, and that others read
@@ -26,14 +26,14 @@ class Part:
     gives: list[CacheKey] = field(default_factory=list)
 
 
-def cut_graph(graph: Graph, is_whole: bool) -> list[Part]:
+def cut_graph(graph: Graph, is_whole: bool) -> list[GraphPart]:
     """The ops of the body, cut behind those that make the residual stream after a layer."""
     ends = set() if is_whole else {value.index for value in graph.layers}
-    parts = [Part([])]
+    parts = [GraphPart([])]
     for op in graph.ops:
         parts[-1].ops.append(op)
         if any(value.index in ends for value in op.outputs):
-            parts.append(Part([]))
+            parts.append(GraphPart([]))
     parts = [part for part in parts if part.ops]
     made = {value.index: number for number, part in enumerate(parts) for op in part.ops for value in op.outputs}
     wrote: dict[CacheKey, int] = {}
@@ -54,7 +54,7 @@ def cut_graph(graph: Graph, is_whole: bool) -> list[Part]:
     return parts
 
 
-def kept_bytes(graph: Graph, parts: Sequence[Part]) -> int:
+def kept_bytes(graph: Graph, parts: Sequence[GraphPart]) -> int:
     """Bytes per token that are kept while the parts are computed: values that go from one to others, and gradients of those
     that one part reads and makes at the most; rows of caches, and their gradients."""
     sizes = {value.index: prod(value.shape) for op in graph.ops for value in op.outputs}

@@ -34,7 +34,7 @@ from .device_pass import DevicePass, Result, to_numpy
 from .differentiable import CacheKey, GradientCache, latent_attention, operand_value
 from .drawn_labels import loss_gradient, uniform_draws
 from .functions import FUNCTIONS, SUPPORT
-from .gradient_parts import Part, cut_graph, kept_bytes
+from .gradient_parts import GraphPart, cut_graph, kept_bytes
 from .product_speed import products_per_second
 from .weights import Weights
 
@@ -213,7 +213,7 @@ class Gradients:
     def _caches(self, rows: Sequence[dict[CacheKey, Tensor]]) -> list[GradientCache]:
         return [GradientCache(self.graph.cache, self.device, given) for given in rows]
 
-    def _forward(self, part: Part, group: WindowGroup) -> None:
+    def _forward(self, part: GraphPart, group: WindowGroup) -> None:
         """Computes a part without gradients, and keeps what others read."""
         if not group.rows:
             group.rows = [{} for _ in group.windows]
@@ -251,7 +251,7 @@ class Gradients:
         return [OutputGradient(op, weight, to_numpy(grad)[:, None]) for (op, weight, _, _), grad in pairs if grad is not None]
 
     def _backward(
-        self, part: Part, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: WindowGroup
+        self, part: GraphPart, wanted: Collection[str], chosen: Collection[int], is_end: bool, group: WindowGroup
     ) -> list[OutputGradient]:
         """Computes a part again, with gradients, which it adds to those of what it reads. is_end: they are not needed."""
         again = self._again(part, group, self.weights, chosen)
@@ -263,7 +263,7 @@ class Gradients:
             if grad is not None
         ]
 
-    def _again(self, part: Part, group: WindowGroup, weights: Weights, chosen: Collection[int] = ()) -> _Again:
+    def _again(self, part: GraphPart, group: WindowGroup, weights: Weights, chosen: Collection[int] = ()) -> _Again:
         """Computes a part again, with gradients of everything that it reads. chosen: ops whose results are to be captured."""
         leaves = {index: _leaf(_moved(group.values[index], self.device)) for index in part.reads}
         rows = [{key: own[key].to(self.device).detach().requires_grad_() for key in part.takes} for own in group.rows]
@@ -278,7 +278,7 @@ class Gradients:
         return again
 
     def _carry_back(
-        self, part: Part, group: WindowGroup, again: _Again, inputs: Sequence[Tensor | GradientEdge], is_end: bool
+        self, part: GraphPart, group: WindowGroup, again: _Again, inputs: Sequence[Tensor | GradientEdge], is_end: bool
     ) -> Sequence[Tensor | None]:
         """Takes the gradients of what a part made through it, adds them to those of what it read, and forgets what it made.
         Returns those of `inputs`, tensors within the part."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...graph import Graph
-from .gradient_parts import Part
+from .gradient_parts import GraphPart
 from .gradients import HEAD_ROWS, Gradients, WindowGroup, as_tensor
 from .tunable import TunableWeights, WithLeaves
 from .weights import Weights
@@ -101,7 +101,7 @@ class ParameterGradients(Gradients):
             self._compute(op, step, values, weights=weights)  # type: ignore[arg-type]
         return values[graph.logits.index]
 
-    def _of_part(self, part: Part, is_end: bool, group: WindowGroup) -> dict[str, Tensor]:
+    def _of_part(self, part: GraphPart, is_end: bool, group: WindowGroup) -> dict[str, Tensor]:
         weights = WithLeaves(self._tunable)
         again = self._again(part, group, cast(Weights, weights))
         names = [*weights.leaves]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import BytePart, Linear, byte_parts, straight_line
+from .....formats.layouts.byte_parts import BytePart, StraightLine, byte_parts, straight_line
 
 _FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 _INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -175,7 +175,7 @@ class Decoder:
         return (eight[..., None] >> self._bits & 1).bool().flatten(-2)
 
 
-def _entries(codes: Tensor, table: Tensor, line: Linear) -> Tensor:
+def _entries(codes: Tensor, table: Tensor, line: StraightLine) -> Tensor:
     """Entries [..., size] of a table [entries, size] or [entries], computed where these are equally spaced."""
     if line.step:
         codes = codes & 0xFFFF if codes.dtype == torch.int16 else codes

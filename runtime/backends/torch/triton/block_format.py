@@ -14,7 +14,7 @@ import numpy as np
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import Linear, byte_parts, straight_line
+from .....formats.layouts.byte_parts import StraightLine, byte_parts, straight_line
 
 RUN = 32  # weights, at most, whose scales a kernel takes from one place
 
@@ -64,8 +64,8 @@ class BlockFormat:
     meta_bytes: int
     run: int
     size: int
-    values: Linear
-    levels: Linear
+    values: StraightLine
+    levels: StraightLine
     d_format: str
     d_in_meta: bool
     shifts: tuple[int, int]
@@ -111,7 +111,7 @@ def block_format(type_name: str) -> BlockFormat | None:
         run,
         layout.size,
         straight_line(layout.decoded_values),
-        straight_line(layout.levels) if layout.levels is not None else Linear(0, 0, 0),
+        straight_line(layout.levels) if layout.levels is not None else StraightLine(0, 0, 0),
         (layout.row_scale or (layout.d_format if layout.d is not None else "")),
         layout.row_scale is not None,
         (int(layout.shifts[0]), int(layout.shifts[1])),

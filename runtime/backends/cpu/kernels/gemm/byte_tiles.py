@@ -36,7 +36,7 @@ from ......simd.llvm import (
     loop,
     shuffle,
     splat,
-    split,
+    split_vector,
     store,
     undefined,
     vector,
@@ -327,9 +327,9 @@ def _matrix_products(
     b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
     """As _dot_products, in matrices of two rows by two tokens: (0, number of the two tokens) -> their sums, row after row."""
-    exact, tokens = {t: split(b, start, 4) for t, start in enumerate(starts)}, {}
+    exact, tokens = {t: split_vector(b, start, 4) for t, start in enumerate(starts)}, {}
     for column in columns:
-        weights = split(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
+        weights = split_vector(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
         for t, places in enumerate(token_at):
             first = column // 16 * 16
             if (t, first) not in tokens:
