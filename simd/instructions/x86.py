@@ -79,6 +79,14 @@ def vdpbf16ps(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return _call(builder, f"avx512bf16.dpbf16ps.{bits_of(total.type)}", total.type, total, *numbers)
 
 
+def cvtne2ps2bf16(builder: Any, high: Any, low: Any) -> Any:
+    """Two vectors of float32 rounded to the nearest bf16, ties to even: pairs as i32, those of `low` first (AVX512-BF16).
+    Subnormal numbers become 0."""
+    count = 2 * low.type.count
+    rounded = _call(builder, f"avx512bf16.cvtne2ps2bf16.{16 * count}", vector(BFloat(), count), high, low)
+    return builder.bitcast(rounded, vector(I32, count // 2))
+
+
 def psignb(builder: Any, value: Any, signs: Any) -> Any:
     """Byte lanes: value where signs is positive, 0 where it is 0, -value where it is negative (SSSE3, AVX2; no 512 bits)."""
     return _call(builder, _PSIGNB[bits_of(value.type)], value.type, value, signs)

@@ -19,6 +19,7 @@ from numba.core import types
 from ......formats import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.instructions.half_precision import half_to_float
+from ......simd.instructions.x86 import cvtne2ps2bf16
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
 from ......simd.memory import address, fill, keep_alive, prefetch_lines, view
 from ......simd.target import target
@@ -186,6 +187,8 @@ def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
         if wide:
             lines[0].append(b.bitcast(first, I32X16))
             lines[1].append(b.bitcast(second, I32X16))
+        elif type_name == "f16" and of.has_bf16_dots:  # no f16 is a subnormal float32
+            lines[0].append(cvtne2ps2bf16(b, second, first))
         else:
             even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
             lines[0].append(bf16_pair(b, even, odd))
