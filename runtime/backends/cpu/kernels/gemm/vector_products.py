@@ -14,7 +14,7 @@ from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
 from ......simd.instructions.x86 import vdpbf16ps
-from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, splat, store
+from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, prefetch, splat, store
 from ......simd.memory import address
 from ......simd.target import Forms, target
 from .byte_tiles import PANEL
@@ -27,6 +27,7 @@ TILE_PANELS, TILE_TOKENS = target().choose(TILES)
 _TOKEN_ROWS = 132  # most tokens whose COLUMN_TILE words are multiplied by one pair of panels after the other: 132 KiB
 BLOCK_TOKENS = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
+_AHEAD = 2048  # bytes from weights that are multiplied to those that are asked for
 
 
 def has_bf16_dots() -> bool:
@@ -65,6 +66,8 @@ def write_tile(b, of, pairs, half, weights, weight_step, tokens, sums, steps, fi
         rows = [b.add(place, at_weights) for place in places]
         for word in range(words):
             factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
+            for row in rows if pairs else ():  # bf16_r16 is multiplied where it lies in memory
+                prefetch(b, row, word * _VECTOR_BYTES + _AHEAD, 2)
             for t in range(count):
                 token = splat(b, load(b, at_tokens, kind.element, 4 * (words * t + word)))
                 for p in range(panels):
