@@ -230,7 +230,7 @@ class Pool:
 
 
 def write_slice(folder: Path, name: str, *, seed: int = 0, changes: dict[str, Any] | None = None) -> int:
-    """The checkpoint with tokenizer and calibration text; returns its bytes. changes: of the (text model's) config, for fewer
+    """The checkpoint with tokenizer and texts; returns its bytes. changes: of the (text model's) config, for fewer
     experts or other layers."""
     chosen = SLICES[name]
     config = json.loads(json.dumps(chosen.config))
@@ -291,7 +291,8 @@ def write_tokenizer(folder: Path, size: int) -> None:
                 following += 1
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text((DEMO / "tokenizer_config.json").read_text())
-    (folder / "calibration.txt").write_text((DEMO / "calibration.txt").read_text())
+    for text in ("calibration.txt", "heldout.txt"):
+        (folder / text).write_text((DEMO / text).read_text())
 
 
 @click.command(help=__doc__)

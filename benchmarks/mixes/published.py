@@ -2,13 +2,16 @@
 
 \b
     python benchmarks/mixes/published.py --out benchmarks/results/published.json
+    python benchmarks/mixes/published.py --model out/slice --by covariance --windows 4 --chunks 4 --skip text --out slice.json
 
 A published mix says which type each tensor of a large model has. Here it is applied to a model at hand: a tensor gets the type
 that the tensor of its kind has at the same relative depth among the layers with that kind (of 58 layers with experts, layer 1
 of 3 stands for the first 19, and gets the type of the middle one). Interleaved types stand as the plain ones that have
 their values. For the size that the file then has, `search` chooses types by the importance matrix (with and without
-measured sensitivities) and by the curvature. Everything is encoded with the same importance matrix, the published mix and what
-the curvature chose also with the curvature, and judged on held-out text against bf16. Needs torch for the curvature.
+measured sensitivities) and by the curvature or the covariances. Everything is encoded with the same importance matrix, the
+published mix and what the curvature chose also with the curvature, and judged on held-out text against bf16. Needs torch for
+the curvature. One file at a time is on the disk beside bf16 and the statistics, so that a slice of a large model can be judged
+(`benchmarks/slices.py`).
 
 OUT.json keeps what was measured: the same command again measures what is missing.
 
@@ -33,8 +36,6 @@ import click
 import ggufmill
 from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
-
-WINDOWS = 40  # of 512 tokens, for statistics
 
 
 class Mix(NamedTuple):
@@ -182,92 +183,105 @@ def recipe_of(mix: Mix, tensors: Mapping[str, Any]) -> str:
 
 
 class Work:
-    """What is made for one model, in a folder."""
+    """What is made for one model, in a folder. by: 'curvature' or 'covariance'; effort: in encoding with it."""
 
-    def __init__(self, model: Path, text: Path, heldout: Path, folder: Path, chunks: int):
-        self.text, self.heldout, self.folder, self.chunks = text, heldout, folder, chunks
-        self.bf16, self.imatrix, self.curvature = folder / "bf16.gguf", folder / "all.imatrix", folder / "all.curv"
+    def __init__(self, model: Path, folder: Path, by: str, effort: int, windows: int, chunks: int):
+        self.text, self.folder, self.chunks = model / "calibration.txt", folder, chunks
+        self.heldout = model / "heldout.txt"
+        self.bf16, self.imatrix, statistics = folder / "bf16.gguf", folder / "all.imatrix", folder / f"all.{by}"
         if not self.bf16.exists():
             ggufmill.convert_model(model, self.bf16)
-        if not self.curvature.exists():
-            ggufmill.compute_imatrix(self.bf16, text, self.imatrix, chunks=WINDOWS, curvature=self.curvature, force=True)
-        self.tensors = open_gguf(self.bf16).tensors
+        if not statistics.exists():
+            ggufmill.compute_imatrix(self.bf16, self.text, self.imatrix, chunks=windows, force=True, **{by: statistics})
+        self.tensors, self.moments = open_gguf(self.bf16).tensors, {by: statistics, "effort": effort}
 
-    def quantized(self, name: str, recipe: Path, **how: Any) -> Path:
-        """The file that a recipe makes, encoded with the importance matrix, and what else is given."""
+    def judged(self, name: str, recipe: Path, **how: Any) -> dict[str, Any]:
+        """KL divergence of the file that a recipe makes, encoded with the importance matrix, and what else is given."""
         path = self.folder / f"{name}.gguf"
-        ggufmill.quantize_model(self.bf16, path, recipe=recipe, imatrix=self.imatrix, force=True, **how)
-        return path
-
-    def searched(self, name: str, nbytes: int, **how: Any) -> Path:
-        """The file of at most this size that `search` finds."""
-        recipe = self.folder / f"{name}.txt"
-        label = "-".join(sorted(how)) or "importance"
-        ggufmill.search_recipe(
-            self.bf16,
-            recipe,
-            target_size=nbytes,
-            imatrix=self.imatrix,
-            state=self.folder / f"{label}.json",
-            force=True,
-            **how,
-        )
-        return self.quantized(name, recipe)
-
-    def divergences(self, files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-        """What `evaluate` says of files, by their labels."""
-        judged = ggufmill.evaluate_models(
-            list(files.values()),
+        plan = ggufmill.quantize_model(self.bf16, path, recipe=recipe, imatrix=self.imatrix, force=True, **how).plan
+        row = ggufmill.evaluate_models(
+            [path],
             self.heldout,
             against=self.bf16,
             out=self.folder / "judged",
             chunks=self.chunks,
             noise_floor=False,
             no_plot=True,
-        )
-        by_name = {row.name: row for row in judged.rows}
-        return {
-            label: {"kld": by_name[path.stem].kld, "error": by_name[path.stem].kld_error, "nbytes": path.stat().st_size}
-            for label, path in files.items()
-        }
+        ).rows[0]
+        nbytes = path.stat().st_size
+        if nbytes != plan.files[0].nbytes:
+            raise AssertionError(f"{path} has {nbytes} bytes, and {plan.files[0].nbytes} were said")
+        path.unlink()
+        return {"kld": row.kld, "error": row.kld_error, "nbytes": nbytes}
+
+    def searched(self, name: str, nbytes: int, **how: Any) -> Path:
+        """The recipe for a file of at most this size that `search` finds."""
+        recipe = self.folder / f"{name}.txt"
+        label = "-".join(sorted(how)) or "importance"
+        state = self.folder / f"{label}.json"
+        ggufmill.search_recipe(self.bf16, recipe, target_size=nbytes, imatrix=self.imatrix, state=state, force=True, **how)
+        return recipe
 
 
-def compare(work: Work, name: str, mix: Mix) -> dict[str, Any]:
-    """A mix and the searched recipes of its size."""
+def compare(work: Work, by: str, name: str, mix: Mix, skip: str | None, rows: dict[str, Any]) -> None:
+    """Adds to `rows` what is missing: a mix, and the searched recipes of its size, without labels that `skip` matches."""
     short = re.sub(r"\W+", "-", name.lower())
-    recipe = work.folder / f"{short}.txt"
-    recipe.write_text(recipe_of(mix, work.tensors), encoding="utf-8")
-    files = {"published": work.quantized(short, recipe)}
-    size = files["published"].stat().st_size
-    ways: dict[str, dict[str, Any]] = {
-        "importance": {},
-        "importance and text": {"text": work.text},
-        "curvature": {"curvature": work.curvature, "effort": 1},
-    }
+    published = work.folder / f"{short}.txt"
+    published.write_text(recipe_of(mix, work.tensors), encoding="utf-8")
+
+    def is_wanted(label: str) -> bool:
+        return label not in rows and not (skip and re.search(skip, label))
+
+    if is_wanted("published"):
+        rows["published"] = work.judged(short, published)
+    ways: dict[str, dict[str, Any]] = {"importance": {}, "importance and text": {"text": work.text}, by: work.moments}
+    encoded = {label: f"{label}, encoded with the {by}" for label in ("published", by)}
+    recipes = {"published": published}
     for label, how in ways.items():
-        files[label] = work.searched(f"{short}-{re.sub(r'[^a-z]+', '-', label)}", size, **how)
-    for label, of in (("published", short), ("curvature", f"{short}-curvature")):
-        again = work.folder / f"{of}.txt"
-        files[f"{label}, encoded with the curvature"] = work.quantized(f"{of}-encoded", again, **ways["curvature"])
-    return {"bits": 8 * size / sum(math.prod(each.shape) for each in work.tensors.values()), "rows": work.divergences(files)}
+        if is_wanted(label) or is_wanted(encoded.get(label, label)):
+            of = f"{short}-{re.sub(r'[^a-z]+', '-', label)}"
+            recipes[label] = work.searched(of, rows["published"]["nbytes"], **how)
+            if is_wanted(label):
+                rows[label] = work.judged(of, recipes[label])
+    for of, label in encoded.items():
+        if is_wanted(label):
+            rows[label] = work.judged(f"{short}-{of}-encoded", recipes[of], **work.moments)
 
 
 @click.command(help=__doc__)
 @click.option("--model", type=click.Path(exists=True, path_type=Path), default=FOLDER / "demo", help="Model with experts.")
-@click.option("--work", type=click.Path(path_type=Path), default=None, help="Keep files in this folder.")
+@click.option("--work", type=click.Path(path_type=Path), default=None, help="Keep bf16, statistics and recipes in this folder.")
+@click.option(
+    "--by", type=click.Choice(["curvature", "covariance"]), default="curvature", help="The statistic beside importance."
+)
+@click.option("--effort", default=1, help="In encoding with it.")
+@click.option("--windows", default=40, help="Windows of 512 tokens for statistics.")
 @click.option("--chunks", default=48, help="Windows of held-out text.")
+@click.option("--mix", "chosen", type=click.Choice(list(MIXES)), multiple=True, help="Only these mixes.")
+@click.option("--skip", metavar="REGEX", help="Leave out what has a match of this in its label, such as 'text|encoded'.")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def main(model: Path, work: Path | None, chunks: int, out: Path) -> None:
+def main(
+    model: Path,
+    work: Path | None,
+    by: str,
+    effort: int,
+    windows: int,
+    chunks: int,
+    chosen: tuple[str, ...],
+    skip: str | None,
+    out: Path,
+) -> None:
     kept: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        at_hand = Work(model, model / "calibration.txt", model / "heldout.txt", folder, chunks)
-        for name, mix in MIXES.items():
-            if name not in kept:
-                kept[name] = compare(at_hand, name, mix)
-                out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-            rows = kept[name]["rows"]
+        at_hand = Work(model, folder, by, effort, windows, chunks)
+        weights = sum(math.prod(each.shape) for each in at_hand.tensors.values())
+        for name in chosen or MIXES:
+            rows = kept.setdefault(name, {}).setdefault("rows", {})
+            compare(at_hand, by, name, MIXES[name], skip, rows)
+            kept[name]["bits"] = 8 * rows["published"]["nbytes"] / weights
+            out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
             figures = ", ".join(f"{label} {row['kld']:.4f} ± {row['error']:.4f}" for label, row in rows.items())
             click.echo(f"{name}, {kept[name]['bits']:.2f} bits here: {figures}")
 
