@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -91,7 +92,16 @@ class _Handler(logging.Handler):
             return
         self._warnings |= {text} if is_warning else set()
         if (self._details or record.name != "ggufmill.details") and (is_warning or not self._quiet):
-            click.echo(f"{label('warning:', WARNING)} {text}" if is_warning else text, err=True)
+            with _above_bars():
+                click.echo(f"{label('warning:', WARNING)} {text}" if is_warning else text, err=True)
+
+
+def _above_bars() -> AbstractContextManager[None]:
+    if "tqdm" not in sys.modules:  # none is drawn
+        return nullcontext()
+    from .display.console import above_bars
+
+    return above_bars()
 
 
 @contextmanager

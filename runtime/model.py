@@ -42,7 +42,7 @@ class Model:
     files         those that its weights are read from
     placed        what of it lies on which device; None: all of it is in the machine's memory
     notes         what the user should know of how it runs, one line each
-    on_windows    called within `hidden_of_windows` with how many of them are done, a fraction after each layer; None: nobody is
+    on_windows    called within `hidden` with how many of the sequences are done, a fraction after each layer; None: nobody is
     """
 
     on_windows: Callable[[float], None] | None = None
@@ -299,9 +299,9 @@ class Model:
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
-        report = self.on_windows if in_pieces else None
+        report = self.on_windows
         if self._takes_layers_in_turn(arrays):
-            self.executable.on_layer = None if report is None else lambda share: report(share * len(batch))
+            self.executable.on_share = None if report is None else lambda share: report(share * len(batch))
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
             results = self._each_pass(passes, generated, report, len(batch) / len(passes))
@@ -320,7 +320,7 @@ class Model:
     ) -> Iterator[np.ndarray]:
         """windows: of each pass, for `report`."""
         for i, inputs in enumerate(passes):
-            self.executable.on_layer = None if report is None else lambda share, i=i: report((i + share) * windows)
+            self.executable.on_share = None if report is None else lambda share, i=i: report((i + share) * windows)
             yield self.executable.hidden(*inputs, generated=generated)
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:

@@ -30,7 +30,8 @@ _EVERY = 1.0  # seconds between two states of a line
 
 @contextmanager
 def lines_beside(bars: Bars) -> Iterator[None]:
-    """Within this, a line about compiling is written above the bars, and in a terminal one below them counts the seconds."""
+    """Within this, a line about compiling is written above the bars. In a terminal one below them counts its seconds, and those
+    in which there is no bar, and each second the bar shows the time that has passed."""
     from tqdm import tqdm
 
     def write(line: str) -> None:
@@ -38,7 +39,7 @@ def lines_beside(bars: Bars) -> Iterator[None]:
         tqdm.write(line, file=sys.stderr)
 
     ended = threading.Event()
-    counter = threading.Thread(target=_count_seconds, args=(ended,), daemon=True)
+    counter = threading.Thread(target=_count_seconds, args=(ended, bars), daemon=True)
     if sys.stderr.isatty():
         counter.start()
     try:
@@ -50,16 +51,26 @@ def lines_beside(bars: Bars) -> Iterator[None]:
             counter.join()
 
 
-def _count_seconds(ended: threading.Event) -> None:
+@contextmanager
+def above_bars() -> Iterator[None]:
+    """Within this, what is written to the terminal stands above the bars."""
     from tqdm import tqdm
 
-    line = None
+    with tqdm.external_write_mode(file=sys.stderr):
+        yield
+
+
+def _count_seconds(ended: threading.Event, bars: Bars) -> None:
+    from tqdm import tqdm
+
+    line, idle = None, 0.0
     while not ended.wait(_EVERY):
-        now = compiling_now()
-        if now is not None:
+        now, is_drawn = compiling_now(), bars.refresh()
+        idle = 0.0 if is_drawn or now is not None else idle + _EVERY
+        if now is not None or idle:
             if line is None:
                 line = tqdm(bar_format="{desc}", leave=False, file=sys.stderr, dynamic_ncols=True)
-            line.set_description_str(line_about(*now))
+            line.set_description_str(line_about(*now) if now is not None else f"working: {idle:.0f} s")
         elif line is not None:
             line.close()
             line = None
@@ -68,15 +79,11 @@ def _count_seconds(ended: threading.Event) -> None:
 
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
-_GIB = 1 << 30
 _SHORT = 16  # characters that are left of a long text in a table
 _LINES = 1000  # that are printed at a time
 MOST_ROWS = 100_000  # of a table; the largest checkpoints have as many tensors
-# stage -> bytes below which it has no bar
-_HIDDEN = {
-    **dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB),
-    **dict.fromkeys(("compare", "covariances"), 1 << 28),
-}
+# stage -> seconds before which it has no bar
+_DELAYS: dict[str, float] = dict.fromkeys(("metadata", "checksums", "checksum", "verify", "compare", "covariances"), 1.0)
 
 
 class _Result(Protocol):
@@ -124,7 +131,7 @@ def progress_bars() -> Iterator[Bars]:
     interval = _SECONDS[not sys.stderr.isatty()]
     quiet = is_quiet()
     bars = Bars(
-        lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options), _HIDDEN
+        lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options), _DELAYS
     )
     try:
         with nullcontext() if quiet else lines_beside(bars):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +28,7 @@ from ...pipeline.common.figures import (
 from ...pipeline.requests.measure import PerplexityRequest, TasksRequest
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..command import Verb
-from ..display.console import call, emit, progress_bars, table
+from ..display.console import above_bars, call, emit, progress_bars, table
 from ..display.messages import say
 from ..display.origins import comparison_text, origin_rows, settings_text, stored_rows
 from ..options import flags
@@ -35,7 +37,7 @@ from ..options.sections import SectionedOption
 from ..options.types import MODEL, ModelPath
 
 if TYPE_CHECKING:
-    from ...pipeline.common.progress import Progress
+    from ...pipeline.common.progress import Bars, Progress
     from ...pipeline.measuring.perplexity import PerplexityResult, PerplexityTable, TaskResult
     from ...runtime.evaluate.perplexity import Perplexity
 
@@ -122,8 +124,8 @@ def command(model: tuple[Any, ...], text: Any, as_json: bool, task: tuple[str, i
         call(perplexity, list(model) if len(model) > 1 else next(iter(model)), text, show=_table, as_json=as_json, **options)
         return
     together = max(1, options.get("batch", Settings().batch) // options.get("n_ctx", N_CTX))
-    running = _RunningValues(as_json, options["kl_divergence"] is not None, together)
     with progress_bars() as bars:
+        running = _RunningValues(as_json, options["kl_divergence"] is not None, together, bars if sys.stderr.isatty() else None)
 
         def progress(report: Progress) -> None:
             (running if report.stage == "perplexity" else bars)(report)
@@ -165,24 +167,36 @@ _COLUMNS = (PERPLEXITY, "ln(ratio)", DIVERGENCE, "     Δp RMS     ", " same top
 class _RunningValues:
     """Prints running values as llama-perplexity does (on stderr beside JSON), and after the first pass how long all will take.
 
-    compared: there is a baseline. together: windows of one pass.
+    compared: there is a baseline. together: windows of one pass. bars: in a terminal, below the values, where those of a
+    pass have a line; None: there are only values.
     """
 
-    def __init__(self, as_json: bool, compared: bool, together: int):
-        self.err, self.compared, self.together = as_json, compared, together
-        self.start, self.line_is_open = seconds_without_compilation(), False
+    def __init__(self, as_json: bool, compared: bool, together: int, bars: Bars | None):
+        self.err, self.compared, self.together, self.bars = as_json, compared, together, bars
+        self.start, self.line_is_open, self.values = seconds_without_compilation(), False, ""
 
     def __call__(self, report: Progress) -> None:
-        if report.partial is None or report.total is None:
+        if report.partial is not None and report.total is not None:
+            self._add(report, report.total)
+        elif not report.done and not report.share:
             self.start = seconds_without_compilation()
-            return
+        if self.bars is not None:
+            if report.partial is None or report.done == report.total:
+                self.end()
+            self.bars(report)
+
+    def _add(self, report: Progress, total: int) -> None:
         so_far: Perplexity = report.partial[0]
-        done, total = report.done, report.total
+        done = report.done
         if done == 1:
             self._estimate(total)
         if not self.compared:
-            self._say(f"[{done}]{so_far.perplexity:.4f},", newline=done == total)
-            self.line_is_open = done < total
+            value = f"[{done}]{so_far.perplexity:.4f},"
+            if self.bars is None:
+                self._say(value, newline=done == total)
+                self.line_is_open = done < total
+            else:
+                self.values += value
             return
         if done == 1:
             self._say("chunk  " + "  ".join(f"{name:^19}" for name in _COLUMNS[:3]) + "  " + "  ".join(_COLUMNS[3:]))
@@ -199,18 +213,21 @@ class _RunningValues:
     def _estimate(self, total: int) -> None:
         seconds, together = seconds_without_compilation() - self.start, min(self.together, total)
         left = duration(seconds * total / together)
-        say(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}")
+        with above_bars():
+            say(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}")
 
     def _say(self, text: str, newline: bool = True) -> None:
-        if self.err:
-            say(text, newline=newline)
-        else:
-            click.echo(text, nl=newline)
+        with above_bars() if self.bars is not None else nullcontext():
+            if self.err:
+                say(text, newline=newline)
+            else:
+                click.echo(text, nl=newline)
 
     def end(self) -> None:
-        """Ends a line of values that an error interrupted."""
-        if self.line_is_open:
-            self._say("")
+        """Writes the values of a pass; ends a line of values that an error interrupted."""
+        if self.line_is_open or self.values:
+            self._say(self.values)
+        self.line_is_open, self.values = False, ""
 
 
 def _text(result: PerplexityResult) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PlanError
+from ...quantize.covariance.matrix.triangles import FoldedCovariance
 from ...quantize.covariance.row_blocks import ROWS
 from ...runtime import Model
 from ...runtime.evaluate.score_statistics import ScoreStatistics
@@ -135,6 +136,15 @@ class CovarianceJob:
         gradients, idle = self.gradients.expected_seconds(back) if back else (0.0, 0.0)
         return running + gradients, sums, idle
 
+    def pass_seconds(self) -> list[float]:
+        """What each pass that is left takes, roughly."""
+
+        def seconds(group: Sequence[Input]) -> float:
+            running, sums = expected_seconds(self.model, group, self.calibration.windows.size, 1)
+            return sums + (self.gradients.expected_seconds(1)[0] if outputs_of(group) else running)
+
+        return [seconds(group) for group in self.passes]
+
     @property
     def gradient_passes(self) -> int:
         """Passes, of those that are left, over gradients."""
@@ -217,10 +227,16 @@ class CovarianceJob:
         """The prepared state takes the place of the last one."""
         _next(self.state_path).replace(self.state_path)
 
-    def end_pass(self) -> None:
-        """Writes what the pass collected to the file, and begins the next pass, if there is one."""
+    def end_pass(self, on_part: Callable[[str], None] = lambda name: None) -> None:
+        """Writes what the pass collected to the file, and begins the next pass, if there is one. on_part: called with the name
+        of each part before it is written."""
         self.writer.begin()
-        self.collector.each_part(self.writer.write, self.writer.dtype)
+
+        def write(name: str, matrix: int, covariance: FoldedCovariance) -> None:
+            on_part(name)
+            self.writer.write(name, matrix, covariance)
+
+        self.collector.each_part(write, self.writer.dtype)
         if self.is_last:
             return
         ended = self.passes[self.number]
@@ -234,10 +250,11 @@ class CovarianceJob:
         self.prepare_state(0)
         self.commit_state()
 
-    def run_pass(self, state_frequency: int, on_window: Callable[[int], None]) -> None:
+    def run_pass(self, state_frequency: int, on_window: Callable[[float], None]) -> None:
         """A pass by itself: only the covariances are collected, and predictions are scored only if some are of the output.
 
-        state_frequency: windows between states, 0: none; on_window: called with the windows that are done. Raises MillError.
+        state_frequency: windows between states, 0: none; on_window: called with the windows that are done, of
+        gradients also with fractions. Raises MillError.
         """
         windows, model = self.calibration.windows, self.model
         if isinstance(self.collector, GradientCollector):
@@ -258,9 +275,9 @@ class CovarianceJob:
                     self.prepare_state(self.windows)
                     self.commit_state()
 
-    def _run_gradients(self, collector: GradientCollector, state_frequency: int, on_window: Callable[[int], None]) -> None:
+    def _run_gradients(self, collector: GradientCollector, state_frequency: int, on_window: Callable[[float], None]) -> None:
         for batch in self.gradients.batches(self.windows):
-            self.gradients.run(batch, collector, lambda share, batch=batch: on_window(batch.start + int(share * len(batch))))
+            self.gradients.run(batch, collector, lambda share, batch=batch: on_window(batch.start + share * len(batch)))
             self.windows = batch.stop
             on_window(self.windows)
             if state_frequency and self.windows < self.window_count and self.is_due():

@@ -53,6 +53,7 @@ def merge_files(
 
             _write_mean(writer, name, parts, matrix, nbytes, workers, on_block)
     writer.finish()
+    on_part(writer.nbytes, writer.nbytes, "")  # with the header, and what aligns parts
     return writer
 
 

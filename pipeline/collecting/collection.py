@@ -21,7 +21,7 @@ from ..common.arguments import as_bytes
 from ..common.messages import perplexity_text, warn
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..requests.imatrix import ImatrixRequest
-from .moments import begin_covariance, finish_covariance, plan_covariance
+from .moments import begin_covariance, finish_covariance, plan_covariance, time_shares
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10
 Elsewhere = AbstractContextManager[RunBatches | SharedCovariance]  # see `cluster.windows.collecting_on`
@@ -107,24 +107,28 @@ class Collection:
                 reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
                 stage.reach(*reached, perplexity_text(so_far.perplexity), so_far)
 
-            self.model.on_windows = stage.within
-            made = collect(
-                self.model,
-                self.windows,
-                options=self.options,
-                save_frequency=self.save_frequency if self.path is not None else 0,
-                on_save=self._save_part,
-                state_frequency=frequency,
-                on_state=self._state_saver(is_shared=elsewhere is not None),
-                resume=state,
-                on_chunk=on_chunk,
-                covariance=job.collector if job is not None and job.is_beside and shared is None else None,
-                has_final_state=job is not None and frequency > 0 and (passes > 1 or not job.is_beside or shared is not None),
-                elsewhere=run_batches,
-            )
-            if job is not None:
-                finish_covariance(job, shared, frequency, stage)
-            self.model.on_windows = None
+            if job is not None and shared is None and passes > 1:
+                stage.time_share = time_shares(job)
+                stage.time_from(state.done if state is not None else 0)
+            with stage.watching(self.model):
+                made = collect(
+                    self.model,
+                    self.windows,
+                    options=self.options,
+                    save_frequency=self.save_frequency if self.path is not None else 0,
+                    on_save=self._save_part,
+                    state_frequency=frequency,
+                    on_state=self._state_saver(is_shared=elsewhere is not None),
+                    resume=state,
+                    on_chunk=on_chunk,
+                    covariance=job.collector if job is not None and job.is_beside and shared is None else None,
+                    has_final_state=job is not None
+                    and frequency > 0
+                    and (passes > 1 or not job.is_beside or shared is not None),
+                    elsewhere=run_batches,
+                )
+                if job is not None:
+                    finish_covariance(job, shared, frequency, stage)
         return made
 
     def _save_part(self, imatrix: Imatrix) -> None:

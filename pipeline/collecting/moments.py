@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +148,17 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, o
     return job
 
 
+def time_shares(job: CovarianceJob) -> Callable[[float], float]:
+    """Windows of all passes -> share of their time. A pass over gradients takes many times what others take."""
+    seconds, count = job.pass_seconds(), job.window_count
+
+    def passed(done: float) -> float:
+        number = min(int(done // count), len(seconds) - 1)
+        return (sum(seconds[:number]) + seconds[number] * (done / count - number)) / sum(seconds)
+
+    return passed
+
+
 def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state_frequency: int, stage: Stage) -> None:
     """Sums and writes what is left when the importance matrix is complete. shared: the workers that do it."""
     if shared is not None:
@@ -157,8 +168,9 @@ def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state
     while True:
         if not job.is_beside:
             before = job.number * job.window_count
-            job.run_pass(state_frequency, lambda done, before=before: stage.reach(before + done, total))
+            stage.time_from(before + job.windows)
+            job.run_pass(state_frequency, lambda done, before=before: stage.reach_share(before + done, total))
         is_last = job.is_last
-        job.end_pass()
+        job.end_pass(lambda name: stage.within(0, f"writing {name}"))
         if is_last:
             return

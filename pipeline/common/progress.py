@@ -11,14 +11,19 @@ Every function of the library that takes a while has a keyword argument `progres
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ...simd.compile.compile_time import compilation_seconds
+from ...simd.compile.compile_time import compilation_seconds, seconds_without_compilation
 from .messages import printable
+
+if TYPE_CHECKING:
+    from ...runtime import Model
 
 BYTES, WINDOWS = "B", "chunk"  # units
 
@@ -62,9 +67,11 @@ class Stage:
     """
 
     estimate: Callable[[int, str], float | None] | None = None  # (units of an advance, item) -> `Progress.remaining`
+    time_share: Callable[[float], float] | None = None  # units -> share of the stage's time, where units differ in theirs
 
     def __init__(self, report: OnProgress, name: str, total: int | None = None, unit: str = BYTES):
         self._report, self.name, self.total, self.unit, self.done = report, name, total, unit, 0
+        self._began, self._first = seconds_without_compilation(), 0.0
         report(Progress(name, 0, total, unit))
 
     def advance(self, count: int = 1, item: str = "", partial: Any = None) -> None:
@@ -72,38 +79,76 @@ class Stage:
         if count == 0 and partial is None:
             return
         self.done += count
-        remaining = self.estimate(count, item) if self.estimate is not None else None
+        remaining = self.estimate(count, item) if self.estimate is not None else self._remaining(self.done)
         self._report(Progress(self.name, self.done, self.total, self.unit, item, partial, remaining=remaining))
 
-    def within(self, share: float) -> None:
-        """Reports that so many units, a fraction, are done of those that are being computed."""
-        self._report(Progress(self.name, self.done, self.total, self.unit, share=share))
+    def within(self, share: float, item: str = "") -> None:
+        """Reports that so many units, a fraction, are done of those that are being computed. item: what is done now."""
+        remaining = self._remaining(self.done + share)
+        self._report(Progress(self.name, self.done, self.total, self.unit, item, share=share, remaining=remaining))
+
+    def time_from(self, units: int) -> None:
+        """The remaining time follows from how fast `time_share` grows from these units on."""
+        self._began, self._first = seconds_without_compilation(), self.time_share(units) if self.time_share is not None else 0.0
+
+    def _remaining(self, units: float) -> float | None:
+        share = self.time_share(units) if self.time_share is not None else 0.0
+        if share <= self._first:
+            return None
+        return (seconds_without_compilation() - self._began) * (1 - share) / (share - self._first)
+
+    @contextmanager
+    def watching(self, *models: Model, windows: int = 1) -> Iterator[None]:
+        """Within this, passes are reported layer by layer. models: which compute each unit, of so many windows, one after the
+        other."""
+        shares, reached = [0.0] * len(models), [self.done]
+
+        def report(number: int, computed: float) -> None:
+            if self.done != reached[0]:
+                reached[0], shares[:] = self.done, [0.0] * len(models)
+            shares[number] = computed
+            self.within(sum(shares) / len(models) / windows)
+
+        for number, model in enumerate(models):
+            model.on_windows = partial(report, number)
+        try:
+            yield
+        finally:
+            for model in models:
+                model.on_windows = None
 
     def reach(self, done: int, total: int | None = None, item: str = "", partial: Any = None) -> None:
         """Reports that `done` units are finished, of `total` if that is known now."""
         self.total = self.total if total is None else total
         self.advance(done - self.done, item, partial)
 
+    def reach_share(self, done: float, total: int | None = None) -> None:
+        """As `reach`, of units of which the last is being computed."""
+        self.reach(int(done), total)
+        if done > self.done:
+            self.within(done - self.done)
+
 
 class Bars:
     """Draws reports as bars, one per stage; `close` ends the last one.
 
     make    makes a bar, taking the keyword arguments of tqdm
-    hidden  stage -> total below which it gets no bar, since it is over in a moment
+    delays  stage -> seconds before which it gets no bar, since it may be over by then
     """
 
-    def __init__(self, make: Callable[..., Any], hidden: Mapping[str, int] | None = None):
-        self._make, self._hidden, self._bar, self._stage = make, hidden or {}, None, ""
+    def __init__(self, make: Callable[..., Any], delays: Mapping[str, float] | None = None):
+        self._make, self._delays, self._bar, self._stage = make, delays or {}, None, ""
         self._compiling = 0.0  # seconds that are not in the bar's times
 
     def __call__(self, progress: Progress) -> None:
         if (progress.done == 0 and not progress.share) or progress.stage != self._stage:
             self.close()
-            self._stage, hidden = progress.stage, (progress.total or 0) < self._hidden.get(progress.stage, 0)
+            self._stage, delay = progress.stage, self._delays.get(progress.stage, 0.0)
             scale = progress.unit == BYTES
-            if not hidden:
-                self._bar = self._make(total=progress.total, desc=progress.stage, unit=progress.unit, unit_scale=scale)
-                self._compiling = compilation_seconds()
+            self._bar = self._make(
+                total=progress.total, desc=progress.stage, unit=progress.unit, unit_scale=scale, miniters=0, delay=delay
+            )
+            self._compiling = compilation_seconds()
         if self._bar is not None:
             self.leave_out_compilation()
             self._bar.total = progress.total
@@ -116,6 +161,15 @@ class Bars:
                 self._bar.set_postfix_str(printable(progress.item), refresh=False)
             done = progress.done + round(progress.share, 2) if progress.share else progress.done
             self._bar.update(max(0, done - self._bar.n))  # windows of a pass are counted when they are scored, too
+
+    def refresh(self) -> bool:
+        """Draws the bar anew, with the time that has passed; False if there is none, or not yet."""
+        bar = self._bar
+        if bar is None or bar.disable or time.time() < bar.start_t + bar.delay:
+            return False
+        self.leave_out_compilation()
+        bar.refresh()
+        return True
 
     def leave_out_compilation(self) -> None:
         """Takes the time for compiling kernels, which is needed once, out of the bar's rate and remaining time."""

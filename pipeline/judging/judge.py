@@ -140,21 +140,22 @@ class Judge:
             note(f"{about['path']}: measured before ({self.kept.path})", detail=True)
             return {**kept[key], "model": about["path"]}  # maybe of a copy with another name
         baseline = self._opened_baseline(report)
-        stage = Stage(report, "noise floor" if is_noise else Path(about["path"]).name, unit=WINDOWS)
+        stage = Stage(report, "noise floor" if is_noise else Path(about["path"]).name, len(self.tokens), WINDOWS)
 
         def on_chunk(so_far: Perplexity, total: int) -> None:
             stage.reach(so_far.chunks, total, f"KL divergence {so_far.kld_mean or 0:.4f}")
 
         n_ctx = self.tokens.shape[1]
         base = self.against if isinstance(self.against, Model) else None
-        figures = perplexity(
-            opened,
-            self.tokens.ravel(),
-            n_ctx=n_ctx,
-            on_chunk=on_chunk,
-            baseline=baseline,
-            together=most_together([opened], n_ctx, len(self.tokens), base, self._memory),
-        ).as_json()
+        with stage.watching(opened):
+            figures = perplexity(
+                opened,
+                self.tokens.ravel(),
+                n_ctx=n_ctx,
+                on_chunk=on_chunk,
+                baseline=baseline,
+                together=most_together([opened], n_ctx, len(self.tokens), base, self._memory),
+            ).as_json()
         opened.release()
         if not is_written:
             figures["tokens_per_second"] = None  # its weights are encoded as they are read
@@ -178,7 +179,8 @@ class Judge:
             if not are_whole(file, len(windows), n_ctx, model.graph.n_embd):
                 stage = Stage(report, "baseline", len(windows), WINDOWS)
                 together = most_together([model], n_ctx, len(windows), memory=self._memory)
-                write_outputs(model, windows, together, file, lambda done: stage.reach(done))
+                with stage.watching(model):
+                    write_outputs(model, windows, together, file, lambda done: stage.reach(done))
                 model.release()  # of what passes take; its head is all that is used from now on
             self._baseline = StoredOutputs(model, file, n_ctx)
         return self._baseline

@@ -147,7 +147,9 @@ def _tried(
 ) -> float:
     """The KL divergence of these types on the first windows of the text that judges."""
     stage = Stage(report, "these types tried on two windows", 2, "model")
-    reference = Reference(search.source, tokens, n_ctx, _WINDOWS, threads=threads)
+    reference = Reference(
+        search.source, tokens, n_ctx, _WINDOWS, lambda windows: stage.within(windows / _WINDOWS), threads=threads
+    )
     stage.advance(1, "original")
     divergence = reference.with_types(types, None).mean
     stage.advance(1, "quantised")

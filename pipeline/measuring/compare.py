@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..common.arguments import as_bytes, as_pattern, refuse_unused
 from ..common.forecast import Planned
 from ..common.memory import warn_over
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
-from ..common.progress import Stage, reporting
+from ..common.progress import WINDOWS, Stage, reporting
 from ..common.reading import reading_forecast, reading_memory, reading_seconds, started_bytes
 from ..common.shown import shown
 from ..reports.plots import plot_comparison
@@ -98,18 +99,21 @@ def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
         return _planned(models, data is not None, window, request.chunks or 1, chosen, passes, threads)
     with reporting(request.progress) as report:
         total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
-        stage = Stage(report, "compare", total) if not request.no_weights else None
-        comparison = compare(
-            models[0],
-            models[1],
-            decode_text(data, Path(request.text)) if request.text is not None and data is not None else None,
-            n_ctx=window,
-            chunks=request.chunks or 1,
-            weights=None if request.no_weights else pattern,
-            products=request.products,
-            on_tensor=stage.advance if stage is not None else None,
-            threads=threads,
-        )
+        of_weights = cache(lambda: Stage(report, "compare", total))
+        of_layers = Stage(report, "layers", request.chunks or 1, WINDOWS) if data is not None else of_weights()
+        with of_layers.watching(models[0]):
+            comparison = compare(
+                models[0],
+                models[1],
+                decode_text(data, Path(request.text)) if request.text is not None and data is not None else None,
+                n_ctx=window,
+                chunks=request.chunks or 1,
+                weights=None if request.no_weights else pattern,
+                products=request.products,
+                on_window=of_layers.advance,
+                on_tensor=lambda nbytes, name: of_weights().advance(nbytes, name),
+                threads=threads,
+            )
         about = [describe_origin(model, request.full_hash, report) for model in models]
     result = ComparisonResult(
         **vars(comparison),

@@ -173,8 +173,7 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
             writing_logits(logits.write, base or opened[0], tokens, window, request.top_logits, baseline_about or abouts[0])
         )
         stage = Stage(report, "perplexity", len(tokens) // window, WINDOWS)
-        opened[0].on_windows = stage.within
-        stack.callback(setattr, opened[0], "on_windows", None)
+        stack.enter_context(stage.watching(*([base] if base is not None else []), *opened, *rounded))
 
         def on_chunk(so_far: list[Perplexity], total: int) -> None:
             stage.reach(so_far[0].chunks, total, f"perplexity {so_far[0].perplexity:.4f}", so_far)

@@ -128,24 +128,31 @@ class SearchJob:
             return search
         probes = search.probes(PROBES, known.probes.setdefault(self._text_key, {}))
         stage = Stage(self._report, "sensitivity", len(probes), "group")
-        measured = self._divergences([types for _, types in probes])
+        measured = self._divergences([types for _, types in probes], stage)
         for (group, types), (mean, _) in zip(probes, measured, strict=True):
             search.add_measurement(group, types, mean)
             stage.advance(1, group.name)
         known.save(now=True)
         return search
 
-    def divergence(self, types: Mapping[str, TensorType]) -> tuple[float, float]:
-        """(mean, standard error) of the KL divergence with these tensors quantised, in nats; measured once for each choice."""
+    def divergence(self, types: Mapping[str, TensorType], stage: Stage | None = None) -> tuple[float, float]:
+        """(mean, standard error) of the KL divergence with these tensors quantised, in nats; measured once for each choice.
+        stage: of which it is a unit; None: one of its own."""
         known = self.measurements.divergences.setdefault(self._text_key, {})
         key = types_key(types)
         if key not in known:
+            self._stage = stage or Stage(self._report, "divergence", 1, "recipe")
             measured = self._reference.with_types(types, self.importance, self.covariances)
+            if stage is None:
+                self._stage.advance()
             known[key] = [measured.mean, measured.error]
             self.measurements.save()
         return known[key][0], known[key][1]
 
-    def _divergences(self, choices: Sequence[Mapping[str, TensorType]]) -> Iterator[tuple[float, float]]:
+    def _on_windows(self, windows: float) -> None:
+        self._stage.within(windows / self.options.chunks)
+
+    def _divergences(self, choices: Sequence[Mapping[str, TensorType]], stage: Stage) -> Iterator[tuple[float, float]]:
         """`divergence` of each choice; those that are not known yet are shared out to workers, if there are any."""
         if self._workers is not None:
             from ..cluster.measuring import MeasuringText
@@ -158,7 +165,7 @@ class SearchJob:
                 for key, measured in zip(missing, results, strict=True):
                     known[key] = [measured.mean, measured.error]
                     self.measurements.save()
-        yield from (self.divergence(types) for types in choices)
+        yield from (self.divergence(types, stage) for types in choices)
 
     @cached_property
     def _text(self) -> str:
@@ -211,7 +218,7 @@ class SearchJob:
         from ...runtime.evaluate.sensitivity import Reference
 
         n_ctx, chunks = self.options.n_ctx, self.options.chunks
-        reference = Reference(self.running_source, self._tokens, n_ctx, chunks, **self.running_settings)
+        reference = Reference(self.running_source, self._tokens, n_ctx, chunks, self._on_windows, **self.running_settings)
         warn(reference.model.notes, detail=True)
         return reference
 
@@ -323,7 +330,7 @@ class SearchJob:
         neighbours = {group.name: search.neighbours(assignment, group) for group in search.groups}
         steps = {name: [self._error(up), self._error(down)] for name, (down, up) in neighbours.items()}
         changed = [types for name, pair in neighbours.items() if steps[name][1] > steps[name][0] for types in pair]
-        measured = self._divergences([{**assignment.types, **types} for types in changed])
+        measured = self._divergences([{**assignment.types, **types} for types in changed], stage)
         for group in search.groups:
             low, high = steps[group.name]
             if high > low:

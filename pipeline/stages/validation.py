@@ -119,7 +119,9 @@ class Validation:
                 for figure in _RUNNING:
                     values[figure].append(getattr(one, figure))
 
-        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, ModelBaseline(baseline), self.asked.mtp)
+        of_text = text.tokens, text.n_ctx, text.chunks
+        with stage.watching(baseline, *results):
+            figures = perplexities(results, *of_text, on_chunk, ModelBaseline(baseline), self.asked.mtp)
         about = {"baseline": self.asked.baseline, "baseline_bytes": base.file_bytes, "dataset": text.name}
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]

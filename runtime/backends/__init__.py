@@ -54,12 +54,12 @@ class Executable(ABC):
     workers               the threads that it computes with
     decode_batch          generated tokens that a pass has at most
     takes_layers_in_turn  whether several passes are faster by `hidden_passes` than one after the other
-    on_layer              called with the share of a pass (or of the passes of `hidden_passes`) that is done, after each layer;
+    on_share              called with the share of a pass (or of the passes of `hidden_passes`) that is done, after each layer;
                           not for passes that take a moment. None: nobody is
     """
 
     graph: Graph
-    on_layer: Callable[[float], None] | None = None
+    on_share: Callable[[float], None] | None = None
 
     _observer: Observer | None = None
 

@@ -95,6 +95,7 @@ def compare(
     chunks: int | None = 1,
     weights: str | NamePattern | None = "",
     products: bool = False,
+    on_window: Callable[[], None] = lambda: None,
     on_tensor: OnTensor | None = None,
     threads: int | None = None,
 ) -> Comparison:
@@ -104,6 +105,7 @@ def compare(
     n_ctx, chunks   tokens of a window and number of windows, None: all
     weights         regular expression that is searched in tensor names; '': all tensors, None: weights are not compared
     products        measure the errors of products, with inputs of the first window
+    on_window       called after each window
     on_tensor       called with (bytes of a and b, name) after each tensor
     threads         that have weights at a time, each THREAD_BYTES of them; None: those of a
 
@@ -116,7 +118,9 @@ def compare(
         if a.n_layers != b.n_layers or a.n_vocab != b.n_vocab:
             shapes = (f"{m.n_layers} layers and {m.n_vocab} tokens" for m in (a, b))
             raise PlanError(f"the models cannot be compared: {' against '.join(shapes)}")
-        _compare_layers(comparison, a, b, make_windows(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
+        _compare_layers(
+            comparison, a, b, make_windows(a, tokens_or_text, n_ctx, chunks), inputs if products else None, on_window
+        )
     if weights is not None and not comparison.nonfinite:
         pattern = compile_pattern(weights, "weights") if isinstance(weights, str) else weights
         workers = a.workers if threads is None else Workers(threads)
@@ -150,7 +154,12 @@ class _LayerSums:
 
 
 def _compare_layers(
-    comparison: Comparison, a: Model, b: Model, windows: np.ndarray, inputs: dict[tuple[str, int], np.ndarray] | None
+    comparison: Comparison,
+    a: Model,
+    b: Model,
+    windows: np.ndarray,
+    inputs: dict[tuple[str, int], np.ndarray] | None,
+    on_window: Callable[[], None],
 ) -> None:
     """Fills tokens, layers, output and nonfinite. inputs: gets input vectors of each matrix of model a, for the products."""
     sums: dict[int, _LayerSums] = {}
@@ -175,6 +184,7 @@ def _compare_layers(
         statistics.add(scores)
         comparison.tokens += len(window)
         comparison.output = statistics.perplexity() | statistics.comparison()
+        on_window()
     comparison.layers = [sums[layer].error(layer) for layer in sorted(sums)]
 
 

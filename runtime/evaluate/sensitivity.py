@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,10 @@ class Divergence:
     error: float
 
 
+def _report_from(report: Callable[[float], None], first: int, done: float) -> None:
+    report(first + done)
+
+
 class Reference:
     """The outputs of an unquantised model on windows of a text, with which quantised variants are compared.
 
@@ -42,10 +47,12 @@ class Reference:
         text: str | Sequence[int] | np.ndarray,
         n_ctx: int = 512,
         chunks: int | None = None,
+        on_windows: Callable[[float], None] | None = None,
         **settings: Any,
     ):
-        """text: or token ids; chunks: number of windows of n_ctx tokens, None: all; settings: of `load_model`."""
-        self.source, self.settings = source, settings
+        """text: or token ids; chunks: number of windows of n_ctx tokens, None: all; on_windows: called with how many of them a
+        model has computed, fractions too; settings: of `load_model`."""
+        self.source, self.settings, self._on_windows = source, settings, on_windows
         self.model = load_model(source, **settings)
         self.windows = make_windows(self.model, text, n_ctx, chunks)
         self._outputs = self._hidden(self.model)
@@ -56,6 +63,8 @@ class Reference:
         step = max(1, model.settings.batch // n_ctx)
         outputs: list[np.ndarray] = []
         for first in range(0, len(self.windows), step):
+            if (report := self._on_windows) is not None:
+                model.on_windows = partial(_report_from, report, first)
             hidden = model.hidden_of_windows(self.windows[first : first + step])
             outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in hidden]
         return outputs

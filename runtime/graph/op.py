@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import prod
 
 from .values import Value, Weight
 
@@ -29,3 +30,8 @@ class Op:
         """The tensors it reads."""
         given = (getattr(self, f.name) for f in fields(self))
         return tuple(value for value in given if isinstance(value, Weight))
+
+    @property
+    def multiplied(self) -> int:
+        """Numbers of its tensors that tokens are multiplied with, those of all experts: what it takes, roughly."""
+        return sum(prod(weight.shape) for weight in self.weights)

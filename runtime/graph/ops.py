@@ -30,6 +30,11 @@ class Embedding(Op):
     by: str = "token"
     separator: int = -1
 
+    @property
+    def multiplied(self) -> int:
+        """None: rows are looked up."""
+        return 0
+
 
 @dataclass(frozen=True)
 class NgramEmbedding(Op):
@@ -41,6 +46,11 @@ class NgramEmbedding(Op):
     table: Weight
     layer: int
     ngrams: NgramHash
+
+    @property
+    def multiplied(self) -> int:
+        """None: rows are looked up."""
+        return 0
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_fewer_types_use_what_was_measured_with_more(mill, tmp_path, monkeypatch
     assert code == 0, err
     probed = []
     divergences = search_job.SearchJob._divergences
-    monkeypatch.setattr(search_job.SearchJob, "_divergences", lambda self, c: probed.extend(c) or divergences(self, c))
+    monkeypatch.setattr(search_job.SearchJob, "_divergences", lambda self, c, s: probed.extend(c) or divergences(self, c, s))
     known = {key for kept in json.loads((tmp_path / "r.txt.state.json").read_text())["divergences"].values() for key in kept}
     assert mill(*arguments, "--types", "q6_K,q4_K,q3_K")[0] == 0
     assert probed

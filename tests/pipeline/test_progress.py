@@ -3,6 +3,7 @@
 import io
 import sys
 import types
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -41,17 +42,18 @@ def made(monkeypatch):
 
 
 def test_a_bar_for_each_stage(made):
-    bars = Bars(Bar, {"small": 100})
+    bars = Bars(Bar, {"small": 1.0})
     stage = Stage(bars, "copy", 10)
     stage.advance(4, "a\x1b[31m")
     stage.advance(6)
-    Stage(bars, "small", 99).advance(99)
+    Stage(bars, "small", 99)
     Stage(bars, "windows", unit="chunk").reach(3, 7)
     bars.close()
-    assert [(bar.options["desc"], bar.n, bar.total) for bar in made] == [("copy", 10, 10), ("windows", 3, 7)]
+    assert [(bar.options["desc"], bar.n, bar.total) for bar in made] == [("copy", 10, 10), ("small", 0, 99), ("windows", 3, 7)]
     assert made[0].item == r"a\x1b[31m"
-    assert (made[0].options["unit_scale"], made[1].options["unit_scale"]) == (True, False)
-    assert all(bar.closed and bar.leave for bar in made)
+    assert [bar.options["unit_scale"] for bar in made] == [True, True, False]
+    assert [bar.options["delay"] for bar in made] == [0.0, 1.0, 0.0]
+    assert [bar.closed and bar.leave for bar in made] == [True, False, True]
 
 
 def test_the_clock_of_a_bar_stands_still_while_kernels_are_compiled(made, monkeypatch):
@@ -113,19 +115,116 @@ def test_a_notebook_has_bars_by_default(monkeypatch, made):
     assert [bar.n for bar in made] == [1]
 
 
-@pytest.mark.parametrize("verb", ["perplexity", "imatrix"])
-def test_a_pass_is_reported_layer_by_layer(verb):
-    """From the beginning with the number of windows; the first window runs with others, and is not done for a long time."""
-    demo, reports = FOLDER / "demo", []
-    function = ggufmill.perplexity if verb == "perplexity" else ggufmill.compute_imatrix
-    function(demo, demo / "calibration.txt", chunks=2, progress=reports.append)
-    reports = [report for report in reports if report.stage == verb]
-    assert [report.total for report in reports] == [2] * len(reports)
-    first = next(i for i, report in enumerate(reports) if report.done)
-    shares = [report.share for report in reports[:first]]
-    assert len(shares) == 5  # at the start, and after each of four layers
-    assert shares == sorted(shares)
-    assert shares[0] == 0 < shares[1]
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+SHORT = {"n_ctx": 256, "chunks": 2}
+
+
+@pytest.fixture(scope="module")
+def made_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    ggufmill.quantize_model(DEMO, folder / "q.gguf", "q4_0")
+    ggufmill.compute_imatrix(DEMO, TEXT, folder / "q.imatrix", covariance=folder / "q.cov", n_ctx=64, chunks=1)
+    return folder
+
+
+# verb -> what calls it with a folder for outputs, one that has a file of q4_0 and covariances, and where reports go
+VERBS = {
+    "convert": lambda out, at, to: ggufmill.convert_model(DEMO, out / "a.gguf", verify=True, progress=to),
+    "quantize": lambda out, at, to: ggufmill.quantize_model(DEMO, out / "a.gguf", "q4_0", verify=True, progress=to),
+    "quantize --covariance": lambda out, at, to: ggufmill.quantize_model(
+        DEMO, out / "a.gguf", "q4_0", covariance=at / "q.cov", effort=0, progress=to
+    ),
+    "repack": lambda out, at, to: ggufmill.repack_model(at / "q.gguf", out / "a.gguf", progress=to),
+    "split": lambda out, at, to: ggufmill.split_model(at / "q.gguf", out / "a", split_max_tensors=40, progress=to),
+    "export": lambda out, at, to: ggufmill.export_model(at / "q.gguf", out / "a", progress=to),
+    "imatrix show": lambda out, at, to: ggufmill.show_covariance(at / "q.cov", progress=to),
+    "imatrix merge": lambda out, at, to: ggufmill.merge_covariance([at / "q.cov"] * 2, out / "a.cov", progress=to),
+    "hash": lambda out, at, to: ggufmill.hash_model(at / "q.gguf", progress=to),
+}
+# those that run a text through a model, and the stages that do
+PASSES = {
+    "perplexity": ({"perplexity"}, lambda out, at, to: ggufmill.perplexity(DEMO, TEXT, **SHORT, progress=to)),
+    "perplexity --kl-divergence": (
+        {"perplexity"},
+        lambda out, at, to: ggufmill.perplexity(at / "q.gguf", TEXT, kl_divergence=DEMO, **SHORT, progress=to),
+    ),
+    "imatrix": ({"imatrix"}, lambda out, at, to: ggufmill.compute_imatrix(DEMO, TEXT, **SHORT, progress=to)),
+    "imatrix --curvature": (
+        {"imatrix"},
+        lambda out, at, to: ggufmill.compute_imatrix(
+            DEMO, TEXT, out / "a.imatrix", curvature=out / "a.curv", **SHORT, progress=to
+        ),
+    ),
+    "search": (
+        {"sensitivity", "divergence"},
+        lambda out, at, to: ggufmill.search_recipe(
+            DEMO, out / "a.txt", target_bpw=5, text=TEXT, types="q4_K,q6_K", **SHORT, progress=to
+        ),
+    ),
+    "evaluate": (
+        {"baseline", "q.gguf", "noise floor"},
+        lambda out, at, to: ggufmill.evaluate_models(
+            [at / "q.gguf"], TEXT, against=DEMO, out=out / "a", no_plot=True, **SHORT, progress=to
+        ),
+    ),
+    "compare": ({"layers"}, lambda out, at, to: ggufmill.compare_models(DEMO, at / "q.gguf", TEXT, **SHORT, progress=to)),
+}
+
+
+def stages_of(reports):
+    """stage -> its reports"""
+    found = {}
+    for report in reports:
+        found.setdefault(report.stage, []).append(report)
+    return found
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *PASSES])
+def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, made_files, tmp_path):
+    reports = []
+    (VERBS.get(verb) or PASSES[verb][1])(tmp_path, made_files, reports.append)
+    stages = stages_of(reports)
+    assert stages.keys() >= (PASSES[verb][0] if verb in PASSES else set())
+    for name, told in stages.items():
+        assert (told[0].done, told[0].share) == (0, 0), name
+        assert told[-1].done == told[-1].total, name
+        assert [report.done for report in told] == sorted(report.done for report in told), name
+    for name in PASSES[verb][0] if verb in PASSES else ():
+        shares = [report.share for report in stages[name] if report.done == 0]
+        assert len([share for share in shares if 0 < share < stages[name][0].total]) >= 4, name
+
+
+def test_passes_of_several_models_are_shares_of_one_window():
+    reports, models = [], [SimpleNamespace(on_windows=None), SimpleNamespace(on_windows=None)]
+    stage = Stage(reports.append, "perplexity", 2, "chunk")
+    with stage.watching(*models):
+        for _ in range(2):
+            for model in models:
+                model.on_windows(0.5)
+                model.on_windows(1.0)
+            stage.advance()
+    assert [(report.done, report.share) for report in reports] == [
+        (0, 0), (0, 0.25), (0, 0.5), (0, 0.75), (0, 1), (1, 0), (1, 0.25), (1, 0.5), (1, 0.75), (1, 1), (2, 0)
+    ]  # fmt: skip
+    assert models[0].on_windows is models[1].on_windows is None
+
+
+def test_remaining_time_of_units_that_take_different_times(monkeypatch):
+    """The second takes nine times as long as the first."""
+    now = [100.0]
+    monkeypatch.setattr("ggufmill.pipeline.common.progress.seconds_without_compilation", lambda: now[0])
+    reports = []
+    stage = Stage(reports.append, "imatrix", 2, "chunk")
+    stage.time_share = lambda units: 0.1 * min(units, 1) + 0.9 * max(0, units - 1)
+    now[0] += 3
+    stage.reach(1)
+    assert reports[-1].remaining == pytest.approx(27)
+    stage.time_from(1)  # its own speed counts from here on
+    stage.within(0)
+    assert reports[-1].remaining is None
+    now[0] += 10
+    stage.within(0.5)
+    assert reports[-1].remaining == pytest.approx(10)
 
 
 def test_a_bar_never_falls(monkeypatch):

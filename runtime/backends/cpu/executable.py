@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from .weights import WeightStore
 _CACHED_PASSES = 8  # shapes of passes that are kept for the next run
 _END = 1 << 60
 _LONG_PASS = 256  # tokens, from which on a pass says how far it is
+_LEAST_SHARE = 0.01  # of a pass, between two times that it does
 
 
 def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuExecutable:
@@ -184,19 +186,21 @@ class CpuExecutable(Executable):
             parts = [part.unit for op in self.compiled.all_ops for part in SLOW_KERNELS.get(type(op), ())]
             compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *map(gemm_unit, reversed(types))])
 
-    def _layer_done(self, share: float) -> None:
-        if self.on_layer is not None:
-            self.on_layer(share)
+    def _share_done(self, share: float) -> None:
+        if self.on_share is not None:
+            self.on_share(share)
 
     def _write(self, out: PassProgram, steps: Sequence[Step]) -> None:
-        ends = {value.index: i for i, value in enumerate(self.graph.layers, 1)} if out.n >= _LONG_PASS else {}
-        done = partial(CpuExecutable._layer_done, weakref.proxy(self))  # a pass that holds what keeps it would stay for good
+        is_long = steps is self.steps and out.n >= _LONG_PASS
+        shares = _shares(steps) if is_long else [0.0] * len(steps)
+        reported = 0.0
+        done = partial(CpuExecutable._share_done, weakref.proxy(self))  # a pass that holds what keeps it would stay for good
         for out.position, step in enumerate(steps):
             out.ops = step.ops
             step.emit(out)
-            if ends:
-                for layer in (ends[value.index] for op in step.ops for value in op.outputs if value.index in ends):
-                    out.call(partial(done, layer / len(ends)))
+            if shares[out.position] >= min(1.0, reported + _LEAST_SHARE) > reported:
+                reported = shares[out.position]
+                out.call(partial(done, reported))
             self._observe_outputs(out, step)
             out.release_temporary()
             for index in step.last_read:
@@ -233,3 +237,9 @@ class CpuExecutable(Executable):
             while len(self._passes) > _CACHED_PASSES:
                 for former in self._passes.popitem(last=False)[1]:
                     former.release()
+
+
+def _shares(steps: Sequence[Step]) -> list[float]:
+    """Of a pass, what is done after each of its steps: by the weights that these multiply, at least 1 each."""
+    reached = list(accumulate(1 + sum(op.multiplied for op in step.ops) for step in steps))
+    return [each / reached[-1] for each in reached]

@@ -131,8 +131,8 @@ class TorchExecutable(Executable):
                     self._run(self._body, own, step, self.graph.hidden, part)
                     if len(passes) > 1:
                         _park(own, step)
-            if self.on_layer is not None:
-                self.on_layer(part.stop / len(self._body))
+            if self.on_share is not None:
+                self.on_share(part.stop / len(self._body))
         for _, caches, _ in passes:
             for cache, count in caches:
                 cache.commit(count)

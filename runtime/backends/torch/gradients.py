@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ from .weights import Weights
 _HOST = torch.device("cpu")  # where what is kept between parts lies, whatever device computes
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
 _BACK = 3  # times what a part takes without gradients it takes to compute it with them
+_HEAD = 2  # the same of the head, which is computed once
+_EVERY = 0.5  # seconds between two reports of what is computed
 SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
 HEAD_ROWS = 128  # tokens whose logits are in memory at a time
 
@@ -71,6 +74,21 @@ class _Again:
     caches: list[GradientCache]
     values: dict[int, Result]
     made: list[Made] = field(default_factory=list)
+
+
+class _Computed:
+    """How many weights have been multiplied with all tokens of a group, in threads, of those that have to be. on_share: called
+    within `report`."""
+
+    def __init__(self, total: float, on_share: Callable[[float], None]):
+        self._total, self._done, self._on_share, self._lock = max(1.0, total), 0.0, on_share, Lock()
+
+    def add(self, weights: float) -> None:
+        with self._lock:
+            self._done += weights
+
+    def report(self) -> None:
+        self._on_share(min(1.0, self._done / self._total))
 
 
 class Gradients:
@@ -106,9 +124,9 @@ class Gradients:
             )
         for op in (*graph.ops, *graph.head):
             check_derivative(op, str(path))
-        self._copied_bytes = copied_bytes
+        self._copied_bytes, self._computed = copied_bytes, _Computed(0, lambda share: None)
         self.parts = cut_graph(graph, is_whole)
-        self.reached = reached_ops(graph)
+        self.reached, self._in_head = reached_ops(graph), set(map(id, graph.head))
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -140,28 +158,30 @@ class Gradients:
         seed: int,
         wanted: Collection[str],
         on_gradient: OnGradient,
-        on_part: Callable[[float], None] = lambda share: None,
+        on_share: Callable[[float], None] = lambda share: None,
     ) -> None:
         """Computes the gradients of windows, each from scratch: int64 [n, n_ctx].
 
         wanted: names of the weights whose gradients `on_gradient` gets: op by op from the last part to the first, for each in
-        the order of the windows; weights without a gradient are left out. It is called by the thread that calls `run`. seed: of
-        the labels, which depend on it and the tokens of a window alone.
+        the order of the windows; weights without a gradient are left out. It is called by the thread that calls `run`, as is
+        `on_share`, with the share of all products that are made. seed: of the labels, which depend on it and the tokens of a
+        window alone.
         """
         groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
         chosen = {id(op) for op in self.reached if any(weight.name in wanted for weight in observed_weights(op))}
         first = next((i for i, part in enumerate(self.parts) if any(id(op) in chosen for op in part.ops)), len(self.parts))
-        steps = len(self.parts) + _BACK * (len(self.parts) - first)  # in units of a part without gradients
+        forth, back = (sum(map(_weights_of, parts)) for parts in (self.parts, self.parts[first:]))
+        head = _HEAD * sum(op.multiplied for op in self.graph.head)
+        self._computed = _Computed(len(groups) * (forth + head + _BACK * back), on_share)
         with self._one_thread_each() as pool:
-            for number, part in enumerate(self.parts, 1):
+            for part in self.parts:
                 for _ in self._each(pool, groups, partial(self._forward, part)):
                     pass
-                on_part(number / steps)
-            _report(self._each(pool, list(self._head_pieces(groups)), partial(self._head, seed, wanted)), on_gradient)
+            self._report(self._each(pool, list(self._head_pieces(groups)), partial(self._head, seed, wanted)), on_gradient)
             for number in reversed(range(first, len(self.parts))):
                 run = partial(self._backward, self.parts[number], wanted, chosen, number == first)
-                _report(self._each(pool, groups, run), on_gradient)
-                on_part(1 - _BACK * (number - first) / steps)
+                self._report(self._each(pool, groups, run), on_gradient)
+        on_share(1.0)
 
     def _head_pieces(self, groups: Sequence[WindowGroup]) -> Iterator[tuple[WindowGroup, slice]]:
         """Tokens whose logits are in memory at a time, which threads take by themselves."""
@@ -192,15 +212,31 @@ class Gradients:
         trim_free_memory()  # of the part before, which had blocks of other sizes
         with self.weights.visit():
             if pool is None:
-                yield from map(run, pieces)
+                for piece in pieces:
+                    yield run(piece)
+                    self._computed.report()
                 return
             waiting: deque[Future] = deque()
             for piece in pieces:
                 waiting.append(pool.submit(run, piece))
                 if len(waiting) > self.threads:
-                    yield waiting.popleft().result()
+                    yield self._result(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield self._result(waiting.popleft())
+
+    def _result(self, future: Future) -> Any:
+        """What a thread computes; meanwhile the share that is done is reported."""
+        while not wait([future], timeout=_EVERY).done:
+            self._computed.report()
+        self._computed.report()
+        return future.result()
+
+    def _report(self, captured: Iterator[list[OutputGradient]], on_gradient: OnGradient) -> None:
+        """Tells of the gradients of each group, in the order of the windows."""
+        for each in captured:
+            for gradient in each:
+                on_gradient(gradient)
+                self._computed.report()
 
     # --- one part, one group ------------------------------------------------------------------------------------------
 
@@ -246,6 +282,8 @@ class Gradients:
         out = as_tensor(values[self.graph.logits.index])
         inputs = [leaf, *(x for _, _, x, _ in made)]
         grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws), allow_unused=True)
+        of_group = sum(map(len, group.windows))
+        self._computed.add(_HEAD * sum(op.multiplied for op in self.graph.head) * len(leaf) / of_group)
         group.gradients[self.graph.hidden.index][rows] = 0 if grads[0] is None else grads[0].to(self._host)
         pairs = zip(made, grads[1:], strict=True)
         return [OutputGradient(op, weight, to_numpy(grad)[:, None]) for (op, weight, _, _), grad in pairs if grad is not None]
@@ -328,6 +366,7 @@ class Gradients:
     ) -> None:
         """Runs an op, and adds its results to the values; and to `made` what each of its weights makes, with the factor of its
         gradient. weights: those of the graph, unless given."""
+        count = 0 if id(op) in self._in_head else op.multiplied
         step.op, weights = None, weights or self.weights
         function, names = FUNCTIONS[type(op)]
         if isinstance(op, ops.LatentAttention):
@@ -343,8 +382,15 @@ class Gradients:
             if made is not None:
                 result = result if result.requires_grad else result.detach().requires_grad_()
                 made.append((op, op.weights[0], get_gradient_edge(result), 1.0))
+        self._computed.add(count)
         results = result if isinstance(op, ops.Split) else [result]
+        if count and (x := results[0]) is not None and isinstance(x, Tensor) and x.requires_grad:
+            x.register_hook(lambda grad: self._computed.add((_BACK - 1) * count))
         values.update(zip((out.index for out in op.outputs), results, strict=True))
+
+
+def _weights_of(part: GraphPart) -> int:
+    return sum(op.multiplied for op in part.ops)
 
 
 def check_derivative(op: Op, path: str) -> None:
@@ -363,13 +409,6 @@ def _captured(op: Op, weight: Weight, g: Tensor, values: Mapping[int, Result]) -
     if isinstance(op, ops.GroupedLinear):
         return OutputGradient(op, weight, rows.reshape(len(rows), op.x.shape[0], -1))
     return OutputGradient(op, weight, rows if rows.ndim == 3 else rows[:, None])
-
-
-def _report(captured: Iterator[list[OutputGradient]], on_gradient: OnGradient) -> None:
-    """Tells of the gradients of each group, in the order of the windows."""
-    for each in captured:
-        for gradient in each:
-            on_gradient(gradient)
 
 
 def _floats(value: Result) -> Tensor:
