@@ -78,9 +78,10 @@ def embed_texts(request: EmbedRequest) -> TextEmbeddings:
     vectors = []
     with reporting(request.progress) as report:
         stage = Stage(report, "embed", len(texts), "text")
-        for vector in embed_tokens(opened, sequences, chosen, normalize=request.normalize):
-            vectors.append(vector)
-            stage.reach(len(vectors))
+        with stage.watching(opened):
+            for vector in embed_tokens(opened, sequences, chosen, normalize=request.normalize):
+                vectors.append(vector)
+                stage.reach(len(vectors))
     return TextEmbeddings(texts, [len(tokens) for tokens in sequences], vectors, chosen, request.normalize)
 
 

@@ -167,6 +167,7 @@ PASSES = {
             [at / "q.gguf"], TEXT, against=DEMO, out=out / "a", no_plot=True, **SHORT, progress=to
         ),
     ),
+    "embed": ({"embed"}, lambda out, at, to: ggufmill.embed_texts(DEMO, ["a list of words " * 80] * 2, progress=to)),
     "compare": ({"layers"}, lambda out, at, to: ggufmill.compare_models(DEMO, at / "q.gguf", TEXT, **SHORT, progress=to)),
 }
 

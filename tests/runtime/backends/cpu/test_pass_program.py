@@ -327,7 +327,7 @@ def test_nothing_is_left_of_a_pass_that_is_not_kept(case, monkeypatch):
         blocks.append(weakref.ref(self.array.base))
 
     monkeypatch.setattr(memory.Block, "__init__", counted)
-    monkeypatch.setattr(executable, "_CACHED_BYTES", 0)
+    monkeypatch.setattr(executable, "CACHED_BYTES", 0)
     model = load_model(source(case), threads=2)
     gc.collect()
     gc.disable()
