@@ -166,7 +166,7 @@ def test_on_a_device(quantised, tuned, tmp_path, monkeypatch):
         parameter_gradients.Gradients, "__init__", lambda self, *given: (moved.append(given[2]), original(self, *given))[1]
     )
     result = tune(quantised, tmp_path / "t.gguf", device="cpu")
-    assert {*map(str, moved)} == {"cpu"}
+    assert {*map(str, moved)} - {"meta"} == {"cpu"}  # what a pass takes is counted on shapes alone
     assert result.divergences == tuned[1].divergences
     assert (tmp_path / "t.gguf").read_bytes() == tuned[0].read_bytes()
 
