@@ -150,7 +150,7 @@ def test_the_baseline_reads_the_text_once_for_all_files(mill, recipe, tmp_path, 
     monkeypatch.setattr(ModelBaseline, "predictions", counted)
     code, _, err = mill("run", recipe(**{'stock = ["q4_1", "Q5_1"]\n': ""}), "-o", tmp_path / "out")
     assert code == 0, err
-    assert read == [0, 1] + [0, 1]  # and the first windows for the noise floor
+    assert read == [0, 1, 0, 1]  # and the first windows for the noise floor
 
 
 def test_limits_name_the_file(mill, recipe, tmp_path):
