@@ -275,7 +275,7 @@ STAGES = {"working copy", "imatrix", "errors of types", "sensitivity", "quantize
 @pytest.mark.parametrize(
     ("more", "stages"),
     [
-        ({"effort": 1, "text": "self"}, STAGES | {"writing a text"}),
+        ({"effort": 1, "text": "self"}, STAGES | {"writing a text", "divergence"}),
         pytest.param({"effort": 4, "tune": True}, STAGES | {"refining", "tune"}, marks=pytest.mark.oracle),
     ],
 )
