@@ -195,9 +195,8 @@ def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, part
 def _plan_of(
     packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], most_rows: int = 0
 ) -> GemmPlan:
-    """most_rows: of a slice; 0: as many as _PANEL_BYTES hold."""
-    rows = len(packed) // matrices
-    most_rows = most_rows or max(1, _PANEL_BYTES // (columns * ROWS)) * ROWS
+    """most_rows: of a slice; 0: as many as `decoded_tile_rows`."""
+    rows, most_rows = len(packed) // matrices, most_rows or decoded_tile_rows(columns)
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
     return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, most_rows)
 

@@ -290,6 +290,22 @@ floats_product = _vector_product(None)  # panels of float32 times float32
 dots_product = _vector_product(True)  # panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512
 
 
+@kernel
+def _following(table, packed, row, column, group, end, pieces):
+    """Where the packed rows lie that a pair of panels is unpacked from next, for `multiply_bytes`: after those from
+    `row` on come the other rows of group ... end - 1, then the next columns of these, then the columns of the rows after them.
+
+    packed: address of row 0."""
+    columns, group_bytes = table[WEIGHT_COLUMNS], table[INTERLEAVED] * table[WEIGHT_ROW_BYTES]
+    row += 2 * PANEL
+    if row >= end:
+        row, column = group, column + BYTE_COLUMNS
+    if column >= columns:
+        row, column = end, 0
+    source = packed + row * table[WEIGHT_ROW_BYTES] + group_bytes * column // columns
+    return source, group_bytes, group_bytes * min(BYTE_COLUMNS, columns - column) // columns, pieces
+
+
 def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
     """A few panels of BYTE_COLUMNS columns are unpacked at a time, which stay in the first caches until they are multiplied
     with all tokens, while the packed rows of the next ones are on their way."""
@@ -311,8 +327,8 @@ def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> 
         sums, unpacked = view(at, (most, tokens, strip), np.float32), np.empty(UNPACK_FIELDS, np.int64)
         at += 4 * sums.size
         activations, out = (inputs[BLOCKS], inputs[TOKEN_SCALES], inputs[OFFSETS], inputs[TOTALS]), _out(table, job)
-        packed, row_bytes, zero = table[WEIGHTS] + job[0] * table[MATRIX_BYTES], table[WEIGHT_ROW_BYTES], table[ZERO]
-        ahead = row_bytes * BYTE_COLUMNS // columns if few else 0
+        row_bytes, zero = table[WEIGHT_ROW_BYTES], table[ZERO]
+        packed, ahead = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * row_bytes, row_bytes * BYTE_COLUMNS // columns
         for token in range(0, n, tokens):
             part = activations, inputs[BLOCK_ROWS], job[1] + token, token, min(tokens, n - token)
             for group in range(0, rows, strip * most):
@@ -322,16 +338,9 @@ def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> 
                     for row in range(group, end, strip):
                         count = min(strip, rows - row)
                         codes, scales, terms = _unpack(
-                            table, unpacked, job, start + row, count, 2, column, width, BYTE_COLUMNS, ahead, at
+                            table, unpacked, job, start + row, count, 2, column, width, BYTE_COLUMNS, ahead if few else 0, at
                         )
-                        next_row, next_column = row + strip, column
-                        if next_row >= end:
-                            next_row, next_column = group, column + BYTE_COLUMNS
-                        if next_column >= columns:
-                            next_row, next_column = end, 0
-                        chunk = together * row_bytes * min(BYTE_COLUMNS, columns - next_column) // columns
-                        source = packed + (start + next_row) * row_bytes + together * row_bytes * next_column // columns
-                        asked = source, together * row_bytes, chunk, 0 if few else strip // together
+                        asked = _following(table, packed, row, column, group, end, 0 if few else strip // together)
                         of_rows = sums[(row - group) // strip]
                         where = column, width, column + width == columns, row > group, of_rows, words, out, start + row, asked
                         if has_terms:
