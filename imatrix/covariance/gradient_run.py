@@ -53,7 +53,7 @@ class GradientRun:
         groups = ceil(len(windows) / self._group)
         decoding = groups * _DECODING * sum(prod(weight.shape) for op in graph.ops for weight in op.weights)
         layers = _FORTH_AND_BACK * (windows.size * sum(count for count, _ in multiplications(self._model)) + decoding)
-        head = _HEAD_PRODUCTS * windows.size * sum(prod(weight.shape) for op in graph.head for weight in op.weights)
+        head = _HEAD_PRODUCTS * windows.size * sum(op.multiplied for op in graph.head)
         run, most = self.gradients, windows.size
         one, some, every = (run.products_per_second(pieces) for pieces in (1, groups, most))
         seconds, work = (passes * _OVERHEAD * each for each in (layers / some + head / every, (layers + head) / one))

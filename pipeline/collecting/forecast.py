@@ -20,7 +20,7 @@ from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
 from ...quantize.covariance.matrix.triangles import triangle_size
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
-from ..common.forecast import Forecast, free_space, predicted
+from ..common.forecast import Forecast, free_space
 from ..common.reading import start_seconds, started_bytes
 
 _TORCH, _TORCH_STARTING = 230 << 20, 2.0  # anonymous memory that torch takes; seconds of the processor until it is there
@@ -139,9 +139,8 @@ class CollectionForecast:
             "tokens": self.tokens,
             "experts": asdict(self.experts) if self.experts is not None else None,
             "covariance": asdict(self.covariance) if self.covariance is not None else None,
-            "memory": {"peak": self.memory_bytes} if self.memory_bytes is not None else None,
-            "disk": {"needed": self.disk_needed, "free": self.disk_free},
-            "predicted": predicted(self.forecast.seconds or {}, self.threads, self.idle),
+            "memory": None,
+            **self.forecast.as_json(),
         }
 
 
@@ -195,13 +194,13 @@ def _memory(
     if running is None:
         return None
     entries = sum(matrices * columns for matrices, columns in shapes)
-    most, is_back = running, covariance is not None and covariance.gradients is not None
+    most, back = running, covariance.gradients if covariance is not None else None
     if job is not None:
         folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize  # as it is written
         most += folded + job.summing_bytes(gradients=False)
-    if covariance is not None and (back := covariance.gradients) is not None:
-        most = max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
-    return started_bytes([model]) + 16 * entries + most + (_TORCH if is_back else 0)
+    if back is not None:
+        most = _TORCH + max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
+    return started_bytes([model]) + 16 * entries + most
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:

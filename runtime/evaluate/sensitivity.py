@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,10 +28,6 @@ class Divergence:
 
     mean: float
     error: float
-
-
-def _report_from(report: Callable[[float], None], first: int, done: float) -> None:
-    report(first + done)
 
 
 class Reference:
@@ -62,9 +57,9 @@ class Reference:
         n_ctx = self.windows.shape[1]
         step = max(1, model.settings.batch // n_ctx)
         outputs: list[np.ndarray] = []
+        report = self._on_windows
         for first in range(0, len(self.windows), step):
-            if (report := self._on_windows) is not None:
-                model.on_windows = partial(_report_from, report, first)
+            model.on_windows = None if report is None else lambda done, first=first: report(first + done)
             hidden = model.hidden_of_windows(self.windows[first : first + step])
             outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in hidden]
         return outputs

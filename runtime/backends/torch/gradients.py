@@ -170,25 +170,27 @@ class Gradients:
         groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
         chosen = {id(op) for op in self.reached if any(weight.name in wanted for weight in observed_weights(op))}
         first = next((i for i, part in enumerate(self.parts) if any(id(op) in chosen for op in part.ops)), len(self.parts))
-        forth, back = (sum(map(_weights_of, parts)) for parts in (self.parts, self.parts[first:]))
-        head = _HEAD * sum(op.multiplied for op in self.graph.head)
+        forth, back = (sum(_weights_of(part.ops) for part in parts) for parts in (self.parts, self.parts[first:]))
+        head = _HEAD * _weights_of(self.graph.head)
         self._computed = _Computed(len(groups) * (forth + head + _BACK * back), on_share)
         with self._one_thread_each() as pool:
             for part in self.parts:
                 for _ in self._each(pool, groups, partial(self._forward, part)):
                     pass
-            self._report(self._each(pool, list(self._head_pieces(groups)), partial(self._head, seed, wanted)), on_gradient)
+            self._report(self._each(pool, list(self._head_pieces(groups, seed)), partial(self._head, wanted)), on_gradient)
             for number in reversed(range(first, len(self.parts))):
                 run = partial(self._backward, self.parts[number], wanted, chosen, number == first)
                 self._report(self._each(pool, groups, run), on_gradient)
         on_share(1.0)
 
-    def _head_pieces(self, groups: Sequence[WindowGroup]) -> Iterator[tuple[WindowGroup, slice]]:
-        """Tokens whose logits are in memory at a time, which threads take by themselves."""
+    def _head_pieces(self, groups: Sequence[WindowGroup], seed: int) -> Iterator[tuple[WindowGroup, slice, np.ndarray]]:
+        """Tokens whose logits are in memory at a time, which threads take by themselves, and the draws of their labels."""
         for group in groups:
+            draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])
             hidden = as_tensor(group.values[self.graph.hidden.index])
             group.gradients = {self.graph.hidden.index: torch.empty_like(hidden)}
-            yield from ((group, slice(first, first + HEAD_ROWS)) for first in range(0, len(hidden), HEAD_ROWS))
+            for rows in (slice(first, first + HEAD_ROWS) for first in range(0, len(hidden), HEAD_ROWS)):
+                yield group, rows, draws[rows]
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -266,10 +268,9 @@ class Gradients:
         for own, cache in zip(group.rows, caches, strict=True):
             own.update({key: cache.rows[key].to(self._host) for key in part.gives})
 
-    def _head(self, seed: int, wanted: Collection[str], piece: tuple[WindowGroup, slice]) -> list[OutputGradient]:
+    def _head(self, wanted: Collection[str], piece: tuple[WindowGroup, slice, np.ndarray]) -> list[OutputGradient]:
         """Draws labels of some tokens of a group, and computes the gradients of the loss at the input of the head."""
-        group, rows = piece
-        draws = np.concatenate([uniform_draws(seed, window) for window in group.windows])[rows]
+        group, rows, draws = piece
         leaf = as_tensor(group.values[self.graph.hidden.index])[rows].to(self.device).detach().requires_grad_()
         step = self._step(group.windows.reshape(1, -1)[:, rows], [])
         values: dict[int, Result] = {self.graph.hidden.index: leaf}
@@ -282,8 +283,7 @@ class Gradients:
         out = as_tensor(values[self.graph.logits.index])
         inputs = [leaf, *(x for _, _, x, _ in made)]
         grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws), allow_unused=True)
-        of_group = sum(map(len, group.windows))
-        self._computed.add(_HEAD * sum(op.multiplied for op in self.graph.head) * len(leaf) / of_group)
+        self._computed.add(_HEAD * _weights_of(self.graph.head) * len(leaf) / group.windows.size)
         group.gradients[self.graph.hidden.index][rows] = 0 if grads[0] is None else grads[0].to(self._host)
         pairs = zip(made, grads[1:], strict=True)
         return [OutputGradient(op, weight, to_numpy(grad)[:, None]) for (op, weight, _, _), grad in pairs if grad is not None]
@@ -389,8 +389,8 @@ class Gradients:
         values.update(zip((out.index for out in op.outputs), results, strict=True))
 
 
-def _weights_of(part: GraphPart) -> int:
-    return sum(op.multiplied for op in part.ops)
+def _weights_of(some: Sequence[Op]) -> int:
+    return sum(op.multiplied for op in some)
 
 
 def check_derivative(op: Op, path: str) -> None:
