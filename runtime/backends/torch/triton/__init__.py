@@ -41,7 +41,15 @@ def _served(device: torch.device) -> bool:
         product = PackedProducts("q8_0", device).matvec(block.repeat(4), ones, first, 4)
         problem = "" if bool((product == 32).all()) else f"a product is {product.tolist()}"
     except Exception as error:  # a compiler's or a driver's, of any kind: torch's operations do without both
-        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        problem = _reason(error)
     if problem:
         warnings.warn(f"Triton's kernels are not used on {device}: {problem}", stacklevel=2)
     return not problem
+
+
+def _reason(error: BaseException) -> str:
+    """Where and why, in one line: the first and the last of the innermost error's, between which compilers print code."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__

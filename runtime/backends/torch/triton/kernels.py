@@ -15,35 +15,43 @@ import triton.language as tl
 
 
 @triton.jit
-def _sum_of_digits(index, first: tl.constexpr, digits: tl.constexpr):
-    total = index * 0 + first
-    for i in tl.static_range(len(digits)):
-        total += (index >> digits[i][0]) % digits[i][1] * digits[i][2]
+def _place(index, PART: tl.constexpr):
+    total = index * 0 + PART.first
+    for i in tl.static_range(len(PART.digits)):
+        total += (index >> PART.digits[i][0]) % PART.digits[i][1] * PART.digits[i][2]
     return total
 
 
 @triton.jit
-def _number(block, index, FIELD: tl.constexpr):
+def _part(block, index, FIELD: tl.constexpr, N: tl.constexpr):
+    part: tl.constexpr = FIELD.parts[N]
+    at = _place(index, part)
+    if part.aligned:
+        bits = tl.load(block + at).to(tl.int32) >> part.shift
+    else:
+        bits = tl.load(block + (at >> 3)).to(tl.int32) >> (at & 7)
+    return (bits & part.mask) << part.up
+
+
+@triton.jit
+def _number(block, index, FORMAT: tl.constexpr, NAME: tl.constexpr):
     """The numbers of a field at their indices: int32. block: pointers to the blocks, which broadcast with index."""
+    field: tl.constexpr = getattr(FORMAT, NAME)
     total = index * 0
-    for i in tl.static_range(len(FIELD.parts)):
-        at = _sum_of_digits(index, FIELD.parts[i].first, FIELD.parts[i].digits)
-        if FIELD.parts[i].aligned:
-            part = tl.load(block + at).to(tl.int32) >> FIELD.parts[i].shift
-        else:
-            part = tl.load(block + (at >> 3)).to(tl.int32) >> (at & 7)
-        total = total | (part & FIELD.parts[i].mask) << FIELD.parts[i].up
+    for i in tl.static_range(len(field.parts)):
+        total = total | _part(block, index, field, i)
     return total
 
 
 @triton.jit
-def _gray_code(block, index, FIELD: tl.constexpr):
+def _gray_code(block, index, FORMAT: tl.constexpr):
     """As _number, of the words x ^ (x >> 1) in place of x; numbers of one part, which lies in one word."""
-    at = _sum_of_digits(index, FIELD.parts[0].first, FIELD.parts[0].digits)
-    if FIELD.parts[0].aligned:
-        at = 8 * at + FIELD.parts[0].shift
+    part: tl.constexpr = FORMAT.codes.parts[0]
+    at = _place(index, part)
+    if part.aligned:
+        at = 8 * at + part.shift
     word = tl.load(block + (at >> 4) * 2).to(tl.int32) & 0xFE | tl.load(block + (at >> 4) * 2 + 1).to(tl.int32) << 8
-    return ((word ^ (word >> 1)) >> (at & 15)) & FIELD.parts[0].mask
+    return ((word ^ (word >> 1)) >> (at & 15)) & part.mask
 
 
 @triton.jit
@@ -58,9 +66,10 @@ def _as_float(bits, NAME: tl.constexpr):
 
 
 @triton.jit
-def _entry(table, index, LINEAR: tl.constexpr):
-    if LINEAR.step != 0:
-        return ((index ^ LINEAR.flip) * LINEAR.step + LINEAR.first).to(tl.float32)
+def _entry(table, index, FORMAT: tl.constexpr, NAME: tl.constexpr):
+    line: tl.constexpr = getattr(FORMAT, NAME)
+    if line.step != 0:
+        return ((index ^ line.flip) * line.step + line.first).to(tl.float32)
     else:
         return tl.load(table + index)
 
@@ -101,18 +110,19 @@ def _tile(data, values, levels, rows, columns, stored_columns, FORMAT: tl.conste
     block = group + FORMAT.meta_bytes + block_number.to(tl.int64) * FORMAT.block_bytes
     code_index = row * FORMAT.codes.count + weight // FORMAT.size
     if FORMAT.gray_words:
-        code = _gray_code(block, code_index, FORMAT.codes)
+        code = _gray_code(block, code_index, FORMAT)
     else:
-        code = _number(block, code_index, FORMAT.codes)
-    value = _entry(values, code if FORMAT.size == 1 else code * FORMAT.size + weight % FORMAT.size, FORMAT.values)
+        code = _number(block, code_index, FORMAT, "codes")
+    value = _entry(values, code if FORMAT.size == 1 else code * FORMAT.size + weight % FORMAT.size, FORMAT, "values")
     if FORMAT.flags.count > 0:
-        flag = _number(block, _index(row, run, weight, FORMAT.flags.count, FORMAT), FORMAT.flags)
+        flag = _number(block, _index(row, run, weight, FORMAT.flags.count, FORMAT), FORMAT, "flags")
         value += (FORMAT.shifts[0] + flag * (FORMAT.shifts[1] - FORMAT.shifts[0])).to(tl.float32)
-    if FORMAT.d_format != "":
+    d_format: tl.constexpr = FORMAT.d_format
+    if d_format != "":
         if FORMAT.d_in_meta:
-            scale = _as_float(_number(group, row, FORMAT.d), FORMAT.d_format)
+            scale = _as_float(_number(group, row, FORMAT, "d"), d_format)
         else:
-            scale = _as_float(_number(block, row + run * 0, FORMAT.d), FORMAT.d_format)
+            scale = _as_float(_number(block, row + run * 0, FORMAT, "d"), d_format)
         if FORMAT.unit != 1.0:
             scale = scale * FORMAT.unit
         if FORMAT.scales.count > 0:
@@ -121,22 +131,23 @@ def _tile(data, values, levels, rows, columns, stored_columns, FORMAT: tl.conste
     elif FORMAT.scales.count > 0:
         value = value * _level(levels, block, row, run, weight, FORMAT)
     if FORMAT.signs.count > 0:
-        sign = _number(block, _index(row, run, weight, FORMAT.signs.count, FORMAT), FORMAT.signs)
+        sign = _number(block, _index(row, run, weight, FORMAT.signs.count, FORMAT), FORMAT, "signs")
         value = tl.where(sign != 0, -value, value)
     if FORMAT.sign_codes.count > 0:
-        signs = _number(block, row * FORMAT.sign_codes.count + weight // 8, FORMAT.sign_codes)
+        signs = _number(block, row * FORMAT.sign_codes.count + weight // 8, FORMAT, "sign_codes")
         value = tl.where((_eight_signs(signs, FORMAT.scrambled) >> weight % 8) & 1 != 0, -value, value)
     if FORMAT.minima.count > 0:
-        minimum = _number(block, _index(row, run, weight, FORMAT.minima.count, FORMAT), FORMAT.minima).to(tl.float32)
-        value -= _as_float(_number(block, row + run * 0, FORMAT.dmin), "f16") * minimum
+        minimum = _number(block, _index(row, run, weight, FORMAT.minima.count, FORMAT), FORMAT, "minima").to(tl.float32)
+        value -= _as_float(_number(block, row + run * 0, FORMAT, "dmin"), "f16") * minimum
     if FORMAT.offset.count > 0:
-        value += _as_float(_number(block, row + run * 0, FORMAT.offset), "f16")
+        value += _as_float(_number(block, row + run * 0, FORMAT, "offset"), "f16")
     return value
 
 
 @triton.jit
 def _level(levels, block, row, run, weight, FORMAT: tl.constexpr):
-    return _entry(levels, _number(block, _index(row, run, weight, FORMAT.scales.count, FORMAT), FORMAT.scales), FORMAT.levels)
+    number = _number(block, _index(row, run, weight, FORMAT.scales.count, FORMAT), FORMAT, "scales")
+    return _entry(levels, number, FORMAT, "levels")
 
 
 @triton.jit

@@ -1,6 +1,9 @@
 """Triton's kernels in its interpreter, against the decoder of the layouts; and their code for a GPU, compiled only."""
 
+import ast
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,6 +113,26 @@ def test_kernels_that_cannot_be_built_are_said_once_and_done_without(served_cpu,
     q = finite_rows("q4_0", 4, 32, 6)
     product = PackedMatrix("q4_0", 32, 4, 1, torch.from_numpy(q)).matmul(x)
     torch.testing.assert_close(product, x @ torch.from_numpy(decode(q, "q4_0", 32)).T)
+
+
+def test_the_warning_gives_the_innermost_reason(served_cpu, monkeypatch):
+    def broken(self, *arguments):
+        inner = RuntimeError("at 19:15:\n    code = number(block)\n           ^\nAttributeError('no type')")
+        raise RuntimeError("at 18:19:\n    tile = decoded(data)\n           ^") from inner
+
+    monkeypatch.setattr(PackedProducts, "matvec", broken)
+    with pytest.warns(UserWarning, match=r"not used on cpu: at 19:15: AttributeError\('no type'\)$"):
+        assert kernels_package.kernels_of("q4_0", CPU) is None
+
+
+def test_functions_of_kernels_are_given_no_parts_of_a_format():
+    """Triton before 3.8 takes what is read from a constant, but numbers, as an argument only by the name of a constant."""
+    source = Path(kernels_package.__file__).with_name("kernels.py").read_text()
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    given = [ast.unparse(argument) for call in calls if ast.unparse(call.func)[0] == "_" for argument in call.args]
+    assert len(given) > 20
+    parts = [text for text in given if re.fullmatch(r"[A-Z]\w*\.[\w.\[\]]+", text)]
+    assert [text for text in parts if not text.endswith((".count", ".scrambled"))] == []
 
 
 def test_sizes_that_fill_no_tile():
