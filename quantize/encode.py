@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from functools import cache, partial
 from math import lcm
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
 from ..formats.layouts import layout_of
+from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
-from .codecs.codec import raise_nonfinite
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode, plain_rows
 from .scale_range import Report, mended, suspects
@@ -75,7 +76,7 @@ def encode(
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-        importance = _limited(importance)
+        importance = _float_range().limit_importance(importance)
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.matrix.prepared import prepare
@@ -85,7 +86,7 @@ def encode(
         if covariance.columns != n:
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
-        importance = _limited(prepared.importance) if importance is None else importance
+        importance = _float_range().limit_importance(prepared.importance) if importance is None else importance
     plain = plain_rows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
@@ -145,17 +146,9 @@ def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = N
         return _packed(_encode_plain(x, importance, plain)[0], plain, x.shape[1])
 
 
-def _limited(importance: np.ndarray) -> np.ndarray:
-    """See `limit_importance`. Raises PlanError for entries that are negative or not finite."""
-    if not importance.size:
-        return importance
-    from .codecs.float_range import extremes
-    from .codecs.importance import limit_importance
-
-    least, largest = extremes(importance)
-    if not (least >= 0 and largest < np.inf):
-        raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
-    return limit_importance(importance, least, largest)
+@cache
+def _float_range() -> ModuleType:
+    return import_kernels(".codecs.float_range", __package__)
 
 
 def _encode_plain(
@@ -164,25 +157,11 @@ def _encode_plain(
     """Rows of the plain type, the largest magnitude of each, and the least and the largest of these."""
     row_amax = plain.codec.row_amax
     if row_amax is None:
-        amax, range_ = _finite_amax(x)
+        amax, range_ = _float_range().finite_amax(x)
         return plain.encode(x, importance), amax, range_
-    from .codecs.float_range import extremes
-
     q = plain.encode(x, importance)
     amax = row_amax(q, x.shape[1])
-    return q, amax, extremes(amax)
-
-
-def _finite_amax(x: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """The largest magnitude of each row, float32 [rows], the least and the largest of these. Raises NonFiniteError for NaN or
-    infinity in x."""
-    from .codecs.float_range import extremes, row_amax
-
-    amax = row_amax(x)
-    range_ = extremes(amax)
-    if not range_[1] < np.inf:
-        raise_nonfinite(x)
-    return amax, range_
+    return q, amax, _float_range().extremes(amax)
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
@@ -209,7 +188,7 @@ def _encode_together(
 
     if prepared.damped is None or not takes_covariance(plain.type):
         return None, True
-    amax, range_ = _finite_amax(x)
+    amax, range_ = _float_range().finite_amax(x)
     encode_rows = partial(plain.encode, importance=importance)
     given = x, encode_rows, plain.type.name, prepared.damped, effort, coupled
     if device is not None and couples_on_device(plain.type.name):

@@ -6,13 +6,23 @@ which changes nothing else, and their scales by its inverse afterwards.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from ...formats import PlanError
 from ...simd.compile import kernel
+from ...simd.scalar import float_from_bits
+from .codec import raise_nonfinite
 from .importance import importance_rows
 
 _LARGEST_F16 = np.float32(65504)
 _MAX_IMPORTANCE_EXPONENT = 20  # binary exponents up to this magnitude need no scaling
+_INFINITY = np.uint32(0x7F800000)  # as bits; those above are NaN and negative numbers
+
+# Larger weights of columns are extreme: as multiples of the median, and as binary exponents. See `limit_importance`.
+_LARGEST_RATIO = 2.0**20
+_MAX_EXPONENT = 40
 
 
 @kernel
@@ -43,18 +53,57 @@ def bf16_row_amax(words: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _extremes(values):
-    least = largest = values[0]
+def _extremes(values, bits):
+    """values: float32 [n]; bits: the same as uint32, which are ordered as the numbers are where none is negative or NaN."""
+    least = largest = bits[0]
+    for i in range(bits.size):
+        least, largest = min(least, bits[i]), max(largest, bits[i])
+    if largest <= _INFINITY:
+        return float_from_bits(np.int32(least)), float_from_bits(np.int32(largest))
+    low = high = values[0]
     for i in range(values.size):
-        least, largest = min(least, values[i]), max(largest, values[i])
+        low, high = min(low, values[i]), max(high, values[i])
         if values[i] != values[i]:
             return values[i], values[i]
-    return least, largest
+    return low, high
 
 
 def extremes(values: np.ndarray) -> tuple[float, float]:
     """The least and the largest of float32 [n], n > 0, C-contiguous; NaN twice if one is NaN. Faster than numpy."""
-    return _extremes(values)
+    return _extremes(values, values.view(np.uint32))
+
+
+def finite_amax(x: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """The largest magnitude of each row of float32 [rows, n], float32 [rows], the least and the largest of these. Raises
+    NonFiniteError for NaN or infinity in x."""
+    amax = row_amax(x)
+    range_ = extremes(amax)
+    if not range_[1] < np.inf:
+        raise_nonfinite(x)
+    return amax, range_
+
+
+def limit_importance(importance: np.ndarray) -> np.ndarray:
+    """Importance whose extremes encoders can work with: float32 [n] -> float32 [n]. Raises PlanError for entries that are
+    negative or not finite.
+
+    Encoders add squares that importance weighs in float32: beside a column that weighs 2^20 times as much as most do, sums and
+    the determinants of least squares have no digits left for those. No column weighs more than that here. Of importance that is
+    very large altogether, a power of two is taken out, since `guard_importance` sets columns without any to 1e-9. Importance
+    without such extremes stays as it is.
+    """
+    if not importance.size:
+        return importance
+    least, largest = extremes(importance)
+    if not (least >= 0 and largest < np.inf):
+        raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+    if largest > _LARGEST_RATIO * least:
+        limit = _LARGEST_RATIO * float(np.median(importance[importance > 0]))
+        if limit < largest:
+            largest = limit
+            importance = np.minimum(importance, np.float32(limit))
+    exponent = math.frexp(largest)[1]
+    return np.ldexp(importance, -exponent) if exponent > _MAX_EXPONENT else importance
 
 
 def normalise_rows(

@@ -9,8 +9,6 @@ See docs/formats/encoders.md (common pieces); sums run in element order with fus
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ...simd.compile import kernel
@@ -23,10 +21,6 @@ NO_IMPORTANCE.flags.writeable = False
 _MIN_MEAN_SQUARE = 1e-18
 _MIN_IMPORTANCE = np.float32(1e-9)
 
-# Larger weights of columns are extreme: as multiples of the median, and as binary exponents. See `limit_importance`.
-_LARGEST_RATIO = 2.0**20
-_MAX_EXPONENT = 40
-
 
 def importance_rows(importance: np.ndarray | None) -> np.ndarray:
     """float32 [n], [rows, n] or None -> float32 [1, n], [rows, n] or NO_IMPORTANCE: C-contiguous, read-only."""
@@ -35,23 +29,6 @@ def importance_rows(importance: np.ndarray | None) -> np.ndarray:
     rows = np.ascontiguousarray(np.atleast_2d(importance), np.float32).view()
     rows.flags.writeable = False
     return rows
-
-
-def limit_importance(importance: np.ndarray, least: float, largest: float) -> np.ndarray:
-    """Importance whose extremes encoders can work with: float32 [n] -> float32 [n]. least, largest: of it, finite and >= 0.
-
-    Encoders add squares that importance weighs in float32: beside a column that weighs 2^20 times as much as most do, sums and
-    the determinants of least squares have no digits left for those. No column weighs more than that here. Of importance that is
-    very large altogether, a power of two is taken out, since `guard_importance` sets columns without any to 1e-9. Importance
-    without such extremes stays as it is.
-    """
-    if largest > _LARGEST_RATIO * least:
-        limit = _LARGEST_RATIO * float(np.median(importance[importance > 0]))
-        if limit < largest:
-            largest = limit
-            importance = np.minimum(importance, np.float32(limit))
-    exponent = math.frexp(largest)[1]
-    return np.ldexp(importance, -exponent) if exponent > _MAX_EXPONENT else importance
 
 
 def guard_importance(x: np.ndarray, importance: np.ndarray | None, block: int) -> np.ndarray:
