@@ -9,11 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic
-from .instructions.half_precision import half_to_float
 from .instructions.permute import permute_bytes
-from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
-from .llvm import F32 as FLOAT
-from .llvm import F32X16, I8, I16, I32, I32X16, I64, constant, splat, undefined, vector
+from .lane_types import BYTES, F32, MASK, element_pointer, is_row
+from .llvm import F32X16, I8, I32, I32X16, I64, constant, undefined, vector
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
@@ -69,8 +67,9 @@ def store_strided_words(typingctx, row, index, stride, value):
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def _scalar_load(result, stored, convert):
-    """An intrinsic (row, index) that loads a little-endian number of the IR type `stored` from any byte of a uint8 row."""
+def _load_integer(stored):
+    """An intrinsic (row, index) that loads an unsigned little-endian integer of the IR type `stored` from any byte of a uint8
+    row, as int64 (of 64 bits: the same bits)."""
 
     @intrinsic
     def load(typingctx, row, index):
@@ -79,44 +78,18 @@ def _scalar_load(result, stored, convert):
 
         def generate(context, builder, signature, args):
             data = context.make_array(signature.args[0])(context, builder, args[0]).data
-            pointer = builder.bitcast(builder.gep(data, [args[1]]), stored.as_pointer())
-            return convert(builder, builder.load(pointer, align=1))
+            number = builder.load(builder.bitcast(builder.gep(data, [args[1]]), stored.as_pointer()), align=1)
+            return builder.zext(number, I64) if stored is I32 else number
 
-        return result(row, types.intp), generate
+        return types.int64(row, types.intp), generate
 
     return load
 
 
-# Unsigned integers become int64 (of 64 bits: the same bits), float16 and float32 become float32.
-load_u16 = _scalar_load(types.int64, I16, lambda builder, number: builder.zext(number, I64))
-load_u32 = _scalar_load(types.int64, I32, lambda builder, number: builder.zext(number, I64))
-load_u64 = _scalar_load(types.int64, I64, lambda builder, number: number)
-load_f16 = _scalar_load(types.float32, I16, half_to_float)
-load_f32 = _scalar_load(types.float32, FLOAT, lambda builder, number: number)
+load_u32, load_u64 = _load_integer(I32), _load_integer(I64)
 
 
 # --- unpacking and conversion ---------------------------------------------------------------------------------------
-
-
-def _unpack(bits: int):
-    @intrinsic
-    def unpack(typingctx, word):
-        """Lane l: the number of `bits` bits that begins at bit l * bits of an integer."""
-
-        def generate(context, builder, signature, args):
-            element = I64 if bits == 4 else I32
-            wide = vector(element, LANES)
-            lanes = splat(builder, args[0] if bits == 4 else builder.trunc(args[0], I32))
-            shifted = builder.lshr(lanes, constant(wide, [bits * lane for lane in range(LANES)]))
-            return builder.trunc(builder.and_(shifted, constant(wide, (1 << bits) - 1)), BYTES.vector)
-
-        return BYTES(types.int64), generate
-
-    return unpack
-
-
-# Sixteen numbers of 4 bits out of 64, of 2 bits out of 32, of 1 bit out of 16; the lowest bits come first.
-unpack_4bit, unpack_2bit, unpack_1bit = _unpack(4), _unpack(2), _unpack(1)
 
 
 @intrinsic
@@ -130,18 +103,6 @@ def bytes_from_words(typingctx, low, high):
         return builder.bitcast(words, BYTES.vector)
 
     return BYTES(types.int64, types.int64), generate
-
-
-@intrinsic
-def u8_to_float(typingctx, value):
-    """Bytes as float32 lanes 0 to 255."""
-    if value != BYTES:
-        return None
-
-    def generate(context, builder, signature, args):
-        return builder.sitofp(builder.zext(args[0], I32X16), F32X16)  # signed integers are converted faster
-
-    return F32(BYTES), generate
 
 
 @intrinsic

@@ -17,10 +17,10 @@ from .target import target
 _BYTES = vector(I8, LANES)
 
 
-def _load_table(context, builder, array_type, array, entries, start=None):
-    """A table that begins at array[start], as vectors of sixteen floats."""
-    offsets = [I64(i) if start is None else builder.add(start, I64(i)) for i in range(0, entries, LANES)]
-    return [builder.load(element_pointer(context, builder, array_type, array, at, FLOAT), align=4) for at in offsets]
+def _load_table(context, builder, array_type, array, entries):
+    """A table as vectors of sixteen floats."""
+    pointers = [element_pointer(context, builder, array_type, array, I64(i), FLOAT) for i in range(0, entries, LANES)]
+    return [builder.load(pointer, align=4) for pointer in pointers]
 
 
 def _count_at_most(builder, numbers, y, entries):
@@ -40,18 +40,7 @@ def _count_at_most(builder, numbers, y, entries):
     return count
 
 
-def _operations(entries):
-    @intrinsic
-    def lookup(typingctx, table, start, codes, index):
-        """Lane l: table[start + codes[index + l]], codes being uint8."""
-
-        def generate(context, builder, signature, args):
-            pointer = element_pointer(context, builder, signature.args[2], args[2], args[3], I8)
-            indices = builder.zext(builder.load(pointer, align=1), I32X16)
-            return lookup_floats(builder, _load_table(context, builder, signature.args[0], args[0], entries, args[1]), indices)
-
-        return F32(table, types.intp, codes, types.intp), generate
-
+def _nearest_entry(entries):
     @intrinsic
     def nearest_entry(typingctx, y, midpoints, table, codes, index):
         """The table entry nearest to y (float32 lanes), the larger one of two; its number goes to codes[index + l] for lane l.
@@ -68,12 +57,10 @@ def _operations(entries):
 
         return F32(F32, midpoints, table, codes, types.intp), generate
 
-    return lookup, nearest_entry
+    return nearest_entry
 
 
-lookup16, nearest_entry16 = _operations(16)
-lookup32, nearest_entry32 = _operations(32)
-lookup64, nearest_entry64 = _operations(64)
+nearest_entry16, nearest_entry32, nearest_entry64 = map(_nearest_entry, (16, 32, 64))
 
 
 @intrinsic

@@ -116,16 +116,6 @@ class Target:
         return self.has("avx512f", "avx512bf16")
 
     @property
-    def has_dotprod(self) -> bool:
-        """NEON's dot products of signed bytes (sdot)."""
-        return self.has("neon", "dotprod")
-
-    @property
-    def has_i8mm(self) -> bool:
-        """NEON's products of matrices of bytes, and dot products of unsigned with signed bytes (smmla, usdot)."""
-        return self.has("neon", "i8mm")
-
-    @property
     def has_half(self) -> bool:
         """Conversion between float16 and float32."""
         return self.has("f16c") or self.has("neon")

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from ..operating_system.numa import ThreadPlace
 from ..operating_system.process import after_fork, c_address
-from ..operating_system.processors import available_cpus
 from . import team
 
 Item = TypeVar("Item")
@@ -240,9 +239,3 @@ class Workers:
 
 
 ALONE = Workers(1)  # the calling thread
-
-
-@cache
-def default_workers() -> Workers:
-    """A team of as many threads as there are processors, for work that no caller has given threads."""
-    return Workers(available_cpus())

@@ -5,16 +5,7 @@ import sys
 import numpy as np
 from numba import types
 
-from ggufmill.simd.byte_lanes import (
-    i8_to_float,
-    load_bytes,
-    load_f16,
-    load_u64,
-    lookup_bytes,
-    store_bytes,
-    u8_to_float,
-    unpack_4bit,
-)
+from ggufmill.simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_u64, lookup_bytes, store_bytes
 from ggufmill.simd.compile import intrinsic, kernel
 from ggufmill.simd.exponential import exp, exp_lanes
 from ggufmill.simd.instructions.dot_products import add_byte_dots, add_word_pairs, byte_pairs
@@ -37,7 +28,7 @@ from ggufmill.simd.llvm import I8X64, I32X16
 from ggufmill.simd.llvm import load as load_vector
 from ggufmill.simd.llvm import store as store_vector
 from ggufmill.simd.memory import address
-from ggufmill.simd.table_lookup import lookup16, lookup64, lookup_lanes, nearest_entry16, nearest_entry64
+from ggufmill.simd.table_lookup import lookup_lanes, nearest_entry16, nearest_entry64
 from ggufmill.simd.target import target
 
 TABLE = [(37 * i + 11) % 256 for i in range(50)]
@@ -73,14 +64,13 @@ def run(x, y, table, codes, halves, unsigned, signed, out, bytes_out, halves_out
     store(out, 48, exp_lanes(a))
     store(out, 64, load_half(halves, 0))
     store(out, 80, lookup_lanes(table, index))
-    store(out, 96, lookup16(table, 16, codes, 0))
-    store(out, 112, lookup64(table, 0, codes, 16))
     store(out, 128, nearest_entry16(a, table, table, bytes_out, 0))
     store(out, 144, nearest_entry64(b, table, table, bytes_out, 16))
-    store(out, 160, u8_to_float(unpack_4bit(load_u64(unsigned, 3))) * i8_to_float(load_bytes(unsigned, 7)))
+    words = bytes_from_words(load_u64(unsigned, 3), load_u64(unsigned, 9))
+    store(out, 160, i8_to_float(words) * i8_to_float(load_bytes(unsigned, 7)))
     store_bytes(bytes_out, 32, lookup_bytes(load_bytes(unsigned, 1), load_bytes(codes, 0) & 15))
     out[176], out[177], out[178] = reduce_sum(a), fold_sum(b), reduce_max(a)
-    out[179], out[180] = exp(x[5]), load_f16(unsigned, 1)
+    out[179] = exp(x[5])
     store_half(halves_out, 0, a * 1e-6)
     integers(address(unsigned), address(signed), address(dots))
 
