@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import ceil, prod
 
 import numpy as np
@@ -26,7 +27,7 @@ _FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from wh
 
 def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes: int) -> tuple[float, float]:
     """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
-    multiplications and a block that is summed now; attention is not counted. On a machine that does nothing else.
+    multiplications and a block that is summed once; attention is not counted. On a machine that does nothing else.
     """
     rate = _products_per_second() * model.workers.count
     shares = (_EXACT, _EXACT) if model.settings.exact else (_QUANTISED, _FLOATS)
@@ -39,8 +40,9 @@ def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes:
     return running / rate, tokens * sum(_pairs(one) for one in inputs) / rate + keeping
 
 
+@cache
 def _products_per_second() -> float:
-    """Products that one thread adds to sums per second of its own time, however busy the machine is, measured now."""
+    """Products that one thread adds to sums per second of its own time, however busy the machine is, measured once."""
     block = np.ones((BLOCK, _COLUMNS), np.float32)
     sums, alone = Sums("", _COLUMNS), Workers(1)
     sums.add(block, 1, alone)

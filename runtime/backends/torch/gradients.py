@@ -140,7 +140,7 @@ class Gradients:
 
     def products_per_second(self, pieces: int) -> float:
         """Multiplications of the threads that have one of so many groups of windows or other pieces, or of the device, per
-        second: those of products of float32 that are made now."""
+        second: those of products of float32."""
         return products_per_second(self.device, min(self.threads, pieces))
 
     def windows_of_group(self, n_ctx: int) -> int:
