@@ -141,7 +141,7 @@ def test_killed_at_any_step(expected, tmp_path, monkeypatch, owner, step):
     monkeypatch.setattr("ggufmill.imatrix.covariance.gradient_run._VALUES_SHARE", 1 << 20)
     monkeypatch.setattr("ggufmill.imatrix.covariance.job._SAVING_SHARE", 0)
     collect_though_killed(
-        monkeypatch, owner, step, tmp_path / "a.curv", lambda resume: collect(tmp_path, memory=MEMORY, resume=resume)
+        monkeypatch, owner, step, tmp_path / "a.curv", lambda resume: collect(tmp_path, memory=2 * MEMORY, resume=resume)
     )
     assert contents(tmp_path) == expected
 
@@ -236,7 +236,7 @@ def test_statistics_of_both_sides(file, tmp_path):
     assert row["effective_rank"] == pytest.approx(np.mean(traces))
 
 
-def test_what_it_takes_is_said(tmp_path):
+def test_what_it_takes_is_said(expected, tmp_path):
     forecast = collect(tmp_path, dry_run=True, memory=MEMORY).as_json()
     assert list(tmp_path.iterdir()) == []
     covariance = forecast["covariance"]
@@ -247,8 +247,7 @@ def test_what_it_takes_is_said(tmp_path):
     assert gradients["weights_bytes"] > 8 << 20
     assert gradients["working_bytes"] > 0
     assert forecast["predicted"]["seconds"] > 0
-    collect(tmp_path, memory=MEMORY)
-    assert (tmp_path / "a.curv").stat().st_size == covariance["file_bytes"]
+    assert len(expected["a.curv"]) == covariance["file_bytes"]
 
 
 @pytest.mark.parametrize(
