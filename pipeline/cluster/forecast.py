@@ -15,7 +15,7 @@ from ...formats.floats import fp8_to_f32
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
-from ...quantize.timing import encode_speed, is_copied
+from ...quantize.timing import encode_speed, is_copied, is_weighted
 from .pieces import Cut, cut, piece_weights
 from .simulation import ClusterRates, PieceWork, estimate, simulate
 from .writing import MAX_COLLECTED_BYTES
@@ -90,7 +90,7 @@ def forecast_cluster(
     read, write, network = read_rate or READ_RATE, write_rate or WRITE_RATE, network_rate or NETWORK_RATE
     shared = {"read": read, "write": write, "network": network, "relay": relay_rate}
     shared |= {"piece_seconds": piece_seconds, "start_seconds": start_seconds}
-    speeds = _Speeds(encode_rate)
+    speeds = _Speeds(encode_rate, is_weighted(plan))
     pending = list(zip(plan.outputs, plan.locations, strict=True))
     outputs = {o.name: o for o in plan.outputs}
     rows, is_collected = [], output == "collect"
@@ -133,23 +133,23 @@ def _source_bytes(output: Output) -> float:
 class _Speeds:
     """Seconds of a thread of this machine, with all its threads at work. used: type -> weights per second."""
 
-    def __init__(self, given: float | None):
-        self._given = given
+    def __init__(self, given: float | None, weighted: bool):
+        self._given, self._weighted = given, weighted
         self.used: dict[str, float] = {}
 
     def seconds(self, output: Output, weights: int) -> float:
         if is_copied(output):
             return 0.0
-        if output.type.name not in self.used:
-            self.used[output.type.name] = self._given or _encode_speed(output.type.name)
+        speed = self._given or _encode_speed(output.type.name, output.source_type, self._weighted)
+        self.used[output.type.name] = min(speed, self.used.get(output.type.name, speed))
         decoding = weights / _fp8_speed() if output.source_type.startswith("f8_") and self._given is None else 0.0
-        return weights / self.used[output.type.name] + decoding
+        return weights / speed + decoding
 
 
 @cache
-def _encode_speed(name: str) -> float:
+def _encode_speed(name: str, source_type: str, weighted: bool) -> float:
     cores = available_cpus()
-    return encode_speed(TYPES[name], cores) / cores
+    return encode_speed(TYPES[name], cores, source_type=source_type, is_weighted=weighted) / cores
 
 
 @cache

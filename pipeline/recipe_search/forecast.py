@@ -35,7 +35,7 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     runs = divergence_runs(groups, options.refine)
     encoded = sum(_by_type(search, threads, _whole(search)).values())
     seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded * (len(PROBES) + 2 * options.refine)}
-    seconds["reading"] = runs * options.chunks * reading_seconds(model, options.n_ctx)
+    seconds["reading"] = runs * options.chunks * reading_seconds(model, options.n_ctx, options.n_ctx)
     together = most_together([model], options.n_ctx, options.chunks)
     reading = reading_memory([model], options.n_ctx, together, model)
     if reading is None:
@@ -80,10 +80,13 @@ def _by_type(
     search: SearchJob, threads: int, parts: Iterator[tuple[SourceTensor, TensorType, int, int | None]]
 ) -> dict[str, float]:
     """Seconds of encoding, by type."""
-    load, plain = Encodings(search.covariances), Counter[str]()
+    load, plain, seconds = Encodings(search.covariances), Counter[tuple[str, str, bool]](), dict[str, float]()
+    weighted = search.weighting.has_importance
     for tensor, kind, weights, matrices in parts:
-        plain[kind.name] += weights - load.add(tensor, kind, weights, matrices)
-    seconds: dict[str, float] = {name: n / encode_speed(TYPES[name], threads) for name, n in (+plain).items()}
+        plain[kind.name, tensor.source_type, weighted[tensor.name]] += weights - load.add(tensor, kind, weights, matrices)
+    for (name, source_type, is_weighted), n in (+plain).items():
+        speed = encode_speed(TYPES[name], threads, source_type=source_type, is_weighted=is_weighted)
+        seconds[name] = seconds.get(name, 0.0) + n / speed
     for name, more in load.seconds(threads).items():
         seconds[name] = seconds.get(name, 0.0) + more
     return seconds

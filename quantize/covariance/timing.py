@@ -45,11 +45,11 @@ class _Work(NamedTuple):
 class Encodings:
     """Rows that are to be encoded with covariances, added up, and how long that takes.
 
-    weighed: weights by type, of those that are
+    weighed: weights by type and source type, of those that are
     """
 
     def __init__(self, covariances: Covariances | None):
-        self._covariances, self.weighed = covariances, Counter[str]()
+        self._covariances, self.weighed = covariances, Counter[tuple[str, str]]()
         self._weights, self._prepared, self._blocks = Counter[_Work](), dict[Hashable, int](), Counter[int]()
 
     def add(self, tensor: SourceTensor, kind: TensorType, weights: int, matrices: int | None = None) -> int:
@@ -64,7 +64,7 @@ class Encodings:
         if coupling is not None:
             self._weights[_Work(kind.name, collected.columns, coupling.blocks.size)] += together
         self._weights[_Work(kind.name, collected.columns, 1)] += with_more - together
-        self.weighed[kind.name] += with_more
+        self.weighed[kind.name, tensor.source_type] += with_more
         usable = np.flatnonzero(enough)[:matrices].tolist()
         self._prepared |= {self._covariances.key_of(tensor, i): collected.columns for i in usable}
         if coupling is not None:

@@ -14,7 +14,7 @@ def test_it_is_the_time_of_the_types_that_are_left(monkeypatch):
     """q8_0 first, a hundred times as fast as iq4_k: after all of it the job has hardly begun, whatever its bytes say; a machine
     half as fast takes twice as long."""
     speeds = {"q8_0": 1e6, "iq4_k": 1e4}
-    monkeypatch.setattr(timing, "encode_speed", lambda kind, threads: speeds[kind.name] * threads)
+    monkeypatch.setattr(timing, "encode_speed", lambda kind, threads, **_: speeds[kind.name] * threads)
     monkeypatch.setattr(timing, "REST", 0.0)
 
     def output(name, kind):

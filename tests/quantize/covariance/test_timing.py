@@ -35,7 +35,8 @@ def covariances(curvature, tokens=9999):
 
 class Source:
     def __init__(self):
-        tensors = ({"name": name, "shape": shape, "n_elements": prod(shape)} for name, shape in SHAPES.items())
+        common = {"source_type": "f32"}
+        tensors = ({"name": name, "shape": shape, "n_elements": prod(shape)} | common for name, shape in SHAPES.items())
         self.tensors = {fields["name"]: type("Tensor", (), fields) for fields in tensors}
 
 
@@ -47,7 +48,7 @@ def constants(monkeypatch):
     monkeypatch.setattr(timing, "REST", 0.0)
     monkeypatch.setattr(timing, "_preparing_seconds", lambda columns: 3 * (columns / WIDE) ** 3)
     monkeypatch.setattr(timing, "_coupling_seconds", lambda: 3.0)
-    monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads: 1e6 * threads)
+    monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads, **_: 1e6 * threads)
     monkeypatch.setattr(ordinary, "REST", 0.0)
 
     def seconds(type_name, coupled, columns, effort, threads):
