@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import ceil, prod
+from math import ceil
 
 from ...runtime import Model
 from ...runtime.output_gradients import gradients_of, thread_bytes
+from ...runtime.timing import products
 from ..calibration import Calibration
 from ..windows import naming_causes
-from .estimate import multiplications
 from .gradient_collector import GradientCollector
 
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
@@ -51,12 +51,13 @@ class GradientRun:
         those that have none wait, but for the head, of which all compute some tokens."""
         graph, windows = self._model.graph, self._calibration.windows
         groups = ceil(len(windows) / self._group)
-        decoding = groups * _DECODING * sum(prod(weight.shape) for op in graph.ops for weight in op.weights)
-        layers = _FORTH_AND_BACK * (windows.size * sum(count for count, _ in multiplications(self._model)) + decoding)
+        every = list(products(graph.ops))
+        decoding = groups * _DECODING * sum(one.size * one.matrices for one in every)
+        layers = _FORTH_AND_BACK * (windows.size * sum(one.per_token for one in every) + decoding)
         head = _HEAD_PRODUCTS * windows.size * sum(op.multiplied for op in graph.head)
         run, most = self.gradients, windows.size
-        one, some, every = (run.products_per_second(pieces) for pieces in (1, groups, most))
-        seconds, work = (passes * _OVERHEAD * each for each in (layers / some + head / every, (layers + head) / one))
+        one, some, all_threads = (run.products_per_second(pieces) for pieces in (1, groups, most))
+        seconds, work = (passes * _OVERHEAD * each for each in (layers / some + head / all_threads, (layers + head) / one))
         return seconds, max(0.0, self._model.workers.count * seconds - work)
 
     def batches(self, first: int) -> Iterator[range]:

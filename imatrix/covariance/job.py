@@ -132,7 +132,8 @@ class CovarianceJob:
         """(seconds of running the text through the model in all passes, seconds of the sums, seconds that threads wait in all
         of that, added up), roughly."""
         back = self.gradient_passes
-        running, sums = expected_seconds(self.model, self.inputs, self.calibration.windows.size, len(self.passes) - back)
+        of_text = self.calibration.windows.size, self.calibration.n_ctx
+        running, sums = expected_seconds(self.model, self.inputs, *of_text, len(self.passes) - back)
         gradients, idle = self.gradients.expected_seconds(back) if back else (0.0, 0.0)
         return running + gradients, sums, idle
 
@@ -140,7 +141,7 @@ class CovarianceJob:
         """What each pass that is left takes, roughly."""
 
         def seconds(group: Sequence[Input]) -> float:
-            running, sums = expected_seconds(self.model, group, self.calibration.windows.size, 1)
+            running, sums = expected_seconds(self.model, group, self.calibration.windows.size, self.calibration.n_ctx, 1)
             return sums + (self.gradients.expected_seconds(1)[0] if outputs_of(group) else running)
 
         return [seconds(group) for group in self.passes]

@@ -152,7 +152,7 @@ def forecast_collection(
     chunks, nbytes = windows.weighted_count(count), 0
     if path is not None:
         nbytes = file_size(path.suffix, shapes, windows.datasets, chunks, windows.n_ctx)
-    covariance, (seconds, sum_seconds), idle = None, expected_seconds(model, (), tokens, 1), 0.0
+    covariance, (seconds, sum_seconds), idle = None, expected_seconds(model, (), tokens, windows.n_ctx, 1), 0.0
     if job is not None:
         outputs = len(outputs_of(job.inputs))
         sizes = job.writer.nbytes, job.sums_bytes, job.sums_bytes

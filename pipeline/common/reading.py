@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...imatrix.covariance.estimate import expected_seconds
 from ...runtime import Model
 from ...runtime.backends import CACHED_BYTES
 from ...runtime.evaluate.divergence import BLOCK_BYTES
 from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.perplexity import windows_together
+from ...runtime.timing import head_seconds, layers_seconds
 from .forecast import Forecast, free_space
 from .memory import warn_over
 
@@ -69,6 +69,8 @@ def reading_forecast(
     return Forecast(nbytes, free_space(folder), parts, memory=memory, threads=threads)
 
 
-def reading_seconds(model: Model, tokens: int) -> float:
-    """Of scoring a text of so many tokens."""
-    return expected_seconds(model, (), tokens, 1)[0]
+def reading_seconds(model: Model, tokens: int, n_ctx: int, against: Model | None = None, *, is_scored: bool = True) -> float:
+    """Of reading a text of so many tokens in windows of n_ctx, and of scoring it. against: a baseline whose outputs are there,
+    and are compared with."""
+    head = head_seconds(model, tokens // n_ctx * scored(n_ctx), against) if is_scored and model.has_head else 0.0
+    return (layers_seconds(model, tokens, n_ctx) + head) / model.workers.count

@@ -33,6 +33,7 @@ from ..recipe_search.forecast import search_forecast
 from ..recipe_search.search_job import SearchJob
 from ..requests.make import MakeRequest
 from ..requests.quantize import QuantizeRequest
+from ..stages.validation import FLOOR_WINDOWS
 from ..writing.forecast import forecast
 from ..writing.sequential import sequential_encoding
 from .effort import PlannedCollection
@@ -118,7 +119,10 @@ def forecast_make(
     result = load_model(simulate_quantization(source, found.plan))  # of which no weight is encoded
     stages["validate"] = _validation(running, result, min(texts.judged or count, count), texts.n_ctx, folder)
 
-    is_measured = sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * reading_seconds(running, texts.n_ctx) < _TRIAL
+    is_measured = (
+        sum(predict_seconds(plan, threads).values()) + 2 * _WINDOWS * reading_seconds(running, texts.n_ctx, texts.n_ctx)
+        < _TRIAL
+    )
     middle = _DATA_LEAVES[level.data] * (
         _tried(trial, found.assignment.types, tokens, texts.n_ctx, threads, report)
         if is_measured
@@ -129,9 +133,13 @@ def forecast_make(
 
 
 def _validation(baseline: Model, result: Model, windows: int, n_ctx: int, folder: Path) -> Forecast:
-    """The baseline reads the text, and once more with its noise floor; layers of both models are compared on a window."""
-    each, own = (reading_seconds(model, n_ctx) for model in (baseline, result))
-    seconds = {"reading": windows * (2 * each + own), "layers": each + own}
+    """The baseline reads the text, and its first windows twice more for the noise floor; layers of both models are compared on
+    a window."""
+    tokens, first = windows * n_ctx, min(windows, FLOOR_WINDOWS) * n_ctx
+    base = reading_seconds(baseline, tokens, n_ctx, is_scored=False)
+    floor = reading_seconds(baseline, first, n_ctx, is_scored=False) + reading_seconds(baseline, first, n_ctx, baseline)
+    layers = sum(reading_seconds(model, n_ctx, n_ctx, is_scored=False) for model in (baseline, result))
+    seconds = {"reading": base + reading_seconds(result, tokens, n_ctx, baseline) + floor, "layers": layers}
     together = most_together([baseline, baseline], n_ctx, windows, baseline)
     memory = reading_memory([baseline, baseline], n_ctx, together, baseline)
     return reading_forecast(seconds, memory, [baseline, result], folder)

@@ -158,7 +158,7 @@ def _planned(
     memory, beside = passes or (None, 0)
     if reads:
         work["windows"] = windows
-        seconds["layers"] = sum(reading_seconds(model, windows * n_ctx) for model in models)
+        seconds["layers"] = sum(reading_seconds(model, windows * n_ctx, n_ctx) for model in models)
     if weights is not None:
         names = [name for name in a.source.tensors if weights.search(name) and name in b.source.tensors]
         count = sum(a.source.tensors[name].n_elements for name in names)

@@ -245,10 +245,10 @@ def _planned(
     """models: that are measured one after the other, of mixes and the noise floor the baseline; tokens: of all windows; memory:
     bytes of --memory."""
     windows, n_ctx = tokens.shape
-    seconds = {"models": sum(reading_seconds(model, tokens.size) for model in models)}
+    seconds = {"models": sum(reading_seconds(model, tokens.size, n_ctx, base) for model in models)}
     needed = 0
     if base is not None:
-        seconds["baseline"] = reading_seconds(base, tokens.size)
+        seconds["baseline"] = reading_seconds(base, tokens.size, n_ctx, is_scored=False)
         needed = 4 * windows * scored(n_ctx) * base.graph.n_embd
     each = [reading_memory([m], n_ctx, most_together([m], n_ctx, windows, base, memory), base) for m in models]
     most = max(nbytes for nbytes in each if nbytes is not None) if None not in each else None

@@ -152,8 +152,11 @@ def perplexity(request: PerplexityRequest) -> PerplexityResult | PerplexityTable
     together = most_together([*opened, *rounded], window, len(tokens) // window, base, as_bytes(request.memory))
     if request.dry_run:
         written = logits_bytes(logits.write, opened[0], len(tokens), window, request.top_logits)
-        seconds = {each.source.path: reading_seconds(each, len(tokens)) for each in opened}
-        seconds |= {"baseline": (1 + bool(rounded)) * reading_seconds(base, len(tokens))} if base is not None else {}
+        of_text = len(tokens), window
+        seconds = {each.source.path: reading_seconds(each, *of_text, base) for each in opened}
+        if base is not None:
+            own = reading_seconds(base, *of_text, is_scored=False)
+            seconds["baseline"] = own + sum(reading_seconds(each, *of_text, base) for each in rounded)
         memory = reading_memory([*opened, *rounded], window, together, base)
         work = {"windows": len(tokens) // window, "windows_together": together, "tokens": len(tokens)}
         return Planned(

@@ -24,7 +24,7 @@ from ..requests.stages import ValidateRequest
 from .text import StageText
 
 _RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window
-_FLOOR_WINDOWS = 8  # that the noise floor is measured on: of it only the order of magnitude counts
+FLOOR_WINDOWS = 8  # that the noise floor is measured on: of it only the order of magnitude counts
 _LIMITS = {"max_ppl_ratio": "ratio", "max_kld": "kld_mean"}  # keys of [validate] -> figures
 
 
@@ -129,7 +129,7 @@ class Validation:
     def _noise_floor(self, baseline: Model) -> NoiseFloor:
         """On the first windows of the text."""
         text, rounded = self.text, self._baseline(round_activations=True)
-        chunks = min(text.chunks or _FLOOR_WINDOWS, _FLOOR_WINDOWS)
+        chunks = min(text.chunks or FLOOR_WINDOWS, FLOOR_WINDOWS)
         return NoiseFloor.of(perplexity(rounded, text.tokens, text.n_ctx, chunks, baseline=baseline).as_json())
 
     def _texts_of(self, model: Model) -> list[str]:

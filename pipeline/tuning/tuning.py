@@ -17,12 +17,12 @@ import numpy as np
 from ...errors import PlanError
 from ...formats.file_range import range_checksum
 from ...formats.gguf import open_shards
-from ...imatrix.covariance.estimate import multiplications
 from ...jobs.execute import FinishTensors, OpenFiles
 from ...jobs.plan import Plan
 from ...operating_system.files import write_at
 from ...quantize.gguf_source import gguf_source
 from ...runtime import Model, load_model
+from ...runtime.timing import products
 from ..common.figures import duration, size_text
 from ..common.messages import note
 from ..common.progress import OnProgress, Stage
@@ -126,12 +126,12 @@ class Tuning:
         working = thread_bytes(gradients, tokens).of(self.threads, batch)
         memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + working
         passes = self.epochs * (FORWARDS * (~judging(len(windows))).sum() + judging(len(windows)).sum()) + len(windows)
-        products = float(passes) * tokens * sum(each for each, _ in multiplications(quantised))
+        work = float(passes) * tokens * sum(one.per_token for one in products(quantised.graph.ops))
         note(
             f"tune: {count:,} numbers of {len(weights.vectors)} norms and {len(weights.matrices)} matrices, on {len(windows)} "
             f"windows of {tokens} tokens, of which {judging(len(windows)).sum()} judge; about {size_text(memory)} of memory "
             f"beside both models ({size_text(kept)} for what the original makes of the text), about "
-            f"{duration(products / products_per_second(gradients.device, self.threads))}"
+            f"{duration(work / products_per_second(gradients.device, self.threads))}"
         )
 
     def finisher(self, plan: Plan, report: OnProgress, *, resume: bool) -> FinishTensors:

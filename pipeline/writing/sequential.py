@@ -14,7 +14,6 @@ from ...errors import UsageError
 from ...formats import TensorSource
 from ...formats.gguf import open_shards
 from ...imatrix.calibration import cut_windows
-from ...imatrix.covariance.estimate import multiplications
 from ...imatrix.texts import check_texts, parse_text, read_segments
 from ...jobs.execute import OpenFiles, Pending, Progress, WriteTensors, write_by_threads
 from ...jobs.plan import Plan
@@ -28,6 +27,7 @@ from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
 from ...runtime.graph.ops import ExpertLinear
 from ...runtime.placement.torch_devices import import_torch
+from ...runtime.timing import products
 from ...simd.workers import ALONE, Workers
 from ..common.figures import duration, size_text
 from ..common.forecast import Forecast
@@ -178,7 +178,7 @@ class SequentialEncoding:
         from ...runtime.backends.torch.product_speed import products_per_second
 
         tokens = self.windows.size
-        streams = 2 * tokens * sum(count for count, _ in multiplications(self._model))
+        streams = 2 * tokens * sum(one.per_token for one in products(self._model.graph.ops))
         sums = 0
         for one in inputs:
             seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1

@@ -142,7 +142,7 @@ class _Block:
     def __call__(self, chunk: slice) -> tuple[np.ndarray, ...]:
         logits, targets = self.logits[chunk], self.targets[chunk]
         if self.base is None:
-            return (_losses(logits, targets),)
+            return (score_chunk(logits, targets),)
         prepared = prepare_logits(logits, targets)
         with np.errstate(invalid="ignore"):
             return prepared.losses, *self.base.compare(chunk, prepared, targets)
@@ -159,7 +159,7 @@ def _subtract_maximum(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return target_logits
 
 
-def _losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def score_chunk(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Losses, float64 [n], of logits float32 [n, n_vocab], which are overwritten."""
     target_logits = _subtract_maximum(logits, targets)
     with np.errstate(invalid="ignore"):
@@ -189,10 +189,10 @@ class ModelPredictions:
         logits = self._model.head(self._hidden[rows])
         if self._on_logits is not None:
             self._on_logits(logits)
-        return _LogitsBlock(logits, self._targets[rows])
+        return LogitsBlock(logits, self._targets[rows])
 
 
-class _LogitsBlock:
+class LogitsBlock:
     """A baseline's logits float32 [n, n_vocab], which are overwritten; each chunk is prepared for the first model's
     comparison."""
 

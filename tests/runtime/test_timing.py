@@ -1,0 +1,78 @@
+"""Seconds of reading a text: what is counted, by speeds that are given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_models import llama
+
+from ggufmill.formats import SourceTensor
+from ggufmill.runtime import load_model, timing
+from ggufmill.runtime.graph import ops
+from ggufmill.runtime.timing import ProductSpeed, head_seconds, layers_seconds, products
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """1 us a weight, 1 ns a product, whatever the type; nothing else takes time."""
+    asked = []
+
+    def speed(type_name, columns, rows, exact=False, round_bf16=False):
+        asked.append((type_name, columns, rows))
+        return ProductSpeed(1e-6, 1e-9)
+
+    monkeypatch.setattr(timing, "product_speed", speed)
+    for none in ("_making", "_scoring", "_read_seconds"):
+        monkeypatch.setattr(timing, none, lambda *_: 0.0)
+    monkeypatch.setattr(timing, "attention_products", lambda model, n_ctx: 0.0)
+    return asked
+
+
+def matrices_of(model):
+    names = {op.weights[0].name for op in model.graph.ops if isinstance(op, ops.Linear | ops.ExpertLinear)}
+    return {name: model.source.tensors[name] for name in names}
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_rows_that_are_looked_up_are_no_products(experts, speeds):
+    model = load_model(llama(experts=experts))
+    weights, per_token = 0, 0
+    for name, tensor in matrices_of(model).items():
+        weights += tensor.n_elements
+        per_token += tensor.n_elements * (4 / experts if "exps" in name else 1)
+    assert "token_embd.weight" not in {one.weight.name for one in products(model.graph.ops)}
+    assert sum(one.per_token for one in products(model.graph.ops)) == per_token
+    expected = weights * 1e-6 + 1024 * per_token * 1e-9
+    assert layers_seconds(model, 1024, 512) == pytest.approx(expected)
+    twice = replace(model.settings, batch=512)
+    model.settings = twice
+    assert layers_seconds(model, 1024, 512) == pytest.approx(expected + weights * 1e-6)
+    assert {name for name, *_ in speeds} == {"f32"}
+
+
+def test_a_token_touches_no_more_experts_than_it_is_sent_to(speeds):
+    model = load_model(llama(experts=8))
+    one = layers_seconds(model, 1, 512)
+    touched = sum(t.n_elements / (2 if "exps" in name else 1) for name, t in matrices_of(model).items())
+    assert one == pytest.approx(touched * (1e-6 + 1e-9))
+
+
+def test_a_baselines_predictions_are_made_beside_those_of_each_model(speeds):
+    model = load_model(llama("q8_0"))
+    alone, both = head_seconds(model, 100), head_seconds(model, 100, model)
+    assert both == pytest.approx(2 * alone)
+    assert alone > 0
+
+
+def test_weights_that_no_file_has_are_read_once_where_they_fit(monkeypatch):
+    """Those of a simulated quantisation are encoded for it."""
+    monkeypatch.setattr(timing, "_read_speed", lambda tensor, read: 1.0)
+    tensor = SourceTensor("a", (64, 32), "f8_e4m3", lambda start, stop: np.zeros((stop - start, 64), np.float32))
+    assert timing._read_seconds("", [tensor], 4 * 64 * 32, 3, False) == 64 * 32
+    assert timing._read_seconds("", [tensor], 0, 3, False) == 3 * 64 * 32
+
+
+def test_speeds_are_measured_for_every_kind_of_type():
+    for name in ("f32", "bf16", "q8_0", "q4_0_r8", "iq3_k", "iq2_kt"):
+        speed = timing.product_speed(name, 256, 20)
+        assert speed.seconds(1e6, 1e9) > 0, name
