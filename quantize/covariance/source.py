@@ -18,7 +18,7 @@ from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
 from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
-from .matrix.covariance_matrix import Covariance, CovarianceOf, wanted_tokens
+from .matrix.covariance_matrix import Covariance, CovarianceOf, SecondMoments, wanted_tokens
 from .matrix.prepared import KEPT, PreparedCovariance, prepare, prepared_bytes
 from .refine import takes_covariance, triangles_of
 from .row_blocks import RowBlocks
@@ -143,6 +143,10 @@ class PreparedCache:
     def key_of(self, name: str, matrix: int) -> Hashable:
         """The same for all matrices of tensors that have one covariance."""
         return self._key_of(name, matrix)
+
+    def read(self, name: str, matrix: int) -> SecondMoments | None:
+        """That of a matrix of a tensor as it was collected; None: it was not."""
+        return self._covariance_of(name, matrix)
 
     def get(self, name: str, matrix: int) -> PreparedCovariance | None:
         """That of a matrix of a tensor; None if it was not collected. Raises what `prepare` and reading raise."""
@@ -322,6 +326,10 @@ class Covariances:
         """matrix of a tensor -> its prepared covariance; None: not collected."""
         name = self._name(tensor)
         return lambda matrix: self.cache.get(name, matrix)
+
+    def moments_of(self, tensor: SourceTensor, matrix: int) -> SecondMoments | None:
+        """What was collected of the inputs of a tensor's matrix, read anew each time; None: nothing."""
+        return self.cache.read(self._name(tensor), matrix)
 
     def key_of(self, tensor: SourceTensor, matrix: int) -> Hashable:
         """The same for all matrices of tensors that have one covariance."""

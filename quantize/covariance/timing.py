@@ -1,8 +1,10 @@
-"""How long encoding with covariances would take on this machine, extrapolated from short runs with random ones.
+"""How long encoding with covariances would take on this machine, extrapolated from short runs.
 
 A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are: a type is
 timed at two widths, and others are on the line through both. Preparing the covariance of n columns takes n^3 multiplications,
-as is timed at the wider of both; coupling m rows takes m^3. What was timed is kept for the process.
+as is timed at the wider of both; coupling m rows takes m^3. Codes change until hardly any gets better, which takes as many
+sweeps as covariance, curvature and weights make it take: what is timed are rows of a tensor with the leading columns of its
+covariance, or random ones where none is collected yet. What was timed is kept for the process.
 """
 
 from __future__ import annotations
@@ -11,18 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cached_property, partial
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
-from ...formats import TYPES, SourceTensor, TensorSource, TensorType
+from ...formats import SourceTensor, TensorSource, TensorType, dims
 from ...jobs.plan import Plan
 from ..encode import encode
 from ..timing import REST, is_copied, predict_seconds
 from .coupling import couple
 from .matrix.covariance_matrix import Covariance
 from .matrix.prepared import PreparedCovariance, prepare
+from .matrix.triangles import FoldedCovariance
 from .refine import takes_covariance
 from .source import Covariances
 
@@ -31,7 +35,8 @@ _WIDTHS = 1024, 4096  # columns at which types are timed; the second only where 
 _NARROW = 256  # of a first run, which compiles kernels
 _ROWS, _COUPLED_ROWS = 32, 128  # of a sample
 _ROW = 2.4  # columns whose time a row of those that are encoded together takes (iq3_k, q4_K, 128 to 1,024 rows, Zen 5)
-_RANK = 256
+_RANK = 256  # of random inputs
+_timed_before: dict[tuple[object, ...], float] = {}
 
 
 class _Work(NamedTuple):
@@ -51,6 +56,7 @@ class Encodings:
     def __init__(self, covariances: Covariances | None):
         self._covariances, self.weighed = covariances, Counter[tuple[str, str]]()
         self._weights, self._prepared, self._blocks = Counter[_Work](), dict[Hashable, int](), Counter[int]()
+        self._tensors = dict[tuple[bool, bool, int], SourceTensor]()  # by how well they serve as a sample
 
     def add(self, tensor: SourceTensor, kind: TensorType, weights: int, matrices: int | None = None) -> int:
         """Adds weights of a tensor in this type; returns how many of them are encoded with a covariance. matrices: that they
@@ -65,6 +71,8 @@ class Encodings:
             self._weights[_Work(kind.name, collected.columns, coupling.blocks.size)] += together
         self._weights[_Work(kind.name, collected.columns, 1)] += with_more - together
         self.weighed[kind.name, tensor.source_type] += with_more
+        wide = collected.columns >= _WIDTHS[1]
+        self._tensors.setdefault((coupling is None, not wide, collected.columns * (1 if wide else -1)), tensor)
         usable = np.flatnonzero(enough)[:matrices].tolist()
         self._prepared |= {self._covariances.key_of(tensor, i): collected.columns for i in usable}
         if coupling is not None:
@@ -75,23 +83,22 @@ class Encodings:
         """By type name on that many threads, with PREPARING for what the covariances take themselves."""
         if self._covariances is None or not self._weights:
             return {}
-        used = +self._weights
-        widths = _WIDTHS if any(work.columns > _WIDTHS[0] for work in used) else _WIDTHS[:1]
-        preparing, lines, seconds = _preparing_seconds(widths[-1]), {}, dict[str, float]()
+        used, sample = +self._weights, _Sample(self._covariances, self._tensors[min(self._tensors)] if self._tensors else None)
+        widest = max(work.columns for work in used)
+        widths = _WIDTHS[0], max(_WIDTHS[0], min(_WIDTHS[1], widest, sample.columns))
+        preparing, lines, seconds = _preparing_seconds(sample, widths[1]), {}, dict[str, float]()
         for work, count in used.items():
             kind = work.type_name, work.together > 1
             if kind not in lines:
-                lines[kind] = [_seconds_of_a_weight(*kind, n, self._covariances.effort, threads) for n in widths]
-            narrow, wide = lines[kind][0], lines[kind][-1]
-            slope = max(0.0, wide - narrow) / (_WIDTHS[1] - _WIDTHS[0])
+                lines[kind] = [_seconds_of_a_weight(sample, *kind, n, threads) for n in widths]
+            narrow, wide = lines[kind]
+            slope = max(0.0, wide - narrow) / max(1, widths[1] - widths[0])
             more = max(0, work.columns - _WIDTHS[0]) + _ROW * max(0, work.together - _COUPLED_ROWS)
             each = narrow + slope * more + REST
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
-        for cached in (_prepared, _moments):  # they take memory
-            cached.cache_clear()
-        cubes = sum((columns / widths[-1]) ** 3 for columns in self._prepared.values())
+        cubes = sum((columns / widths[1]) ** 3 for columns in self._prepared.values())
         coupled = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in self._blocks.items())
-        coupling = coupled * _coupling_seconds() if coupled else 0.0
+        coupling = coupled * _coupling_seconds(sample) if coupled else 0.0
         return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
 
 
@@ -109,21 +116,74 @@ def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: P
     return seconds
 
 
-@cache
-def _moments(columns: int) -> Covariance:
+class _Sample:
+    """What types are timed on: the first rows of a tensor's first matrix that has a covariance, with the leading columns of
+    this and what couples these rows; random ones where the tensor is None, too narrow, or nothing is collected yet.
+
+    columns  as many as there are
+    """
+
+    def __init__(self, covariances: Covariances, tensor: SourceTensor | None):
+        self.covariances, self._tensor, self._prepared = covariances, tensor, dict[int, PreparedCovariance]()
+        self.key = covariances.identity, covariances.effort, "" if tensor is None else tensor.name
+
+    @cached_property
+    def _matrix(self) -> int:
+        collected = self.covariances.collected(self._tensor) if self._tensor is not None else None
+        return 0 if collected is None else int(np.flatnonzero(collected.has_enough_tokens)[0])
+
+    @cached_property
+    def _inputs(self) -> Covariance | None:
+        moments = self.covariances.moments_of(self._tensor, self._matrix) if self._tensor is not None else None
+        if not isinstance(moments, Covariance | FoldedCovariance) or moments.columns < _WIDTHS[0]:
+            return None
+        return moments if isinstance(moments, Covariance) else Covariance(moments.matrix, moments.tokens)
+
+    @property
+    def columns(self) -> int:
+        return _WIDTHS[1] if self._inputs is None else self._inputs.columns
+
+    def rows(self, count: int, columns: int) -> np.ndarray:
+        """float32 [count, columns] or fewer rows."""
+        if self._inputs is None or self._tensor is None:
+            return np.random.default_rng(1).standard_normal((count, columns), np.float32) * np.float32(0.02)
+        _, most, matrices = dims(self._tensor.shape)
+        first = self._matrix * most if matrices > 1 else 0
+        return np.ascontiguousarray(self._tensor.read(first, first + min(count, most))[:, :columns])
+
+    def prepared(self, columns: int) -> PreparedCovariance:
+        if columns not in self._prepared:
+            found = prepare(_leading(self._inputs, columns) if self._inputs is not None else _random_moments(columns))
+            assert found.damped is not None
+            _ = found.damped.triangle
+            self._prepared[columns] = found
+        return self._prepared[columns]
+
+    @cached_property
+    def gradients(self) -> Covariance:
+        """Second moments of the gradients at the outputs of as many rows as a sample has, or fewer."""
+        coupling = None
+        if self._inputs is not None and self._tensor is not None:
+            coupling = self.covariances.row_coupling(self._tensor)
+        if coupling is None:
+            return _random_moments(_COUPLED_ROWS)
+        matrix, block = (int(n) for n in np.argwhere(coupling.is_coupled)[0])
+        found = coupling.gradient_of(matrix, block)
+        return _leading(found, min(_COUPLED_ROWS, found.columns))
+
+
+def _leading(moments: Covariance, columns: int) -> Covariance:
+    """Those of the first columns, as if as many tokens had been seen for each column: damping depends on that."""
+    tokens = ceil(moments.tokens * columns / moments.columns)
+    return Covariance(np.ascontiguousarray(moments.matrix[:columns, :columns]), tokens)
+
+
+def _random_moments(columns: int) -> Covariance:
     """Of random inputs with few directions, and noise."""
     factors = np.random.default_rng(0).standard_normal((columns, _RANK), np.float32) / np.float32(np.sqrt(_RANK))
     matrix = factors @ factors.T
     matrix[np.diag_indices(columns)] += np.float32(0.1)
     return Covariance(matrix, 100 * columns)
-
-
-@cache
-def _prepared(columns: int) -> PreparedCovariance:
-    prepared = prepare(_moments(columns))
-    assert prepared.damped is not None
-    _ = prepared.damped.triangle
-    return prepared
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -133,31 +193,47 @@ def _timed(call: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-@cache
-def _preparing_seconds(columns: int) -> float:
-    _prepared(_COUPLED_ROWS)  # which compiles the kernels
-    _moments(columns)
-    return _timed(partial(_prepared, columns))
+def _once(key: tuple[object, ...], measure: Callable[[], float]) -> float:
+    if key not in _timed_before:
+        _timed_before[key] = measure()
+    return _timed_before[key]
 
 
-@cache
-def _coupling_seconds() -> float:
-    """Of the rows of a sample."""
-    couple(_moments(_COUPLED_ROWS))
-    return _timed(partial(couple, _moments(_COUPLED_ROWS)))
+def _preparing_seconds(sample: _Sample, columns: int) -> float:
+    def measure() -> float:
+        sample.prepared(_NARROW)  # which compiles the kernels
+        _ = sample.columns  # which reads it
+        return _timed(partial(sample.prepared, columns))
+
+    return _once(("preparing", *sample.key, columns), measure)
 
 
-@cache
-def _seconds_of_a_weight(type_name: str, coupled: bool, columns: int, effort: int, threads: int) -> float:
+def _coupling_seconds(sample: _Sample) -> float:
+    """Of as many rows as a sample has at most."""
+
+    def measure() -> float:
+        gradients = sample.gradients
+        couple(gradients)
+        return _timed(partial(couple, gradients)) * (_COUPLED_ROWS / gradients.columns) ** 3
+
+    return _once(("coupling", *sample.key), measure)
+
+
+def _seconds_of_a_weight(sample: _Sample, type_name: str, coupled: bool, columns: int, threads: int) -> float:
     """Of a thread, while all are at it."""
-    rows, coupled_rows = (_COUPLED_ROWS, couple(_moments(_COUPLED_ROWS))) if coupled else (_ROWS, None)
-    x = np.random.default_rng(1).standard_normal((rows, columns), np.float32) * np.float32(0.02)
 
-    def run(part: np.ndarray) -> None:
-        prepared = _prepared(part.shape[1])
-        encode(part, TYPES[type_name].name, covariance=prepared, effort=effort, coupled=coupled_rows)
+    def measure() -> float:
+        coupled_rows = couple(sample.gradients) if coupled else None
+        x = sample.rows(sample.gradients.columns if coupled else _ROWS, columns)
 
-    run(np.ascontiguousarray(x[:, :_NARROW]))  # which compiles the kernels
-    with ThreadPoolExecutor(threads) as pool:
-        taken = list(pool.map(lambda _: _timed(partial(run, x)), range(threads)))
-    return sum(taken) / len(taken) / x.size
+        def run(part: np.ndarray) -> None:
+            prepared = sample.prepared(part.shape[1])
+            encode(part, type_name, covariance=prepared, effort=sample.covariances.effort, coupled=coupled_rows)
+
+        run(np.ascontiguousarray(x[:, :_NARROW]))  # which compiles the kernels
+        sample.prepared(columns)
+        with ThreadPoolExecutor(threads) as pool:
+            taken = list(pool.map(lambda _: _timed(partial(run, x)), range(threads)))
+        return sum(taken) / len(taken) / x.size
+
+    return _once((*sample.key, type_name, coupled, columns, threads), measure)

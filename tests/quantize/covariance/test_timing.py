@@ -5,12 +5,13 @@ from math import prod
 import numpy as np
 import pytest
 
-from ggufmill.formats import TYPES
+from ggufmill.formats import TYPES, SourceTensor
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize import timing as ordinary
 from ggufmill.quantize.covariance import timing
 from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
+from ggufmill.quantize.covariance.matrix.prepared import prepare
 from ggufmill.quantize.covariance.row_blocks import row_blocks
 from ggufmill.quantize.covariance.source import CollectedInput, CollectedOutput, Covariances, Curvature, PreparedCache
 
@@ -46,12 +47,12 @@ def constants(monkeypatch):
     covariance of 512 columns, or for coupling 128 rows."""
     monkeypatch.setattr(timing, "_WIDTHS", (NARROW, WIDE))
     monkeypatch.setattr(timing, "REST", 0.0)
-    monkeypatch.setattr(timing, "_preparing_seconds", lambda columns: 3 * (columns / WIDE) ** 3)
-    monkeypatch.setattr(timing, "_coupling_seconds", lambda: 3.0)
+    monkeypatch.setattr(timing, "_preparing_seconds", lambda sample, columns: 3 * (columns / WIDE) ** 3)
+    monkeypatch.setattr(timing, "_coupling_seconds", lambda sample: 3.0)
     monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads, **_: 1e6 * threads)
     monkeypatch.setattr(ordinary, "REST", 0.0)
 
-    def seconds(type_name, coupled, columns, effort, threads):
+    def seconds(sample, type_name, coupled, columns, threads):
         return columns / NARROW * (2e-6 if coupled else 1e-6)
 
     monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
@@ -78,3 +79,30 @@ def test_a_covariance_of_too_few_tokens_takes_no_time(constants):
     found = predicted(covariances(True, tokens=10))
     assert found["q4_K"] == pytest.approx((2 * 256 * 64 * 2 + 256 * 64 + 1024 * 32) * 1e-6 / 2)
     assert found[timing.PREPARING] == pytest.approx((0.5**3 * 3 + 4 * (32 / 128) ** 3 * 3) / 2)
+
+
+def test_a_sample_has_what_was_collected_of_a_tensor(monkeypatch):
+    """How many sweeps codes take depends on the covariance: one of few tokens took 1.6 times as long as random ones."""
+    monkeypatch.setattr(timing, "_WIDTHS", (8, 16))
+    rng = np.random.default_rng(0)
+    inputs, gradients = rng.standard_normal((40, 32), np.float32), rng.standard_normal((300, 256), np.float32)
+    moments = Covariance(inputs.T @ inputs / 40, 40)
+    outputs = Covariance(gradients.T @ gradients / 300, 300)
+    weights = rng.standard_normal((256, 32), np.float32)
+    collected = CollectedInput(32, np.array([40]))
+    rows = CollectedOutput(row_blocks(256, 256, 256), np.array([[300]]))
+    curvature = Curvature(lambda name: rows, lambda *_: outputs, 40)
+    tensor = SourceTensor("a", (32, 256), "f32", lambda start, stop: weights[start:stop])
+    cache = PreparedCache(lambda name, matrix: moments)
+    sample = timing._Sample(Covariances(lambda name: collected, cache, "", {}, 1, curvature=curvature), tensor)
+    assert sample.columns == 32
+    assert np.array_equal(sample.rows(4, 16), weights[:4, :16])
+    expected = prepare(Covariance(np.ascontiguousarray(moments.matrix[:16, :16]), 20))
+    assert np.array_equal(sample.prepared(16).damped.triangle, expected.damped.triangle)
+    assert np.array_equal(sample.gradients.matrix, outputs.matrix[:128, :128])
+    assert sample.gradients.tokens == 150
+    empty = PreparedCache(lambda name, matrix: None)
+    nothing = timing._Sample(Covariances(lambda name: collected, empty, "", {}, 1, curvature=curvature), tensor)
+    assert nothing.columns == 16
+    assert nothing.rows(4, 16).shape == (4, 16)
+    assert nothing.gradients.columns == 128
