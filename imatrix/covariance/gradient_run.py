@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import ceil
+from typing import TYPE_CHECKING
 
 from ...runtime import Model
-from ...runtime.output_gradients import gradients_of, thread_bytes
+from ...runtime.output_gradients import ThreadBytes, gradients_of, thread_bytes
 from ...runtime.timing import products
 from ..calibration import Calibration
 from ..windows import naming_causes
 from .gradient_collector import GradientCollector
+
+if TYPE_CHECKING:
+    from ...runtime.backends.torch.gradients import Gradients
 
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
@@ -40,8 +44,7 @@ class GradientRun:
         most = max(_GROUPS, _GROUPS_PER_THREAD * self.gradients.threads)
         groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
         self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
-        own = thread_bytes(self.gradients, n_ctx)
-        self.gradients.threads = min(self.gradients.threads, own.threads_in(memory // _WORKING_SHARE))
+        own = bound_threads(self.gradients, n_ctx, memory)
         self.working_bytes = own.of(self.gradients.threads, groups)
         self.sums_memory = max(memory - self.kept_bytes - self.working_bytes, memory // 2)
 
@@ -78,3 +81,11 @@ class GradientRun:
         self._model.files.check()
         with naming_causes(self._model, windows, batch.start):
             self.gradients.run(windows, self._seed, collector.wanted, collector.on_gradient, on_share)
+
+
+def bound_threads(gradients: Gradients, n_ctx: int, memory: int) -> ThreadBytes:
+    """Has no more threads compute gradients of windows than fit into their share of so many bytes, but one at least; returns
+    what each takes."""
+    each = thread_bytes(gradients, n_ctx)
+    gradients.threads = min(gradients.threads, each.threads_in(memory // _WORKING_SHARE))
+    return each

@@ -18,7 +18,7 @@ from ...imatrix.calibration import Calibration
 from ...imatrix.collect import BatchResult, CollectOptions, run_batch
 from ...imatrix.covariance.collector import CovarianceCollector
 from ...imatrix.covariance.gradient_collector import GradientCollector
-from ...imatrix.covariance.gradient_run import GradientRun
+from ...imatrix.covariance.gradient_run import GradientRun, bound_threads
 from ...imatrix.covariance.inputs import Input, reads_head
 from ...imatrix.covariance.job import CovarianceJob, split_among
 from ...imatrix.covariance.outputs import outputs_of
@@ -142,14 +142,15 @@ USUAL_MEMORY = 8 << 30  # of a worker for sums, where no limit of its memory is 
 
 @dataclass(frozen=True)
 class _Group:
-    """Inputs, or outputs, that one worker sums. job: fingerprint; number: of the group; dtype: of numbers in the file; seed: of
-    the labels of gradients."""
+    """Inputs, or outputs, that one worker sums. job: fingerprint; number: of the group; dtype: of numbers in the file; memory:
+    bytes for what the worker computes; seed: of the labels of gradients."""
 
     job: str
     number: int
     model: ModelAddress = field(repr=False)
     inputs: tuple[Input, ...] = field(repr=False)
     dtype: np.dtype = field(repr=False)
+    memory: int
     seed: int = 0
 
 
@@ -177,8 +178,9 @@ class _Windows:
             sums = _sums_here(self.group, self.first, model)
             sums.collector.weight, result = self.weight, None
             if isinstance(sums.collector, GradientCollector):
-                windows, seed = self.windows, self.group.seed
-                gradients_of(model).run(windows, seed, sums.collector.wanted, sums.collector.on_gradient)
+                gradients = gradients_of(model)
+                bound_threads(gradients, self.windows.shape[1], self.group.memory)
+                gradients.run(self.windows, self.group.seed, sums.collector.wanted, sums.collector.on_gradient)
             elif self.options is not None:
                 result = run_batch(model, self.windows, self.weight, self.first, self.options, sums.collector)
             else:
@@ -275,7 +277,8 @@ class SharedCovariance:
             back = GradientRun(opened, calibration, memory, seed)
             groups += split_among(outputs, workers, back.sums_memory, calibration.n_ctx)
             self._back = [slice(batch.start, batch.stop) for batch in back.batches(0)]
-        self._groups = [_Group(job.fingerprint, i, model, tuple(g), job.writer.dtype, seed) for i, g in enumerate(groups)]
+        of_all = job.writer.dtype, memory, seed
+        self._groups = [_Group(job.fingerprint, i, model, tuple(group), *of_all) for i, group in enumerate(groups)]
         self._batches = list(calibration.batches(opened))
         self._recorded = 0  # windows that the importance matrix has
         self._done = [0] * len(groups)

@@ -1,16 +1,23 @@
 """Covariances that worker processes collect: the bytes of one machine, whatever is lost or interrupted on the way."""
 
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 pytest.importorskip("distributed")
 
 from cluster_processes import at_first_windows, processes
 
+from ggufmill.imatrix.covariance.gradient_collector import GradientCollector
 from ggufmill.imatrix.covariance.writer import CovarianceWriter
+from ggufmill.pipeline.cluster import covariance
 from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.recipes import FOLDER
+from ggufmill.runtime.output_gradients import ThreadBytes
 
 pytestmark = pytest.mark.process
 
@@ -63,6 +70,23 @@ def test_experts_of_weighted_texts(tmp_path):
         out = tmp_path / name / "a.imatrix"
         compute_imatrix(DEMO, texts, out, covariance=tmp_path / name / "a.cov", cluster=cluster, **{**RUN, **options})
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_workers_compute_no_more_gradients_at_a_time_than_their_memory_holds(monkeypatch):
+    """As a single machine: a thread takes 3 GiB for some models."""
+    from ggufmill.imatrix.covariance import gradient_run
+
+    each, used = ThreadBytes(part=3 << 20, head=1 << 20, handed_over=1 << 20), []
+    gradients = SimpleNamespace(threads=16, run=lambda *_: used.append(gradients.threads))
+    monkeypatch.setattr(covariance, "models_here", lambda *_: nullcontext([None]))
+    monkeypatch.setattr(covariance, "gradients_of", lambda model: gradients)
+    monkeypatch.setattr(gradient_run, "thread_bytes", lambda *_: each)
+    sums = covariance._Sums("job", 0, Mock(spec=GradientCollector, wanted=(), on_gradient=None))
+    monkeypatch.setattr(covariance, "_sums_here", lambda *_: sums)
+    for memory in (40 << 20, 28 << 20, 1 << 20):
+        group = covariance._Group("job", 0, Mock(), (), np.dtype("i2"), memory)
+        covariance._Windows(group, np.zeros((1, 8), np.int64), 0, 1, None, False).run()
+    assert used == [3, 2, 1]
 
 
 @pytest.mark.oracle
