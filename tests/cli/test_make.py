@@ -16,18 +16,28 @@ from ggufmill.formats import open_gguf
 from ggufmill.quantize.recipes.recipe import load_recipe
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 288, "max_position_embeddings": 4096}
-
-
+CURVED = {"tokens": 10_000, "num_hidden_layers": 1}  # a text that is long enough for curvatures, and fewer types to measure
 TYPES = "--types", "q4_0,q5_0,q8_0"
 
 
 @pytest.fixture
-def folder(recipe_folder, tiny_llama, write_checkpoint):
-    """recipe_folder with a model that holds longer texts, and long.txt, a text of 2,000 tokens."""
-    config, tensors = tiny_llama(**SMALL)
-    write_checkpoint(recipe_folder / "m", config, {name: 0.2 * x for name, x in tensors.items()}, vocab=False)
-    draw = np.random.default_rng(1)
-    (recipe_folder / "long.txt").write_text("".join(chr(97 + i) for i in draw.integers(0, 26, 2000)))
+def write_model(tiny_llama, write_checkpoint):
+    """write_model(folder, tokens, changes of its config): a model that holds longer texts, and long.txt, a text of so many
+    tokens."""
+
+    def write(folder, tokens, **changes):
+        config, tensors = tiny_llama(**SMALL | changes)
+        write_checkpoint(folder / "m", config, {name: 0.2 * x for name, x in tensors.items()}, vocab=False)
+        letters = np.random.default_rng(1).integers(0, 26, 2000)
+        (folder / "long.txt").write_text(tokens // 2000 * "".join(chr(97 + i) for i in letters))
+
+    return write
+
+
+@pytest.fixture
+def folder(recipe_folder, write_model):
+    """recipe_folder with a model of two layers, and a text of 2,000 tokens."""
+    write_model(recipe_folder, 2000)
     return recipe_folder
 
 
@@ -41,15 +51,15 @@ def made(mill, folder, *more, code=0):
 @pytest.mark.parametrize(
     "effort", [0, 1, 2, pytest.param(3, marks=pytest.mark.oracle), pytest.param(4, marks=pytest.mark.oracle)]
 )
-def test_the_recipe_makes_the_same_file(mill, folder, effort):
+def test_the_recipe_makes_the_same_file(mill, folder, write_model, effort):
     """Effort has one meaning in `make`, `run` and `quantize`: the recipe has it where there is something to spend it on."""
     if effort > 2:
         pytest.importorskip("torch")
-        (folder / "long.txt").write_text(5 * (folder / "long.txt").read_text())
+        write_model(folder, **CURVED)
     more = ["--tune"] if effort == 4 else []
-    result = made(mill, folder, "--fit", "80k", "-f", folder / "long.txt", "--effort", effort, *more)
+    result = made(mill, folder, "--fit", "60k" if effort > 2 else "80k", "-f", folder / "long.txt", "--effort", effort, *more)
     path, recipe = result["run"]["files"][0], result["recipe"]
-    assert Path(path).stat().st_size <= 80_000
+    assert Path(path).stat().st_size <= (60_000 if effort > 2 else 80_000)
     assert result["data"] == ("", "imatrix", "covariance", "curvature", "curvature")[effort]
     assert result["run"]["validation"]["kld_mean"] > 0
     stages, metadata = load_recipe(recipe).stages, open_gguf(path).metadata
@@ -271,39 +281,41 @@ make_model(**json.loads(sys.argv[2]), progress=progress)
 """
 WRITTEN = {"SHA256SUMS", "report.json", "report.md", "report.html", "README.md"}
 STAGES = {"working copy", "imatrix", "errors of types", "sensitivity", "quantize", "verify", "validate", "checksum"}
+STAGES_OF_4 = {"imatrix", "errors of types", "refining", "quantize", "tune", "validate"}
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("more", "stages"),
     [
-        ({"effort": 1, "text": "self"}, STAGES | {"writing a text", "divergence"}),
-        pytest.param({"effort": 4, "tune": True}, STAGES | {"refining", "tune"}, marks=pytest.mark.oracle),
+        ({"effort": 1, "fit": "80k", "text": "self"}, STAGES | WRITTEN | {"writing a text", "divergence"}),
+        pytest.param({"effort": 4, "fit": "60k", "tune": True}, STAGES_OF_4, marks=pytest.mark.oracle),
     ],
 )
-def test_a_call_killed_in_every_stage_is_continued(mill, folder, monkeypatch, more, stages):
-    """SIGKILL in each stage, and as each report is written, one after the other; the same call ends in the same bytes."""
+def test_a_call_killed_in_every_stage_is_continued(mill, folder, write_model, monkeypatch, more, stages):
+    """SIGKILL in each stage, and as each report is written, one after the other; the same call ends in the same bytes. What
+    does the same with every effort is killed with one."""
     from ggufmill import make_model
     from ggufmill.pipeline.making import fit
 
     if more["effort"] > 2:
         pytest.importorskip("torch")
-        (folder / "long.txt").write_text(5 * (folder / "long.txt").read_text())
-    asked = {"model": folder / "m", "out": folder / "out", "fit": "80k", "text": folder / "long.txt", "types": TYPES[1]} | more
+        write_model(folder, **CURVED)
+    asked = {"model": folder / "m", "out": folder / "out", "text": folder / "long.txt", "types": TYPES[1]} | more
     asked |= {"heldout": folder / "words.txt"}
     monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)
     whole = make_model(**asked)
     expected = {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")}
     shutil.rmtree(folder / "out")
     kills = folder / "kills.txt"
-    kills.write_text("")
+    kills.write_text("\n".join([*(STAGES | WRITTEN) - stages, ""]))
     arguments = json.dumps({name: value if isinstance(value, bool | int) else str(value) for name, value in asked.items()})
     codes = []
     while not codes or codes[-1] == -signal.SIGKILL:
         ended = subprocess.run([sys.executable, "-c", KILLED_ONCE, kills, arguments], capture_output=True, check=False)
         codes.append(ended.returncode)
     assert codes[-1] == 0, ended.stderr
-    assert set(kills.read_text().splitlines()) == stages | WRITTEN
+    assert set(kills.read_text().split("\n")) == {*STAGES, *WRITTEN, *stages, ""}
     assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.gguf")} == expected
     again = json.loads((folder / "out" / "report.json").read_text())
     assert again["validation"]["kld_mean"] == whole.run.report["validation"]["kld_mean"]
