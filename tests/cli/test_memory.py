@@ -121,7 +121,7 @@ def test_collecting(moments, tmp_path):
     if moments == "--curvature":
         pytest.importorskip("torch")
     text, more = DEMO / "calibration.txt", (moments, tmp_path / "a.cov") if moments else ()
-    said, taken = said_and_taken("imatrix", "-m", DEMO, "-f", text, "--chunks", 8, "-o", tmp_path / "a.imatrix", "-t", 2, *more)
+    said, taken = said_and_taken("imatrix", "-m", DEMO, "-f", text, "--chunks", 4, "-o", tmp_path / "a.imatrix", "-t", 2, *more)
     assert 0.85 * taken < said < 1.15 * taken
 
 
