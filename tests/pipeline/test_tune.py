@@ -196,7 +196,8 @@ def test_at_the_end_of_the_highest_effort(quantised, tmp_path, caplog):
     caplog.set_level("INFO", "ggufmill")
     files = tmp_path / "a.imatrix", tmp_path / "a.cov"
     compute_imatrix(DEMO, TEXT, files[0], covariance=files[1], n_ctx=64, chunks=8, progress=False)
-    given = {"custom_q": r"^blk\..*ffn=q4_0", "covariance": files[1], "sequential": TEXT, "sequential_chunks": 8, "threads": 2}
+    rule = r"^blk\.0\.=q4_0"
+    given = {"custom_q": rule, "covariance": files[1], "sequential": TEXT, "sequential_chunks": 8, "threads": 2}
     plain, tuned, killed = (tmp_path / f"{name}.gguf" for name in ("plain", "tuned", "killed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequential, "N_CTX", 64)
@@ -210,7 +211,7 @@ def test_at_the_end_of_the_highest_effort(quantised, tmp_path, caplog):
                 quantize_model(DEMO, killed, effort=4, tune=True, **given)
         quantize_model(DEMO, killed, effort=4, tune=True, resume=True, **given)
         recipe = tmp_path / "r.toml"
-        keys = f'rules = "^blk\\\\..*ffn=q4_0"\ncovariance = "{files[1]}"\nsequential = "{TEXT}"\nsequential_chunks = 8\n'
+        keys = f"rules = '{rule}'\ncovariance = '{files[1]}'\nsequential = '{TEXT}'\nsequential_chunks = 8\n"
         recipe.write_text(f'[source]\nmodel = "{DEMO}"\n[quantize]\n{keys}effort = 4\ntune = true\n')
         run_recipe(recipe, tmp_path / "out", progress=False)
     assert tuned.read_bytes() == killed.read_bytes()

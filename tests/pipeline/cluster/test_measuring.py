@@ -25,8 +25,8 @@ def data(demo, tmp_path):
 
 def test_recipe(models, demo, data, tmp_path):
     options = {
-        "target_bpw": 4.6,
-        "types": "q4_0,q5_0,iq3_k,q8_0",
+        "target_bpw": 7,
+        "types": "q4_0,q5_0,q8_0",
         "rows": 8,
         "n_ctx": 32,
         "chunks": 2,
