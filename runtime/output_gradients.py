@@ -38,13 +38,20 @@ def gradients_of(model: Model, is_whole: bool = False) -> Gradients:
 
 
 @dataclass(frozen=True)
-class ThreadBytes:
-    """Bytes that a thread, or a device, needs while gradients are computed, beside what is kept between parts of the model: for
-    a part and one group of windows; for some rows of the head; and of the gradients that it hands over after either."""
+class GroupCost:
+    """What a group of windows takes while gradients are computed.
+
+    part, head, handed_over  bytes that a thread, or a device, needs beside what is kept between parts of the model: for a part;
+                             for some rows of the head; and of the gradients that it hands over after either
+    products, written        beside the products of weights, in all parts, forth, again and back: multiplications, of attention,
+                             and bytes that ops write
+    """
 
     part: int
     head: int
     handed_over: int
+    products: int
+    written: int
 
     def of(self, threads: int, groups: int) -> int:
         """Bytes of so many threads with so many groups of windows; what one more of them hands over is summed meanwhile."""
@@ -56,8 +63,8 @@ class ThreadBytes:
         return max(1, (nbytes - self.handed_over) // max(self.part, self.head))
 
 
-def thread_bytes(gradients: Gradients, n_ctx: int) -> ThreadBytes:
+def group_cost(gradients: Gradients, n_ctx: int) -> GroupCost:
     """Of windows of n_ctx tokens: counted, without computing anything."""
-    from .backends.torch.gradient_memory import count_bytes
+    from .backends.torch.gradient_cost import count_cost
 
-    return ThreadBytes(*count_bytes(gradients, n_ctx))
+    return GroupCost(*count_cost(gradients, n_ctx))

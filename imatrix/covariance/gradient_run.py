@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ...runtime import Model
-from ...runtime.output_gradients import ThreadBytes, gradients_of, thread_bytes
+from ...runtime.output_gradients import GroupCost, gradients_of, group_cost
 from ...runtime.timing import products
 from ..calibration import Calibration
 from ..windows import naming_causes
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at most so many groups of them
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
 _HEAD_PRODUCTS = 2  # of the output matrix: forward once
-_OVERHEAD = 1.4  # of all other ops, at the least
+_UNEVEN = 1.1  # times what products of large square matrices take, those of weights do
+_WRITING = 12  # products of float32 in whose time an op writes a byte: 5 in a cache, 22 where the memory is new (Zen 5)
 _DECODING = 20  # products of float32 in whose time a weight is decoded, at most, which each group does
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
 _WORKING_SHARE = 4  # the same of what threads work with, of which there is one at least
@@ -44,23 +45,24 @@ class GradientRun:
         most = max(_GROUPS, _GROUPS_PER_THREAD * self.gradients.threads)
         groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
         self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
-        own = bound_threads(self.gradients, n_ctx, memory)
+        self._cost = own = bound_threads(self.gradients, n_ctx, memory)
         self.working_bytes = own.of(self.gradients.threads, groups)
         self.sums_memory = max(memory - self.kept_bytes - self.working_bytes, memory // 2)
 
     def expected_seconds(self, passes: int) -> tuple[float, float]:
         """What so many passes take, without sums, and how long the model's threads wait meanwhile, all together: a rough
-        estimate from the number of multiplications. Attention is not counted. A thread computes a group of windows at a time:
+        estimate from the number of multiplications and of bytes that ops write. A thread computes a group of windows at a time:
         those that have none wait, but for the head, of which all compute some tokens."""
         graph, windows = self._model.graph, self._calibration.windows
         groups = ceil(len(windows) / self._group)
-        every = list(products(graph.ops))
+        every, cost = list(products(graph.ops)), self._cost
         decoding = groups * _DECODING * sum(one.size * one.matrices for one in every)
-        layers = _FORTH_AND_BACK * (windows.size * sum(one.per_token for one in every) + decoding)
-        head = _HEAD_PRODUCTS * windows.size * sum(op.multiplied for op in graph.head)
+        layers = _FORTH_AND_BACK * (_UNEVEN * windows.size * sum(one.per_token for one in every) + decoding)
+        layers += groups * (cost.products + _WRITING * cost.written)
+        head = _HEAD_PRODUCTS * _UNEVEN * windows.size * sum(op.multiplied for op in graph.head)
         run, most = self.gradients, windows.size
         one, some, all_threads = (run.products_per_second(pieces) for pieces in (1, groups, most))
-        seconds, work = (passes * _OVERHEAD * each for each in (layers / some + head / all_threads, (layers + head) / one))
+        seconds, work = (passes * each for each in (layers / some + head / all_threads, (layers + head) / one))
         return seconds, max(0.0, self._model.workers.count * seconds - work)
 
     def batches(self, first: int) -> Iterator[range]:
@@ -83,9 +85,9 @@ class GradientRun:
             self.gradients.run(windows, self._seed, collector.wanted, collector.on_gradient, on_share)
 
 
-def bound_threads(gradients: Gradients, n_ctx: int, memory: int) -> ThreadBytes:
+def bound_threads(gradients: Gradients, n_ctx: int, memory: int) -> GroupCost:
     """Has no more threads compute gradients of windows than fit into their share of so many bytes, but one at least; returns
     what each takes."""
-    each = thread_bytes(gradients, n_ctx)
+    each = group_cost(gradients, n_ctx)
     gradients.threads = min(gradients.threads, each.threads_in(memory // _WORKING_SHARE))
     return each

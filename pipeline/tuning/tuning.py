@@ -117,13 +117,13 @@ class Tuning:
     def describe(self, quantised: Model, weights: TunableWeights) -> None:
         """Says what it takes."""
         from ...runtime.backends.torch.product_speed import products_per_second
-        from ...runtime.output_gradients import thread_bytes
+        from ...runtime.output_gradients import group_cost
 
         gradients = self._gradients(quantised, weights)
         count, windows = sum(x.size for x in weights.changes.values()), self.windows
         kept, tokens = 4 * windows.size * self.original.graph.n_embd, windows.shape[1]
         batch = min(4, len(windows))
-        working = thread_bytes(gradients, tokens).of(self.threads, batch)
+        working = group_cost(gradients, tokens).of(self.threads, batch)
         memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + working
         passes = self.epochs * (FORWARDS * (~judging(len(windows))).sum() + judging(len(windows)).sum()) + len(windows)
         work = float(passes) * tokens * sum(one.per_token for one in products(quantised.graph.ops))

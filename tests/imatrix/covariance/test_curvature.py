@@ -8,8 +8,9 @@ pytest.importorskip("torch")
 from ggufmill import compute_imatrix, merge_covariance, show_covariance
 from ggufmill.convert import open_source
 from ggufmill.errors import MillError, PlanError, UsageError
-from ggufmill.imatrix.calibration import TextSegment, cut_windows
+from ggufmill.imatrix.calibration import Calibration, TextSegment, cut_windows
 from ggufmill.imatrix.covariance import open_covariance
+from ggufmill.imatrix.covariance.gradient_run import GradientRun
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch import gradients as gradients_module
@@ -248,6 +249,16 @@ def test_what_it_takes_is_said(expected, tmp_path):
     assert gradients["working_bytes"] > 0
     assert forecast["predicted"]["seconds"] > 0
     assert len(expected["a.curv"]) == covariance["file_bytes"]
+
+
+def test_attention_is_among_what_is_said(monkeypatch):
+    """A token of longer windows takes longer."""
+    monkeypatch.setattr(gradients_module.Gradients, "products_per_second", lambda self, pieces: 1e9)
+    model, said = load_model(DEMO, threads=1), []
+    for count, n_ctx in ((64, 64), (8, 512)):
+        windows = Calibration(np.zeros((count, n_ctx), np.int64), np.ones(count, np.int64))
+        said.append(GradientRun(model, windows, 1 << 30, 0).expected_seconds(1)[0])
+    assert said[1] > 1.5 * said[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ggufmill.imatrix.covariance.writer import CovarianceWriter
 from ggufmill.pipeline.cluster import covariance
 from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime.output_gradients import ThreadBytes
+from ggufmill.runtime.output_gradients import GroupCost
 
 pytestmark = pytest.mark.process
 
@@ -76,11 +76,11 @@ def test_workers_compute_no_more_gradients_at_a_time_than_their_memory_holds(mon
     """As a single machine: a thread takes 3 GiB for some models."""
     from ggufmill.imatrix.covariance import gradient_run
 
-    each, used = ThreadBytes(part=3 << 20, head=1 << 20, handed_over=1 << 20), []
+    each, used = GroupCost(part=3 << 20, head=1 << 20, handed_over=1 << 20, products=0, written=0), []
     gradients = SimpleNamespace(threads=16, run=lambda *_: used.append(gradients.threads))
     monkeypatch.setattr(covariance, "models_here", lambda *_: nullcontext([None]))
     monkeypatch.setattr(covariance, "gradients_of", lambda model: gradients)
-    monkeypatch.setattr(gradient_run, "thread_bytes", lambda *_: each)
+    monkeypatch.setattr(gradient_run, "group_cost", lambda *_: each)
     sums = covariance._Sums("job", 0, Mock(spec=GradientCollector, wanted=(), on_gradient=None))
     monkeypatch.setattr(covariance, "_sums_here", lambda *_: sums)
     for memory in (40 << 20, 28 << 20, 1 << 20):

@@ -9,9 +9,10 @@ from checkpoint_cases import convert_record
 from recorded_models import kept_cases
 
 from ggufmill.quantize import gguf_source
-from ggufmill.runtime.backends.torch.gradient_memory import CountedGradients, ShapeGradients
+from ggufmill.runtime.backends.torch.gradient_cost import CountedGradients, ShapeGradients
 from ggufmill.runtime.backends.torch.gradients import WindowGroup
 from ggufmill.runtime.backends.torch.weights import Weights
+from ggufmill.runtime.graph.ops import Attention
 from ggufmill.runtime.models.architectures import build_graph
 
 pytestmark = pytest.mark.oracle
@@ -32,9 +33,20 @@ def test_bytes_of_shapes_are_those_of_numbers(tmp_path, case):
             model._forward(part, group)
     group.gradients = {model.graph.hidden.index: torch.ones((windows.size, *model.graph.hidden.shape))}
     for part in reversed(model.parts):
-        said.append(shapes.bytes_of(part, windows))
+        said.append(shapes.count(part, windows))
         taken.append(model.counted(part, group))
     decoded = 8 * max(x.n_rows // max(1, x.shape[2] if len(x.shape) > 2 else 1) * x.shape[0] for x in source.tensors.values())
-    for (most, handed_over), (real, real_handed_over) in zip(said, taken, strict=True):
+    for (most, handed_over, *_), (real, real_handed_over, *_) in zip(said, taken, strict=True):
         assert handed_over == real_handed_over
         assert most == pytest.approx(real, rel=0.1, abs=decoded)
+
+
+def test_products_of_attention_are_counted(tmp_path):
+    """Scores and their sums of values: forth, again, and twice back."""
+    source = gguf_source(convert_record("llama", tmp_path)[1])
+    model = CountedGradients(build_graph(source), Weights(source, {}, exact=True))
+    attention = next(op for op in model.graph.ops if isinstance(op, Attention))
+    heads, width = attention.q.shape
+    counted = ShapeGradients(model).count(model.parts[0], np.zeros((2, N), np.int64))
+    assert counted.products == 4 * 2 * heads * N * N * 2 * width
+    assert counted.written > 4 * 2 * heads * N * N * 4  # scores and weights of the softmax, forth and again, and more

@@ -1,11 +1,12 @@
-"""What computing gradients takes of memory: counted on tensors without numbers (torch's device "meta"), as they come and go."""
+"""What computing gradients takes of memory, and of work beside products of weights: counted on tensors without numbers (torch's
+device "meta"), as they come and go."""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
 from math import prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,36 +25,50 @@ from .weights import Weights
 
 _META = torch.device("meta")
 _LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm)
 _TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
 
 
-def count_bytes(gradients: Gradients, n_ctx: int) -> tuple[int, int, int]:
+class Count(NamedTuple):
+    """What a part takes, forth and again with gradients: bytes of tensors at the most at a time, and of the gradients that are
+    handed over; multiplications of matrices that are no weights (attention), and bytes that ops write."""
+
+    most: int
+    handed_over: int
+    products: int
+    written: int
+
+
+def count_cost(gradients: Gradients, n_ctx: int) -> tuple[int, int, int, int, int]:
     """Bytes that a thread, or the device, needs to compute a part again with gradients, for a group of windows of n_ctx tokens;
-    to compute some rows of the head; and of the gradients that it hands over at the end of either, at most."""
+    to compute some rows of the head; and of the gradients that it hands over at the end of either, at most; products and bytes
+    written of all parts."""
     windows = np.zeros((gradients.windows_of_group(n_ctx), n_ctx), np.int64)
-    shapes, found = ShapeGradients(gradients), dict[object, tuple[int, int]]()
+    shapes, found, counts = ShapeGradients(gradients), dict[object, Count](), list[Count]()
     for part in gradients.parts:
         key = tuple((type(op), *(v.shape for v in op.outputs), *(w.shape for w in op.weights)) for op in part.ops)
         if key not in found:  # most layers are like others
-            found[key] = shapes.bytes_of(part, windows)
-    peaks, handed_over = zip(*found.values(), strict=True)
+            found[key] = shapes.count(part, windows)
+        counts.append(found[key])
+    most, handed_over, products, written = zip(*counts, strict=True)
     logits = HEAD_ROWS * gradients.graph.n_vocab
-    return max(peaks) + _TILE_BYTES, _LOGIT_BYTES * logits + _TILE_BYTES, max(4 * logits, *handed_over)
+    own = max(most) + _TILE_BYTES, _LOGIT_BYTES * logits + _TILE_BYTES, max(4 * logits, *handed_over)
+    return *own, sum(products), sum(written)
 
 
 class CountedGradients(Gradients):
     """Counts what it takes."""
 
-    def counted(self, part: GraphPart, group: WindowGroup) -> tuple[int, int]:
-        """(the most at a time, the gradients that are handed over) of a part that is computed forth, and again with gradients:
-        bytes of tensors, without those that are given."""
+    def counted(self, part: GraphPart, group: WindowGroup) -> Count:
+        """Of a part that is computed forth, and again with gradients. Tensors that are given do not count."""
         forth, back = _Counted(group), _Counted(group)
         with forth:
             self._forward(part, replace(group, values=dict(group.values)))
         with back:
             again = self._again(part, group, self.weights, {id(op) for op in self.reached if observed_weights(op)})
             handed_over = self._carry_back(part, group, again, [x for _, _, x, _ in again.made], False)
-        return max(forth.most, back.most), sum(grad.nbytes for grad in handed_over if grad is not None)
+        nbytes = sum(grad.nbytes for grad in handed_over if grad is not None)
+        return Count(max(forth.most, back.most), nbytes, forth.products + back.products, forth.written + back.written)
 
 
 class ShapeGradients(CountedGradients):
@@ -65,7 +80,7 @@ class ShapeGradients(CountedGradients):
         self._values = {value.index: value for op in self.graph.ops for value in op.outputs}
         self._specs = {(spec.layer, spec.name): spec for spec in self.graph.cache if isinstance(spec, CacheSpec)}
 
-    def bytes_of(self, part: GraphPart, windows: np.ndarray) -> tuple[int, int]:
+    def count(self, part: GraphPart, windows: np.ndarray) -> Count:
         """As `counted`, of so many windows."""
         group, n = WindowGroup(windows), windows.size
         group.values = {index: _given(self._values[index], n) for index in part.reads}
@@ -86,17 +101,20 @@ def _given(value: Value, n: int) -> Result:
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the bytes of all tensors that ops make within it. most: at the same time. given: whose tensors do not count."""
+    """Counts the bytes of all tensors that ops make within it. most: at the same time; written: in all; products: of matrices.
+    given: whose tensors do not count."""
 
     def __init__(self, given: WindowGroup):
         super().__init__()
-        self._now, self.most = 0, 0
+        self._now, self.most, self.written, self.products = 0, 0, 0, 0
         values = [x for value in given.values.values() for x in (value if isinstance(value, tuple) else [value])]
         rows = [x for own in (*given.rows, *given.row_gradients) for x in own.values()]
         self._known = {x.untyped_storage()._cdata: 0 for x in (*values, *rows, *given.gradients.values())}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _PRODUCTS:
+            self.products += result.numel() * args[0].shape[-1]
         for x in tree_leaves(result):
             if isinstance(x, Tensor):
                 self._add(x.untyped_storage())
@@ -107,6 +125,7 @@ class _Counted(TorchDispatchMode):
         if key not in self._known:
             self._known[key] = storage.nbytes()
             self._now += storage.nbytes()
+            self.written += storage.nbytes()
             self.most = max(self.most, self._now)
             weakref.finalize(storage, self._remove, key)
 
