@@ -74,6 +74,12 @@ class Validation:
         """What of that decides the figures of stock mixes."""
         return self.text.digest, self.text.n_ctx, self.text.chunks, self.asked.baseline, self.asked.mtp
 
+    @property
+    def _windows(self) -> int:
+        """That are read of the text."""
+        count = len(self.text.tokens) // self.text.n_ctx
+        return count if self.text.chunks is None else min(count, self.text.chunks)
+
     def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
         """Measures each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers,
         and texts from each. The baseline reads the text once for all.
@@ -81,15 +87,19 @@ class Validation:
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
         baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
-        measured = self._figures(baseline, results, Stage(report, "validate", unit=WINDOWS))
-        floor = self._noise_floor(baseline)
-        base_texts = self._texts_of(baseline)
+        measured = self._figures(baseline, results, Stage(report, "validate", self._windows, WINDOWS))
+        floor = self._noise_floor(baseline, report)
+        layers = Stage(report, "layers", len(results), WINDOWS)
         for result, figures in zip(results, measured, strict=True):
             figures["noise_floor"] = asdict(floor)
-            layers = compare(baseline, result, self.text.tokens, self.text.n_ctx, chunks=1, weights=None).layers
-            figures["layers"] = [asdict(layer) for layer in layers]
-            told = zip(self.prompts, base_texts, self._texts_of(result), strict=True)
-            figures["texts"] = [{"prompt": prompt, "baseline": base, "result": own} for prompt, base, own in told]
+            with layers.watching(baseline):
+                found = compare(baseline, result, self.text.tokens, self.text.n_ctx, chunks=1, weights=None).layers
+            layers.advance()
+            figures["layers"] = [asdict(layer) for layer in found]
+        told = self._texts([baseline, *results], report)
+        for own_texts, figures in zip(told[1:], measured, strict=True):
+            each = zip(self.prompts, told[0], own_texts, strict=True)
+            figures["texts"] = [{"prompt": prompt, "baseline": base, "result": own} for prompt, base, own in each]
         return measured
 
     def measure_stock(self, names: Sequence[str], importance: Importance | None, report: OnProgress) -> list[dict[str, Any]]:
@@ -98,7 +108,7 @@ class Validation:
         given: dict[str, Any] = {"importance": importance, "ignore_imatrix_rules": True}
         plans = [plan_quantize(self.source, "stock.gguf", type=name, **given) for name in names]
         models = [load_model(simulate_quantization(self.source, plan)) for plan in plans]
-        measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", unit=WINDOWS))
+        measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", self._windows, WINDOWS))
         return [
             {"label": name, "file_bytes": plan.file_bytes, "bits_per_weight": plan.bits_per_weight, "validation": figures}
             for name, plan, figures in zip(names, plans, measured, strict=True)
@@ -126,14 +136,37 @@ class Validation:
         about["baseline_bits"] = base.bits_per_weight
         return [about | one.as_json() | {"running": values} for one, values in zip(figures, running, strict=True)]
 
-    def _noise_floor(self, baseline: Model) -> NoiseFloor:
+    def _noise_floor(self, baseline: Model, report: OnProgress) -> NoiseFloor:
         """On the first windows of the text."""
         text, rounded = self.text, self._baseline(round_activations=True)
-        chunks = min(text.chunks or FLOOR_WINDOWS, FLOOR_WINDOWS)
-        return NoiseFloor.of(perplexity(rounded, text.tokens, text.n_ctx, chunks, baseline=baseline).as_json())
+        chunks = min(self._windows, FLOOR_WINDOWS)
+        stage = Stage(report, "noise floor", chunks, WINDOWS)
+        with stage.watching(baseline, rounded):
+            figures = perplexity(
+                rounded,
+                text.tokens,
+                text.n_ctx,
+                chunks,
+                lambda so_far, _: stage.reach(so_far.chunks),
+                baseline=baseline,
+            )
+        return NoiseFloor.of(figures.as_json())
 
-    def _texts_of(self, model: Model) -> list[str]:
-        return [generate(model, prompt, n_predict=self.asked.n_predict, temp=0).text() for prompt in self.prompts]
+    def _texts(self, models: Sequence[Model], report: OnProgress) -> list[list[str]]:
+        """What each model writes after each prompt."""
+        if not self.prompts:
+            return [[] for _ in models]
+        stage = Stage(report, "texts", len(models) * len(self.prompts), "text")
+
+        def text(model: Model, prompt: str) -> str:
+            running, pieces = generate(model, prompt, n_predict=self.asked.n_predict, temp=0), []
+            for piece in running:
+                pieces.append(piece)
+                stage.within(min(1.0, len(running.tokens) / max(1, self.asked.n_predict)))
+            stage.advance()
+            return "".join(pieces)
+
+        return [[text(model, prompt) for prompt in self.prompts] for model in models]
 
     @property
     def limits(self) -> dict[str, float]:

@@ -91,14 +91,18 @@ class Descent:
         return progressed.losses
 
     def _step(self, batch: np.ndarray, progressed: Progressed) -> None:
+        judged, before = len(progressed.losses), progressed.step
         progressed.step += 1
         arrays, step = progressed.arrays, progressed.step
-        _, found = self._gradients.of_windows(self._windows[batch], [self._hidden[int(i)] for i in batch], with_gradients=True)
+        hidden = [self._hidden[int(i)] for i in batch]
+        _, found = self._gradients.of_windows(
+            self._windows[batch], hidden, with_gradients=True, on_share=lambda share: self._within(before + share, judged)
+        )
         for name, gradient in found.items():
             moments = arrays["first"][name], arrays["second"][name]
             _adam(arrays["changes"][name], gradient, moments, _rate(step, self.steps), step)
         self._weights.apply()
-        self._tell(step, len(progressed.losses))
+        self._tell(step, judged)
 
     def _end_epoch(self, progressed: Progressed) -> None:
         progressed.losses.append(self._judged(progressed.step, len(progressed.losses)))
@@ -107,11 +111,17 @@ class Descent:
 
     def _judged(self, step: int, judged: int) -> float:
         hidden = [self._hidden[int(i)] for i in self._judges]
-        found = self._gradients.of_windows(self._windows[self._judges], hidden, with_gradients=False)[0]
+        found, _ = self._gradients.of_windows(
+            self._windows[self._judges], hidden, with_gradients=False, on_share=lambda share: self._within(step, judged + share)
+        )
         self._tell(step, judged + 1)
         return found
 
     def _tell(self, step: int, judged: int) -> None:
+        """Says what is done after a step, or when it was judged."""
+        self._within(step, judged)
+
+    def _within(self, step: float, judged: float) -> None:
         """Says the share that is done, in forward passes of windows."""
         total = self.steps * _BATCH * FORWARDS + (self._epochs + 1) * len(self._judges)
         self._on_share(min(1.0, (step * _BATCH * FORWARDS + judged * len(self._judges)) / total))

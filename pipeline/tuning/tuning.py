@@ -25,7 +25,7 @@ from ...runtime import Model, load_model
 from ...runtime.timing import products
 from ..common.figures import duration, size_text
 from ..common.messages import note
-from ..common.progress import OnProgress, Stage
+from ..common.progress import WINDOWS, OnProgress, Stage
 from .descent import FORWARDS, Descent, Progressed, judging
 
 if TYPE_CHECKING:
@@ -173,10 +173,11 @@ class Tuning:
         weights, found = self.weights_of(quantised), state.load() if resume else None
         if found is not None:  # of a file that may be changed already
             weights.take_given(found[1])
-        given, stage = weights.given, Stage(report, "tune", 1000, "per mille")
+        given, hidden = weights.given, self._hidden(report)
+        stage = Stage(report, "tune", 1000, "per mille")
         descent = Descent(
-            self._gradients(quantised, weights), weights, self.windows, self._hidden(), self.epochs,
-            lambda share: stage.reach(round(1000 * share)),
+            self._gradients(quantised, weights), weights, self.windows, hidden, self.epochs,
+            lambda share: stage.reach_share(1000 * share),
         )  # fmt: skip
         progressed = found[0] if found is not None else None
         last = Progressed()
@@ -199,8 +200,13 @@ class Tuning:
         exact, graph = Weights(self.original.stored, {}, exact=True), self.original.graph
         return ParameterGradients(quantised.graph, weights, graph, exact, self.threads, self.device)
 
-    def _hidden(self) -> list[np.ndarray]:
-        return self.original.hidden_of_windows(self.windows)
+    def _hidden(self, report: OnProgress) -> list[np.ndarray]:
+        """What the original makes of each window, before its head."""
+        stage = Stage(report, "original", len(self.windows), WINDOWS)
+        with stage.watching(self.original):
+            hidden = self.original.hidden_of_windows(self.windows)
+        stage.reach(len(self.windows))
+        return hidden
 
     def _write(self, files: OpenFiles, plan: Plan, weights: TunableWeights, record: Callable[[str, str], None]) -> None:
         """Writes what is tuned in place of what was written, where they differ."""

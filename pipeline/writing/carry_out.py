@@ -106,6 +106,7 @@ def carry_out(
     with writing as writer:
         write = writer
         if options.sequential is not None:
+            options.sequential.on_item = lambda item: stage.within(0.0, item)
             write = options.sequential.writer(plan, options.threads or available_cpus(), writer)
         result = execute(
             plan,

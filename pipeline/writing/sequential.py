@@ -35,7 +35,7 @@ from ..common.memory import memory_budget
 from ..common.messages import note, warn
 
 if TYPE_CHECKING:
-    from ...runtime.backends.torch.two_streams import KnownInput, MatrixInput, TwoStreams
+    from ...runtime.backends.torch.two_streams import KnownInput, MatrixInput, StreamStep, TwoStreams
     from ..cluster.writing import ClusterWriter
     from ..requests.quantize import QuantizeRequest
     from ..tuning.tuning import Tuning
@@ -105,6 +105,7 @@ class SequentialEncoding:
     windows  int64 [n, n_ctx]; device: of torch; threads: of the processor; memory: bytes for what is computed of inputs, whose
              sums are kept in temporary files where it is too little; asked_by: the option, for errors
     tuning   what is done with the tensors when all are encoded; None: nothing
+    on_item  called with what is done, while no bytes are written
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class SequentialEncoding:
         """Raises PlanError without torch, and for a text that cannot be read or is too short."""
         import_torch(asked_by)
         self.tuning: Tuning | None = None
+        self.on_item: Callable[[str], None] = lambda item: None
         self._model, self._threads, self._device = load_model(source, threads=threads), threads, device or "cpu"
         self._memory, self._workers = memory, Workers(threads)
         count, n_ctx = chunks or WINDOWS, min(N_CTX, self._model.graph.n_ctx_train or N_CTX)
@@ -240,7 +242,13 @@ class SequentialEncoding:
             outputs = [(replace(output, produce=followers.rows_of(output.produce)), location) for output, location in ready]
             write_by_threads(files, outputs, record, progress, threads=at_once)
 
-        self._streams(plan, inputs).run(encode)
+        windows = 2 * len(self.windows)
+
+        def on_windows(step: StreamStep, done: int) -> None:
+            weights = [weight for one in step.inputs for weight in one.op.weights if weight.name in inputs]
+            self.on_item(f"{weights[0].name}: activations of window {done} of {windows}")
+
+        self._streams(plan, inputs).run(encode, on_windows)
 
     def _streams(self, plan: Plan, inputs: Mapping[str, MatrixInput]) -> TwoStreams:
         from ...runtime.backends.torch.two_streams import TwoStreams

@@ -124,7 +124,26 @@ def made_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     ggufmill.quantize_model(DEMO, folder / "q.gguf", "q4_0")
     ggufmill.compute_imatrix(DEMO, TEXT, folder / "q.imatrix", covariance=folder / "q.cov", n_ctx=64, chunks=1)
+    recipe = f"""
+        [source]
+        model = "{DEMO}"
+        [quantize]
+        type = "q4_0"
+        [validate]
+        text = "{TEXT}"
+        ctx = 256
+        chunks = 2
+        prompt = "One"
+        n = 8
+    """
+    (folder / "r.toml").write_text(recipe)
     return folder
+
+
+@pytest.fixture(scope="module")
+def curvature(made_files):
+    """Beside the others; it needs torch."""
+    ggufmill.compute_imatrix(DEMO, TEXT, made_files / "c.imatrix", curvature=made_files / "q.curv", n_ctx=256, chunks=2)
 
 
 # verb -> what calls it with a folder for outputs, one that has a file of q4_0 and covariances, and where reports go
@@ -133,6 +152,12 @@ VERBS = {
     "quantize": lambda out, at, to: ggufmill.quantize_model(DEMO, out / "a.gguf", "q4_0", verify=True, progress=to),
     "quantize --covariance": lambda out, at, to: ggufmill.quantize_model(
         DEMO, out / "a.gguf", "q4_0", covariance=at / "q.cov", effort=0, progress=to
+    ),
+    "quantize --curvature": lambda out, at, to: ggufmill.quantize_model(
+        DEMO, out / "a.gguf", "q4_0", curvature=at / "q.curv", effort=0, progress=to
+    ),
+    "quantize --sequential": lambda out, at, to: ggufmill.quantize_model(
+        DEMO, out / "a.gguf", "q4_0", curvature=at / "q.curv", effort=0, sequential=TEXT, sequential_chunks=2, progress=to
     ),
     "repack": lambda out, at, to: ggufmill.repack_model(at / "q.gguf", out / "a.gguf", progress=to),
     "split": lambda out, at, to: ggufmill.split_model(at / "q.gguf", out / "a", split_max_tensors=40, progress=to),
@@ -167,27 +192,43 @@ PASSES = {
             [at / "q.gguf"], TEXT, against=DEMO, out=out / "a", no_plot=True, **SHORT, progress=to
         ),
     ),
+    "tune": (
+        {"original"},
+        lambda out, at, to: ggufmill.tune_model(
+            DEMO, at / "q.gguf", out / "a.gguf", text=TEXT, chunks=8, epochs=1, progress=to
+        ),
+    ),
+    "run": (
+        {"validate", "noise floor", "layers", "texts"},
+        lambda out, at, to: ggufmill.run_recipe(at / "r.toml", out=out / "run", progress=to),
+    ),
     "embed": ({"embed"}, lambda out, at, to: ggufmill.embed_texts(DEMO, ["a list of words " * 80] * 2, progress=to)),
     "compare": ({"layers"}, lambda out, at, to: ggufmill.compare_models(DEMO, at / "q.gguf", TEXT, **SHORT, progress=to)),
 }
 
 
 def stages_of(reports):
-    """stage -> its reports"""
-    found = {}
+    """stage -> its reports; one that comes again has a number behind its name."""
+    found, times = {}, {}
     for report in reports:
-        found.setdefault(report.stage, []).append(report)
-    return found
+        name = report.stage
+        begins = (report.done, report.share) == (0, 0) and found.get((name, times.get(name, 1)), [report])[-1].done > 0
+        times[name] = times.get(name, 1) + begins
+        found.setdefault((name, times[name]), []).append(report)
+    return {name if number == 1 else f"{name} {number}": told for (name, number), told in found.items()}
 
 
-NEED_TORCH = {"imatrix --curvature"}
+NEED_CURVATURE = {"quantize --curvature", "quantize --sequential"}
+NEED_TORCH = {"imatrix --curvature", "tune", *NEED_CURVATURE}
 
 
 @pytest.mark.parametrize(
     "verb", [pytest.param(verb, marks=pytest.mark.oracle if verb in NEED_TORCH else ()) for verb in (*VERBS, *PASSES)]
 )
-def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, made_files, tmp_path):
+def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, made_files, tmp_path, request):
     reports = []
+    if verb in NEED_CURVATURE:
+        request.getfixturevalue("curvature")
     (VERBS.get(verb) or PASSES[verb][1])(tmp_path, made_files, reports.append)
     stages = stages_of(reports)
     assert stages.keys() >= (PASSES[verb][0] if verb in PASSES else set())
@@ -198,6 +239,23 @@ def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, 
     for name in PASSES[verb][0] if verb in PASSES else ():
         shares = [report.share for report in stages[name] if report.done == 0]
         assert len([share for share in shares if 0 < share < stages[name][0].total]) >= 4, name
+
+
+@pytest.mark.oracle
+def test_a_step_of_tuning_is_reported_as_it_is_computed(made_files, tmp_path):
+    """Two steps, and two times that a window judges, of a thousandth each of which many are reported."""
+    reports = []
+    PASSES["tune"][1](tmp_path, made_files, reports.append)
+    assert len({report.done + report.share for report in stages_of(reports)["tune"]}) >= 20
+
+
+@pytest.mark.oracle
+def test_what_both_streams_compute_is_said_while_nothing_is_written(made_files, curvature, tmp_path):
+    reports = []
+    VERBS["quantize --sequential"](tmp_path, made_files, reports.append)
+    said = [report.item for report in reports if "activations of window" in report.item]
+    assert {item.rsplit(" window ")[1] for item in said} == {"2 of 4", "4 of 4"}
+    assert len({item.split(":")[0] for item in said}) >= 10
 
 
 def test_passes_of_several_models_are_shares_of_one_window():

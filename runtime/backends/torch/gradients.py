@@ -41,7 +41,7 @@ from .weights import Weights
 
 _HOST = torch.device("cpu")  # where what is kept between parts lies, whatever device computes
 GROUP_TOKENS = 2048  # of the windows that are computed in one pass, so that rows of a weight are decoded for all of them
-_BACK = 3  # times what a part takes without gradients it takes to compute it with them
+BACK = 3  # times what a part takes without gradients it takes to compute it with them
 _HEAD = 2  # the same of the head, which is computed once
 _EVERY = 0.5  # seconds between two reports of what is computed
 SCRATCH = 256 << 20  # bytes of the scores of attention that are kept for gradients
@@ -129,6 +129,15 @@ class Gradients:
         self.reached, self._in_head = reached_ops(graph), set(map(id, graph.head))
 
     @property
+    def _head_work(self) -> float:
+        """Weights of the head, as often as they are multiplied with each token."""
+        return _HEAD * _weights_of(self.graph.head)
+
+    def _expect(self, work: float, on_share: Callable[[float], None]) -> None:
+        """Shares are reported of so many weights that are multiplied with the tokens of a group."""
+        self._computed = _Computed(work, on_share)
+
+    @property
     def identity(self) -> tuple[str, str]:
         """What the bits of gradients depend on beside model and windows: the kind of device, and torch."""
         return self.device.type, torch.__version__
@@ -171,8 +180,7 @@ class Gradients:
         chosen = {id(op) for op in self.reached if any(weight.name in wanted for weight in observed_weights(op))}
         first = next((i for i, part in enumerate(self.parts) if any(id(op) in chosen for op in part.ops)), len(self.parts))
         forth, back = (sum(_weights_of(part.ops) for part in parts) for parts in (self.parts, self.parts[first:]))
-        head = _HEAD * _weights_of(self.graph.head)
-        self._computed = _Computed(len(groups) * (forth + head + _BACK * back), on_share)
+        self._expect(len(groups) * (forth + self._head_work + BACK * back), on_share)
         with self._one_thread_each() as pool:
             for part in self.parts:
                 for _ in self._each(pool, groups, partial(self._forward, part)):
@@ -283,7 +291,7 @@ class Gradients:
         out = as_tensor(values[self.graph.logits.index])
         inputs = [leaf, *(x for _, _, x, _ in made)]
         grads = torch.autograd.grad(out, inputs, loss_gradient(out.detach(), draws), allow_unused=True)
-        self._computed.add(_HEAD * _weights_of(self.graph.head) * len(leaf) / group.windows.size)
+        self._computed.add(self._head_work * len(leaf) / group.windows.size)
         group.gradients[self.graph.hidden.index][rows] = 0 if grads[0] is None else grads[0].to(self._host)
         pairs = zip(made, grads[1:], strict=True)
         return [OutputGradient(op, weight, to_numpy(grad)[:, None]) for (op, weight, _, _), grad in pairs if grad is not None]
@@ -385,7 +393,7 @@ class Gradients:
         self._computed.add(count)
         results = result if isinstance(op, ops.Split) else [result]
         if count and (x := results[0]) is not None and isinstance(x, Tensor) and x.requires_grad:
-            x.register_hook(lambda grad: self._computed.add((_BACK - 1) * count))
+            x.register_hook(lambda grad: self._computed.add((BACK - 1) * count))
         values.update(zip((out.index for out in op.outputs), results, strict=True))
 
 

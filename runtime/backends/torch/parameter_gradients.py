@@ -7,7 +7,7 @@ both distributions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...graph import Graph
 from .gradient_parts import GraphPart
-from .gradients import HEAD_ROWS, Gradients, WindowGroup, as_tensor
+from .gradients import BACK, HEAD_ROWS, Gradients, WindowGroup, as_tensor
 from .tunable import TunableWeights, WithLeaves
 from .weights import Weights
 
@@ -40,18 +40,31 @@ class ParameterGradients(Gradients):
     ):
         super().__init__(graph, weights, device, threads)
         self._tunable, self._original_graph, self._original = weights, original_graph, original
+        self._in_head |= set(map(id, original_graph.head))
+
+    @property
+    def _head_work(self) -> float:
+        return super()._head_work + sum(op.multiplied for op in self._original_graph.head)
 
     def windows_of_group(self, n_ctx: int) -> int:
         return WINDOWS
 
     def of_windows(
-        self, windows: np.ndarray, hidden: Sequence[np.ndarray], *, with_gradients: bool
+        self,
+        windows: np.ndarray,
+        hidden: Sequence[np.ndarray],
+        *,
+        with_gradients: bool,
+        on_share: Callable[[float], None] = lambda share: None,
     ) -> tuple[float, dict[str, np.ndarray]]:
         """(the mean divergence, its gradients by tensor, those of `TunableWeights.matrices` and `vectors`).
 
-        windows: int64 [n, n_ctx], each from scratch; hidden: for each what the original model hands to its head.
+        windows: int64 [n, n_ctx], each from scratch; hidden: for each what the original model hands to its head; on_share:
+        called with the share of all products that are made.
         """
         groups = [WindowGroup(windows[part]) for part in self.groups(windows)]
+        layers = sum(op.multiplied for part in self.parts for op in part.ops)
+        self._expect(len(groups) * (layers * (1 + BACK * with_gradients) + self._head_work), on_share)
         sums: dict[str, Tensor] = {}
 
         def add(found: dict[str, Tensor]) -> None:
@@ -88,6 +101,7 @@ class ParameterGradients(Gradients):
             inputs = [leaf, *weights.leaves.values()]
             grads = torch.autograd.grad(log_q, inputs, -log_p.exp(), allow_unused=True)
             back[rows] = 0 if grads[0] is None else grads[0].cpu()
+            self._computed.add(self._head_work * len(leaf) / len(hidden))
             for name, gradient in zip(weights.leaves, grads[1:], strict=True):
                 if gradient is not None:
                     sums[name] = sums[name] + gradient if name in sums else gradient

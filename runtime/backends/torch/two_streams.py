@@ -155,25 +155,30 @@ class TwoStreams:
         self._groups = [range(first, min(first + size, len(windows))) for first in range(0, len(windows), size)]
         self._last_use = last_uses(graph)
 
-    def run(self, on_input: Callable[[MatrixInput, KnownInput], None]) -> None:
+    def run(
+        self,
+        on_input: Callable[[MatrixInput, KnownInput], None],
+        on_windows: Callable[[StreamStep, int], None] = lambda step, windows: None,
+    ) -> None:
         """Runs all steps. on_input: gets each input as soon as it is known, and returns when all weights that are multiplied
-        with it are replaced."""
+        with it are replaced; on_windows: called with each step, and how many windows of both streams have come through it."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 for step in self.steps:
-                    self._compute(pool, step)
+                    self._compute(pool, step, partial(on_windows, step))
                     for one in step.inputs:
                         on_input(one, KnownInput(self, pool, one))
         finally:
             torch.set_num_threads(before)
 
-    def _compute(self, pool: ThreadPoolExecutor, step: StreamStep) -> None:
+    def _compute(self, pool: ThreadPoolExecutor, step: StreamStep, on_windows: Callable[[int], None]) -> None:
         all_ops = (*self.graph.ops, *self.graph.head)
         layers = {op.layer for op in all_ops[step.stop :] if hasattr(op, "layer")}  # type: ignore[attr-defined]
         sums = [one for one in step.inputs if one.kind == "sums"]
         kept = [value for op in step.ops for value in op.outputs if self._last_use.get(value.index, -1) >= step.stop]
+        done = 0
         for stream in self._streams:
             for value in kept:
                 self._allocate(stream, value.index, value.shape, isinstance(value, RoutingValue))
@@ -181,7 +186,10 @@ class TwoStreams:
                 self._allocate(stream, -1 - one.index, (one.op.q.shape[0], one.columns), False)  # type: ignore[attr-defined]
             stream.weights.release(self._copied_bytes)
             with stream.weights.visit():
-                list(pool.map(partial(stream.compute, step.ops, sums, [value.index for value in kept]), self._groups))
+                compute = partial(stream.compute, step.ops, sums, [value.index for value in kept])
+                for group, _ in zip(self._groups, pool.map(compute, self._groups), strict=True):
+                    done += len(group)
+                    on_windows(done)
             new = {-1 - one.index for one in sums}
             stream.forget(lambda i, new=new: i not in new and self._last_use.get(i, -1) < step.stop, layers)
 
