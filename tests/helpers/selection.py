@@ -10,6 +10,7 @@ keep=[...] of a mark: patterns of the ids of those parameters that it does not a
 
 import gc
 import os
+import sys
 from fnmatch import fnmatchcase
 
 import pytest
@@ -18,6 +19,10 @@ from ggufmill.operating_system.processors import allowed_cpus
 
 for library in ("OMP", "OPENBLAS"):  # for the processes that pytest-xdist and tests start
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# Modules stay compiled, as they do for users: tests start hundreds of processes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(tryfirst=True)
