@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -29,12 +30,13 @@ from .ordered_writer import OrderedWriter, Sink
 from .outputs import Location, Output
 from .plan import Plan
 from .preflight import is_as_planned
+from .steps import hearing
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB; a thread needs about 20 times that at the worst
 CHUNKS_PER_THREAD = 3  # in flight: being made, or waiting for those before them to be written
 MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output should stay in the page cache, for what reads it next
 
-Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
+Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name; with 0 bytes a step within it)
 # (tensor name -> checksum of all complete tensors, a function that brings them and the journal to disk)
 OnFinished = Callable[[Mapping[str, str], Callable[[], None]], None]
 Pending = list[tuple[Output, Location]]
@@ -290,15 +292,25 @@ def write_by_threads(
     After an error no new chunk is started, but those in flight are finished and recorded; then the first error is raised.
     """
 
+    telling = Lock()
+
+    def tell(nbytes: int, name: str) -> None:
+        with telling:
+            progress(nbytes, name)
+
     def make_chunk(number: int, sink: Sink, output: Output, start: int, stop: int) -> None:
+        def on_step(name: str) -> None:
+            tell(0, f"{output.name}, rows {start:,} to {stop - 1:,}: {name}")
+
         try:
-            data = encoded_rows(output, start, stop)
+            with hearing(on_step):
+                data = encoded_rows(output, start, stop)
         except BaseException as error:
             writer.fail(number, sink, error)
         else:
             writer.put(number, sink, data)
 
-    writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, progress, on_bytes)
+    writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, tell, on_bytes)
     number = 0
     with ThreadPoolExecutor(threads) as pool:
         for output, location in pending:

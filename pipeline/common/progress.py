@@ -75,8 +75,10 @@ class Stage:
         report(Progress(name, 0, total, unit))
 
     def advance(self, count: int = 1, item: str = "", partial: Any = None) -> None:
-        """Reports that `count` units more are finished; nothing if there is nothing new to say."""
+        """Reports that `count` units more are finished; of 0 units what is done now, and nothing if there is nothing to say."""
         if count == 0 and partial is None:
+            if item:
+                self.within(0.0, item)
             return
         self.done += count
         remaining = self.estimate(count, item) if self.estimate is not None else self._remaining(self.done)

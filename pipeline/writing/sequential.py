@@ -17,6 +17,7 @@ from ...imatrix.calibration import cut_windows
 from ...imatrix.texts import check_texts, parse_text, read_segments
 from ...jobs.execute import OpenFiles, Pending, Progress, WriteTensors, write_by_threads
 from ...jobs.plan import Plan
+from ...jobs.steps import begin_step
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
 from ...quantize.covariance.drift import FINDING, FOLLOWING, SUMS, Drift, drift_of
@@ -232,7 +233,10 @@ class SequentialEncoding:
 
             def drift_at(number: int) -> Drift:
                 samples = {tensor.name: sample(tensor, number, one.matrices) for tensor in tensors}
-                return drift_of(known.halves(number, folder if self._in_files(one) else None), samples, workers)
+                begin_step(f"moments of {one.columns:,} columns")
+                halves = known.halves(number, folder if self._in_files(one) else None)
+                begin_step("what it can make up for")
+                return drift_of(halves, samples, workers)
 
             if cluster is not None:
                 cluster.follow(files, ready, one.matrices, drift_at, record, progress)

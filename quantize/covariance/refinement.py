@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...jobs.steps import begin_step
 from ...simd.memory import scratch
 from .coupling import ALONE, CoupledRows, coupled_error, mixed_row
 from .descent.scalar_descent import row_errors
@@ -76,6 +77,7 @@ class Refinement(ABC):
 
     def feed_back(self) -> None:
         """Error feedback, which may raise the error."""
+        begin_step("error feedback")
         before = self.values.copy()
         self.round_in_order()
         multiply_rows(before - self.values, self.damped.panels, self.damped.size, self.gradient)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
+from ...jobs.steps import begin_step
 from ...simd.workers import Workers
 from .coupling import CoupledRows, couple
 from .matrix.covariance_matrix import Covariance, CovarianceOf, SecondMoments, wanted_tokens
@@ -174,6 +175,7 @@ class PreparedCache:
             return None
         while not self._has_room(prepared_bytes(covariance.columns, self._kept)):
             time.sleep(_LOOK_AGAIN)
+        begin_step(f"covariance of {covariance.columns:,} columns")
         prepared = prepare(covariance, self._workers, self._kept)
         if prepared.damped is not None:
             with self._lock:

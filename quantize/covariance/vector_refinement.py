@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...jobs.steps import begin_step
 from ...simd.lanes import LANES
 from .coupling import CoupledRows, Coupling
 from .descent.vector_descent import SWEEPS, invert_diagonal_blocks
@@ -33,7 +34,8 @@ class VectorRefinement(Refinement):
 
     def choose_codes(self) -> None:
         active = self._finite.copy()
-        for _ in range(_SWEEPS[self.effort]):
+        for number in range(_SWEEPS[self.effort]):
+            begin_step(f"sweep {number + 1}")
             self._sweep(self.along, active, self.damped, self.gradient)
             changed = self._changed if self.coupled is None else self._changed.mean()
             active &= changed > _LEAST_CHANGES * self.rows.groups

@@ -241,6 +241,19 @@ def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, 
         assert len([share for share in shares if 0 < share < stages[name][0].total]) >= 4, name
 
 
+def test_steps_within_rows_that_are_encoded_together_are_said(made_files, tmp_path, monkeypatch):
+    """Between two runs of rows of a matrix of true width half a minute passes."""
+    monkeypatch.setattr("ggufmill.jobs.steps._EVERY", 0.0)
+    reports = []
+    VERBS["quantize --covariance"](tmp_path, made_files, reports.append)
+    items = [report.item for report in reports if ": " in report.item]
+    steps = {item.split(": ")[1] for item in items}
+    assert {"sweep 1", "sweep 2", "covariance of 256 columns"} <= steps
+    assert any(item.startswith("blk.0.attn_q_b.weight, rows 0 to ") for item in items)
+    before = [report.done for report in reports if report.stage == "quantize"]
+    assert before == sorted(before)
+
+
 @pytest.mark.oracle
 def test_a_step_of_tuning_is_reported_as_it_is_computed(made_files, tmp_path):
     """Two steps, and two times that a window judges, of a thousandth each of which many are reported."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....jobs.steps import begin_step
 from ....simd.compile import kernel
 from ....simd.lanes import fma_lanes, load, splat, store
 from ..coupling import Coupling, mix, share_steps, take_row
@@ -127,7 +128,8 @@ def descend_fours(coupling: Coupling, least_changes: int, max_sweeps: int, *argu
     """As `descent.descend`, with half as many sweeps: one costs several times as much."""
     values = arguments[-2]
     active, changed = np.ones(len(values), np.bool_), np.empty(len(values), np.int64)
-    for _ in range(-(-max_sweeps // 2)):
+    for number in range(-(-max_sweeps // 2)):
+        begin_step(f"sweep {number + 1}")
         sweep_fours(coupling, FOURS, active, *arguments, changed, False)
         if coupling.shares.size:
             if changed.sum() <= least_changes * len(values):

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....jobs.steps import begin_step
 from ....simd.compile import kernel
 from ....simd.lanes import fma_lanes, load, splat, store
-from ..coupling import mix, share_steps, take_row
+from ..coupling import Coupling, mix, share_steps, take_row
 from ..matrix.panels import add_products
 
 MAX_SWEEPS = 12
@@ -134,25 +135,20 @@ def sweep(coupling, active, factor, offset, flag, group, table, panels, diagonal
         add_products(columns, steps, counts, panels, size, first, 0, size // 64, rows, size, gradient)
 
 
-@kernel
-def descend(
-    coupling, least_changes, max_sweeps, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes
-):
+def descend(coupling: Coupling, least_changes: int, max_sweeps: int, *arguments) -> None:
     """Sweeps until a row's last one changed at most `least_changes` of its codes (coupled rows: on average), `max_sweeps` at
-    most."""
-    rows, is_coupled = values.shape[0], coupling[0].shape[0] > 0
+    most. arguments: those of `sweep` from `factor` to `codes`."""
+    rows = len(arguments[-2])
     active, changed = np.ones(rows, np.bool_), np.empty(rows, np.int64)
-    for _ in range(max_sweeps):
-        sweep(coupling, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed)
-        if is_coupled:
+    for number in range(max_sweeps):
+        begin_step(f"sweep {number + 1}")
+        sweep(coupling, active, *arguments, changed)
+        if coupling.shares.size:
             if changed.sum() <= least_changes * rows:
                 break
             continue
-        left = 0
-        for row in range(rows):
-            active[row] = active[row] and changed[row] > least_changes
-            left += active[row]
-        if left == 0:
+        active &= changed > least_changes
+        if not active.any():
             break
 
 

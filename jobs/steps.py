@@ -1,0 +1,38 @@
+"""Steps within a chunk that takes long: what computes it says which one begins, and whoever has it computed gets to hear."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_EVERY = 0.5  # seconds between two steps that are told: the others pass unheard
+
+
+class _Thread(threading.local):
+    """on_step: who listens to what this thread computes; told: when a step was told last."""
+
+    on_step: Callable[[str], None] | None = None
+    told = 0.0
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def hearing(on_step: Callable[[str], None]) -> Iterator[None]:
+    """Within this, on_step is called with steps of what this thread computes, the first after half a second."""
+    _thread.on_step, _thread.told = on_step, time.monotonic()
+    try:
+        yield
+    finally:
+        _thread.on_step = None
+
+
+def begin_step(name: str) -> None:
+    """Says what begins now."""
+    on_step, now = _thread.on_step, time.monotonic()
+    if on_step is not None and now - _thread.told >= _EVERY:
+        _thread.told = now
+        on_step(name)
