@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 from .values import Value, Weight
 
@@ -14,6 +15,7 @@ class Op:
     """Base of all ops. out: what it computes."""
 
     out: Value
+    LOOKED_UP: ClassVar[bool] = False  # rows of its tensors, with which nothing is multiplied
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
@@ -34,4 +36,4 @@ class Op:
     @property
     def multiplied(self) -> int:
         """Numbers of its tensors that tokens are multiplied with, those of all experts: what it takes, roughly."""
-        return sum(prod(weight.shape) for weight in self.weights)
+        return 0 if self.LOOKED_UP else sum(prod(weight.shape) for weight in self.weights)

@@ -25,15 +25,12 @@ class Embedding(Op):
     """Rows of a table, times scale. by: 'token' (the row of its id), 'position' (that of its position in the sequence), or
     'segment' (as BERT's token types: row 1 behind the first token `separator` of a sequence, else row 0; -1: there is none)."""
 
+    LOOKED_UP = True
+
     table: Weight
     scale: float = 1.0
     by: str = "token"
     separator: int = -1
-
-    @property
-    def multiplied(self) -> int:
-        """None: rows are looked up."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,11 @@ class NgramEmbedding(Op):
     table (width, rows) -> (heads * width,); the state 'tokens' of `layer` has the last tokens' ids plus 1
     """
 
+    LOOKED_UP = True
+
     table: Weight
     layer: int
     ngrams: NgramHash
-
-    @property
-    def multiplied(self) -> int:
-        """None: rows are looked up."""
-        return 0
 
 
 @dataclass(frozen=True)
