@@ -281,7 +281,8 @@ make_model(**json.loads(sys.argv[2]), progress=progress)
 """
 WRITTEN = {"SHA256SUMS", "report.json", "report.md", "report.html", "README.md"}
 STAGES = {"working copy", "imatrix", "errors of types", "sensitivity", "quantize", "verify", "validate", "checksum"}
-STAGES_OF_4 = {"imatrix", "errors of types", "refining", "quantize", "tune", "validate"}
+STAGES |= {"noise floor", "layers"}
+STAGES_OF_4 = {"imatrix", "errors of types", "refining", "quantize", "original", "tune", "validate"}
 
 
 @pytest.mark.process

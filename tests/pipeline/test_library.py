@@ -286,7 +286,8 @@ def test_run(mill, tmp_path, reports):
     assert planned.forecast.disk_needed == file.plan.file_bytes
     same(mill, planned, "run", recipe, "-o", tmp_path / "out", "--dry-run")
     result = ggufmill.run_recipe(recipe, tmp_path / "out", progress=reports)
-    assert [stage for stage in reports.stages() if stage != "checksum"] == ["quantize", "verify", "validate"]
+    stages = ["quantize", "verify", "validate", "noise floor", "layers"]
+    assert [stage for stage in reports.stages() if stage != "checksum"] == stages
     assert result.report["validation"]["kld_mean"] < 0.1
     assert all(path.exists() for path in result.reports)
     same(mill, result, "run", recipe, "-o", tmp_path / "out")
