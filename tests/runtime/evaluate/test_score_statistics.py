@@ -113,7 +113,7 @@ def test_scores_do_not_depend_on_the_block_size(tiny, tokens):
 
 def test_a_tiny_divergence_is_not_lost_in_rounding():
     """Large logits, almost equal: the divergence is far smaller than the rounding error of log probabilities near -20."""
-    from ggufmill.runtime.evaluate.divergence import _LogitsBlock, prepare_logits
+    from ggufmill.runtime.evaluate.divergence import LogitsBlock, prepare_logits
 
     random = np.random.default_rng(4)
     p = (30 * random.standard_normal((50, 500))).astype(np.float32)
@@ -126,7 +126,7 @@ def test_a_tiny_divergence_is_not_lost_in_rounding():
 
     expected = (np.exp(log_softmax(p)) * (log_softmax(p) - log_softmax(q))).sum(1)
     targets = np.zeros(50, int)
-    block = _LogitsBlock(p.copy(), targets)
+    block = LogitsBlock(p.copy(), targets)
     divergences = block.compare(slice(0, 50), prepare_logits(q.copy(), targets), targets)[1]
     assert 0 < expected.mean() < 1e-6
     assert np.abs(divergences - expected).max() < 2e-7
