@@ -7,6 +7,7 @@ may be of any length; LLVM maps them to one, two or more registers. What only so
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
-LANES = 16
+LANES = int(os.environ.get("GGUFMILL_LANES", "16"))  # 1 where lanes are threads of a GPU (see simd.cuda.compile_items)
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 _BITS = {F16: 16, F32: 32, ir.DoubleType(): 64}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from numba.core import types
 
 from .compile import intrinsic
-from .instructions.permute import lookup_floats
+from .instructions.permute import looks_up_floats, lookup_floats
 from .lane_types import F32, LANES, element_pointer, is_row
 from .llvm import F32 as FLOAT
-from .llvm import I8, I32X16, I64, constant, shuffle, vector
+from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, undefined, vector
 from .target import target
 
 _BYTES = vector(I8, LANES)
@@ -21,6 +21,18 @@ def _load_table(context, builder, array_type, array, entries):
     """A table as vectors of sixteen floats."""
     pointers = [element_pointer(context, builder, array_type, array, I64(i), FLOAT) for i in range(0, entries, LANES)]
     return [builder.load(pointer, align=4) for pointer in pointers]
+
+
+def _looked_up(context, builder, array_type, array, entries, indices):
+    """Lane l: entry indices[l] of a table."""
+    if looks_up_floats():
+        return lookup_floats(builder, _load_table(context, builder, array_type, array, entries), indices)
+    first = builder.bitcast(element_pointer(context, builder, array_type, array, I64(0), FLOAT), FLOAT.as_pointer())
+    values = undefined(F32X16)
+    for lane in range(LANES):
+        entry = builder.load(builder.gep(first, [builder.extract_element(indices, I32(lane))]))
+        values = builder.insert_element(values, entry, I32(lane))
+    return values
 
 
 def _count_at_most(builder, numbers, y, entries):
@@ -53,7 +65,7 @@ def _nearest_entry(entries):
             indices = _count_at_most(builder, _load_table(context, builder, midpoints, args[1], entries), args[0], entries)
             pointer = element_pointer(context, builder, codes, args[3], args[4], I8)
             builder.store(builder.trunc(indices, _BYTES), pointer, align=1)
-            return lookup_floats(builder, _load_table(context, builder, table, args[2], entries), indices)
+            return _looked_up(context, builder, table, args[2], entries, indices)
 
         return F32(F32, midpoints, table, codes, types.intp), generate
 
@@ -70,7 +82,6 @@ def lookup_lanes(typingctx, table, index):
         return None
 
     def generate(context, builder, signature, args):
-        tables = _load_table(context, builder, signature.args[0], args[0], 2 * LANES)
-        return lookup_floats(builder, tables, builder.fptosi(args[1], I32X16))
+        return _looked_up(context, builder, signature.args[0], args[0], 32, builder.fptosi(args[1], I32X16))
 
     return F32(table, F32), generate

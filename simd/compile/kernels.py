@@ -12,6 +12,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
+from ..cuda.work_items import WorkItems, launch_here
 from .compile_time import listen
 
 _PACKAGE = __name__.rpartition(".simd")[0]
@@ -21,15 +22,17 @@ _lock = RLock()
 _PLAIN_CALLEES = tuple(f"{_PACKAGE}.{name}" for name in ("runtime.", "quantize.codecs.iqk.iq2_kl"))
 
 
-def kernel(function: Callable | None = None, **options: Any) -> Any:
+def kernel(function: Callable | None = None, *, items: WorkItems | None = None, **options: Any) -> Any:
     """`numba.njit(nogil=True)` with our disk cache; options as for njit (fastmath=..., inline=...).
+
+    items: how its work is divided among the threads of a GPU, which computes it for threads that are `launching` there.
 
     Numbers are divided by the rules of IEEE, integers without a check: with checks for zero, numba counts references to every
     array at every call of another kernel, and that can take as long as the work.
     """
     if function is None:
-        return lambda f: kernel(f, **options)
-    return Kernel(function, options)
+        return lambda f: kernel(f, items=items, **options)
+    return Kernel(function, options) if items is None else _ItemKernel(function, options, items)
 
 
 def import_kernels(name: str, package: str | None) -> ModuleType:
@@ -90,6 +93,18 @@ class Kernel:
 
         target()  # sets numba's target, before anything is compiled
         return numba.njit(**{"nogil": True, "error_model": "numpy"} | self._options | options)(self._function)
+
+
+class _ItemKernel(Kernel):
+    """A kernel whose work can be divided among the threads of a GPU."""
+
+    def __init__(self, function: Callable, options: dict[str, Any], items: WorkItems):
+        super().__init__(function, options)
+        self._items = items
+
+    def __call__(self, *arguments: Any) -> Any:
+        launch = launch_here()
+        return super().__call__(*arguments) if launch is None else launch(self, self._items, arguments)
 
 
 def intrinsic(function: Callable) -> Any:

@@ -128,6 +128,12 @@ def lookup_floats(builder: Any, tables: list[Any], indices: Any, of: Target | No
     return _by_bits(builder, [lookup(builder, table, indices) for table in tables], indices)
 
 
+def looks_up_floats(of: Target | None = None) -> bool:
+    """Whether there are instructions for `lookup_floats`, which otherwise puts tables in memory."""
+    of = of or target()
+    return of.has("avx512f") or of.choose(_FLOAT_LOOKUPS) is not None
+
+
 def _avx512_floats(builder: Any, tables: list[Any], indices: Any) -> Any:
     if len(tables) == 1:
         return x86.vpermps(builder, tables[0], indices)

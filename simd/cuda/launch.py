@@ -1,0 +1,156 @@
+"""A kernel's work items on a GPU: translated once for each kind of call, kept on disk, launched in pieces that fit."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import MillError
+from ..compile.kernel_cache import module_folder
+from .compile_items import ENTRY, ItemRequest, environment
+from .driver import Gpu, Memory, OutOfMemory, device
+from .work_items import ItemWork, Launch, WorkItems, divided, parameters_of
+
+if TYPE_CHECKING:
+    from ..compile.kernels import Kernel
+
+_MOST_ITEMS = 1 << 20  # launched at a time
+_compiling, _sending = Lock(), Lock()
+
+
+def launch_on(number: int) -> Launch:
+    """What computes kernels on a GPU, by its number, for `work_items.launching`."""
+    return partial(_launch, number)
+
+
+def _launch(number: int, kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> None:
+    """Raises MillError if the GPU is not there, or has too little memory for one row."""
+    work = work_of(kernel, items, arguments)
+    gpu = device(number)
+    gpu.use()
+    with _compiling:
+        entry = _entry(gpu, request_of(kernel, arguments, work), items.lanes)
+    first, at_once = 0, min(work.items, _MOST_ITEMS)
+    while first < work.items:
+        count = min(at_once, work.items - first)
+        try:
+            _run(gpu, entry, work, first, count)
+            first += count
+        except OutOfMemory as error:
+            if count <= work.per_row:
+                raise MillError(
+                    f"{error}, even for {count} blocks: end other programs that use it, or start over with --device none"
+                ) from None
+            at_once = max(1, count // 2 // work.per_row) * work.per_row
+
+
+def work_of(kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> ItemWork:
+    """A kernel's call, divided into work items."""
+    return divided(items, items.names or _names(kernel), arguments)
+
+
+def request_of(kernel: Kernel, arguments: Sequence[Any], work: ItemWork) -> bytes:
+    """What has to be compiled for a call: a pickled ItemRequest."""
+    from numba import typeof
+
+    types = tuple(typeof(argument) for argument in arguments)
+    return pickle.dumps(ItemRequest(kernel._function.__module__, kernel._function.__name__, types, work.parameters))
+
+
+def _run(gpu: Gpu, entry: Any, work: ItemWork, first: int, count: int) -> None:
+    """Items first to first + count - 1, first at the beginning of a row."""
+    with ExitStack() as done:  # in the reverse order: first waits for what was started, then gives memory back
+        arguments: list[Any] = [ctypes.c_int32(count), ctypes.c_int32(work.per_row)]
+        results = []
+        for array in work.arrays:
+            values = array.values
+            if not (array.row_step or array.item_step):
+                arguments += [_table(gpu, values).address, ctypes.c_int64(0), ctypes.c_int64(0)]
+                continue
+            if array.row_step:  # a run for each item, or a number for each row
+                size = array.row_step // values.itemsize
+                values = values.reshape(-1)[first // work.per_row * size : -(-(first + count) // work.per_row) * size]
+            memory = gpu.memory(values.nbytes)
+            done.callback(gpu.give_back, memory)
+            done.callback(gpu.wait)
+            if array.written:
+                results.append((memory, values))
+            else:
+                memory.write(values)
+            arguments += [memory.address, ctypes.c_int64(array.row_step), ctypes.c_int64(array.item_step)]
+        gpu.launch(entry, count, arguments)
+        for memory, values in results:
+            memory.read(values)
+
+
+_tables: dict[tuple[int, int], tuple[np.ndarray, Memory]] = {}
+
+
+def _table(gpu: Gpu, values: np.ndarray) -> Memory:
+    """An array that stays the same for all calls: it remains on the device."""
+    key = gpu.number, id(values)
+    with _sending:
+        if key not in _tables:
+            memory = gpu.memory(values.nbytes)
+            memory.write(values)
+            gpu.wait()  # other threads use it, too
+            _tables[key] = values, memory  # with the array, whose id is no other's then
+        return _tables[key][1]
+
+
+_names = cache(parameters_of)
+
+
+@cache
+def _entry(gpu: Gpu, request: bytes, lanes: int) -> Any:
+    return gpu.entry(ptx(request, lanes), ENTRY)
+
+
+def ptx(request: bytes, lanes: int) -> str:
+    """The PTX of a pickled ItemRequest, which a process compiles where it is not on disk."""
+    asked: ItemRequest = pickle.loads(request)
+    source = sys.modules[asked.module].__file__
+    assert source is not None
+    folder = module_folder(Path(source))
+    digest = hashlib.sha256(_own_sources() + request).hexdigest()[:16]
+    kept = folder / f"{asked.name}-{lanes}-{digest}.ptx"
+    if kept.is_file():
+        return kept.read_text()
+    with tempfile.TemporaryDirectory() as own:
+        given, result = Path(own) / "request", Path(own) / "ptx"
+        given.write_bytes(request)
+        command = [sys.executable, "-m", ENTRY_MODULE, str(given), str(result)]
+        done = subprocess.run(command, env=environment(lanes), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MillError(f"{asked.name} cannot be compiled for a GPU: {done.stderr.strip().splitlines()[-1]}")
+        text = result.read_text()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}.part")
+        part.write_text(text)
+        part.replace(kept)
+    except OSError:
+        pass  # compiled again in the next process
+    return text
+
+
+ENTRY_MODULE = f"{__package__}.compile_items"
+
+
+@cache
+def _own_sources() -> bytes:
+    """What the translation itself depends on."""
+    return b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in ("lowering", "compile_items", "work_items"))
