@@ -36,7 +36,7 @@ import torch
 import ggufmill
 from ggufmill import quantize
 from ggufmill.formats import TYPES
-from ggufmill.quantize.torch_encoders.encode_on_device import TYPES_ON_DEVICES
+from ggufmill.quantize.plain_rows import GPU_TYPES
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch.decode import PackedMatrix
@@ -130,7 +130,7 @@ def prompt(name: str, o: argparse.Namespace) -> dict[str, Figure]:
 
 def encoding(name: str, o: argparse.Namespace) -> dict[str, Figure] | None:
     """Rates in weights per second; None for types without an encoder for devices."""
-    if TYPES.plain(TYPES[name]).name not in TYPES_ON_DEVICES:
+    if TYPES.plain(TYPES[name]).name not in GPU_TYPES:
         return None
     rng = np.random.default_rng(2)
     importance = rng.chisquare(4, o.columns).astype(np.float32)

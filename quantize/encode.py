@@ -19,7 +19,7 @@ from .coarse_rows import CoarseRowReport
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
 from .plain_rows import PlainRows, can_encode, plain_rows
 from .scale_range import Report, mended, suspects
-from .torch_encoders.encode_on_device import couples_on_device
+from .torch_encoders.coupled_on_device import couples_on_device
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
@@ -53,8 +53,8 @@ def encode(
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
     coupled     what `coupling.couple` makes of the second moments of the gradients at the outputs of these rows: their errors R
                 are then weighed together, tr(A R H R^T). Only with a covariance
-    device      a device of torch ('cuda', 'cuda:1') that encodes the types that `quantize.torch_encoders` knows; None: this
-                program
+    device      as torch names it: a GPU of NVIDIA ('cuda', 'cuda:1') encodes, with the same bytes, and any device of torch
+                chooses codes under a covariance; None: the processor
     report      called with the rows that stay far coarser than the type is for others (see `scale_range`); True: they are an
                 error or a warning, False: neither
 

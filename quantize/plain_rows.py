@@ -12,7 +12,6 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
 from ..simd.compile import import_kernels
-from .torch_encoders.encode_on_device import TYPES_ON_DEVICES, encode_on_device
 
 if TYPE_CHECKING:
     from .codecs.codec import Codec
@@ -40,12 +39,20 @@ def codec_of(name: str) -> Codec:
     return import_kernels(f".codecs.{module}", __package__).CODECS[name.lower()]
 
 
+# Plain types whose encoders have work items, for GPUs of NVIDIA: the same bytes as the processor's.
+GPU_TYPES = frozenset({
+    "q4_0", "q4_1", "q5_0", "q5_1", "q6_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
+    "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k",
+})  # fmt: skip
+
+
 @dataclass(frozen=True)
 class PlainRows:
     """Encodes rows that will be stored as `target`, see `plain_rows`.
 
     type    whose codec is used: the target itself, or the plain type whose bits it permutes
-    device  of torch, which encodes the types that `torch_encoders` knows; None: the processor
+    device  as torch names it; a GPU of NVIDIA computes the kernels that have work items
     """
 
     target: TensorType
@@ -60,13 +67,28 @@ class PlainRows:
             from .codecs.importance import guard_importance
 
             importance = guard_importance(x, importance, block)
-        if self.device is not None and self.type.name in TYPES_ON_DEVICES:
-            return encode_on_device(x, importance, self.type.name, self.device)
-        return self.codec.encode(x, importance)
+        if (gpu := _gpu(self.device)) is None:
+            return self.codec.encode(x, importance)
+        from ..simd.cuda.launch import launch_on
+        from ..simd.cuda.work_items import launching
+
+        with launching(launch_on(gpu)):
+            return self.codec.encode(x, importance)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
         """uint8 [rows, row_bytes] of `type` -> float32 [rows, n]."""
         return self.codec.decode(np.ascontiguousarray(q), n)
+
+
+@cache
+def _gpu(device: str | None) -> int | None:
+    """The number of a GPU that the driver of NVIDIA's knows; None for other devices."""
+    kind, _, number = (device or "").partition(":")
+    if kind != "cuda":
+        return None
+    from ..simd.cuda.driver import is_here
+
+    return int(number or 0) if is_here() else None
 
 
 @cache

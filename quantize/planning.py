@@ -37,7 +37,7 @@ from .recipes.type_selection import (
 )
 from .tensor_outputs import TensorOutputs, repacks, uses_importance
 from .tensor_scale import missing_scales, shards_with_scales
-from .torch_encoders.encode_on_device import METADATA_KEY, TYPES_ON_DEVICES
+from .torch_encoders.coupled_on_device import METADATA_KEY
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -127,7 +127,7 @@ def plan_quantize(
     strict            every warning is an error
     allow_nonfinite   weights that are NaN or infinite are written as 0, and counted in the plan's `replaced`; else they are
                       errors when the plan is executed
-    device            of torch, which encodes the types that `quantize.torch_encoders` knows; the metadata name it
+    device            as torch names it; the metadata name it where it chooses codes (see docs/devices.md)
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
@@ -385,9 +385,7 @@ def importance_digest(importance: Importance | None) -> str:
 
 
 def _has_work(outputs: Outputs, with_covariance: bool) -> bool:
-    """Whether a device encodes any of these tensors, or chooses codes of it."""
-    if any(TYPES.plain(kind.type).name in TYPES_ON_DEVICES for kind in outputs.kinds):
-        return True
+    """Whether a device of torch chooses codes of any of these tensors: its bytes may then be others."""
     if not with_covariance:
         return False
     from .covariance.refine import takes_covariance

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ...formats import TYPES
 from ...jobs.plan import Plan
-from ...quantize.torch_encoders.encode_on_device import COUPLED_BYTES, couples_on_device
+from ...quantize.torch_encoders.coupled_on_device import COUPLED_BYTES, couples_on_device
 from ...runtime.placement.torch_devices import accelerators_here, choose_devices
 from .figures import size_text
 from .messages import note, warn
@@ -28,7 +28,7 @@ def encoder_device(names: str | None) -> str | None:
     if len(chosen) > 1:
         note(f"{chosen[0].torch_name} encodes; one device does at a time")
     if chosen[0].torch_name == "cpu":
-        warn([f"--device {names} is torch on the processor, slower than this program's own encoders (--device none)"])
+        warn([f"--device {names} is torch on the processor, slower than this program's own solvers (--device none)"])
     return chosen[0].torch_name
 
 

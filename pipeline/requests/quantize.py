@@ -165,7 +165,7 @@ class QuantizeRequest(Rules, Weighting, TargetOptions, TensorTypes, SourceOption
         section="Output",
     )
     device: str | None = option(
-        "Encode k-quants and IQK types on this device of torch: cuda, cuda:1, xpu, mps, cpu, auto; or none.",
+        "Encode on this GPU (cuda, cuda:1), the same bytes; codes under a covariance also on xpu, mps, cpu; or auto, none.",
         default=None,
         metavar="NAME",
         shown="none",

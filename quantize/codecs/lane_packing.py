@@ -12,10 +12,16 @@ from ...formats.layouts import layout_of
 from ...formats.layouts.byte_parts import byte_parts
 from ...simd.byte_lanes import load_bytes, store_bytes
 from ...simd.compile import kernel
+from ...simd.cuda.work_items import WorkItems
 from ...simd.lanes import LANES
 from .codec import Codec
 from .importance import importance_rows
 from .row_decoder import row_decoder
+
+# The kernels of `lane_codec`: an item is a block.
+BLOCK_ITEMS = WorkItems(
+    ("x",), ("out",), shared_rows=("importance",), row_numbers=("mean_squares",), scratch=("lane_bytes",), lanes=1
+)
 
 
 @cache

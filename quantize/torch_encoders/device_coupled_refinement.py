@@ -18,9 +18,8 @@ from torch import Tensor
 
 from ..covariance.coupling import Coupling
 from ..covariance.descent.scalar_descent import MAX_SWEEPS
-from .blocks import wide
 from .device_scalar_refinement import DeviceScalarRefinement, Levels
-from .memory import one_at_a_time
+from .memory import one_at_a_time, wide
 
 
 class DeviceCoupledRefinement(DeviceScalarRefinement):

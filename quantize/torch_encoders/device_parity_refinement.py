@@ -12,10 +12,9 @@ from ..covariance.descent.scalar_descent import MAX_SWEEPS
 from ..covariance.matrix.panels import WIDTH
 from ..covariance.matrix.prepared import DampedCovariance
 from ..covariance.values import ScalarRows, ValueTable
-from .blocks import wide
 from .device_refinement import Owner
 from .device_scalar_refinement import DeviceScalarRefinement, Groups
-from .memory import one_at_a_time
+from .memory import one_at_a_time, wide
 
 # Moves of a four: one code to another of its parity, or two codes to the other parity. In the order of the CPU's trials.
 _SINGLE_AND_PAIRS = [(p, m) for p in range(4) for m in (-1, *range(p))]

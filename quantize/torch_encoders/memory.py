@@ -14,6 +14,14 @@ from ...errors import MillError
 if TYPE_CHECKING:
     import torch
 
+
+def wide(device: torch.device) -> torch.dtype:
+    """The type of sums where the codecs take float64, which Apple's GPUs have not."""
+    import torch
+
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 one_at_a_time = threading.Lock()
 """Held while a device computes: threads read, decode and write meanwhile, and only one fills its memory."""
 

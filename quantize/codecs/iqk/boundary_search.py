@@ -20,7 +20,7 @@ from .table_search import MIN_AMAX
 
 
 def sorting_network(count: int) -> np.ndarray:
-    """Comparators of Batcher's odd-even merge sort for 2 ** k elements: int64 [any, 2], offsets into lanes arrays."""
+    """Comparators of Batcher's odd-even merge sort for 2 ** k elements: int64 [any, 2]."""
     pairs = []
     p = 1
     while p < count:
@@ -34,14 +34,14 @@ def sorting_network(count: int) -> np.ndarray:
             ]
             k //= 2
         p *= 2
-    return np.array(pairs) * LANES
+    return np.array(pairs)
 
 
 @kernel
 def _sort(network, x, w):
     """Sorts each lane of x in ascending order, along with w."""
     for c in range(network.shape[0]):
-        i, j = network[c, 0], network[c, 1]
+        i, j = LANES * network[c, 0], LANES * network[c, 1]
         a, b, wa, wb = load(x, i), load(x, j), load(w, i), load(w, j)
         swap = a > b
         store(x, i, min_lanes(a, b))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
@@ -214,7 +215,7 @@ def fit_rows(
     offsets, trial_count, first_values, candidates, three_candidates, network = search
     method, divisor, low, high = scheme
     # Rows are processed in batches, to share scratch arrays and to sum several rows at a time.
-    batch_rows = max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n)
+    batch_rows = min(rows, max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n))
     w_batch, q_batch = np.empty((batch_rows, n), np.float32), np.empty((batch_rows, n), np.float32)
     scales_batch = np.empty((batch_rows, n // block), np.float32)
     sxq, sqq = np.empty(batch_rows, np.float32), np.empty(batch_rows, np.float32)
@@ -245,3 +246,9 @@ def fit_rows(
             if sqq[i] > 0:
                 d[first + i] = sxq[i] / sqq[i]
             d[first + i] *= scale_factor
+
+
+# Rows that are superblocks, for GPUs too: each for itself. In search_boundaries lanes are blocks, else elements or trials.
+_ITEMS = WorkItems(("x",), ("d", "codes", "flags", "int_scales"), shared_rows=("importance",))
+fit_superblocks = kernel(fit_rows.__wrapped__, items=_ITEMS)
+fit_superblocks_by_boundaries = kernel(fit_rows.__wrapped__, items=_ITEMS._replace(lanes=1))

@@ -20,7 +20,7 @@ from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
 from ..row_decoder import row_decoder
 from .boundary_search import sorting_network
-from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
+from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows, fit_superblocks, fit_superblocks_by_boundaries
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
 from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
@@ -112,7 +112,9 @@ class IqkType:
         flags = np.empty(int_scales.shape, np.uint8)
         d = np.empty(len(x), np.float32)
         method, *numbers = self.scheme
-        fit_rows(
+        of_superblocks = fit_superblocks if self.search[1] else fit_superblocks_by_boundaries
+        fit = fit_rows if self.has_row_scale else of_superblocks
+        fit(
             x, qw.reshape(-1, row_size), self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search,
             self.midpoints, self.padded, (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
             self.zero_codes, self.pairwise_sums, codes, flags, int_scales, d,

@@ -98,7 +98,9 @@ def _make_search(three_candidates: bool):
         plain, shifted = candidates[0], candidates[1]
         zero = splat(np.float32(0))
         lane_offset = load(offsets, 0)
-        is_first_trial = load(np.arange(LANES).astype(np.float32), 0) == np.float32(_FIRST_TRIAL)
+        for lane in range(LANES):
+            sums[lane] = lane
+        is_first_trial = load(sums, 0) == np.float32(_FIRST_TRIAL)
         trial_mask = (1 << trial_count) - 1
         first_plain, first_shifted = first_values[0], first_values[1]
         negative = np.uintp(CANDIDATE_ROW // 2)

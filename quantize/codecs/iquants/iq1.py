@@ -15,9 +15,11 @@ import numpy as np
 
 from ....formats import TYPES
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, store_half
+from ....simd.cuda.work_items import WorkItems, parameters_of
+from ....simd.lanes import LANES
 from ..codec import Codec
 from ..fields import BlockFields
+from ..float_range import to_f16
 from ..importance import importance_rows
 from ..row_decoder import row_decoder
 from .codebooks import codebook, codes_to_grid_indices
@@ -42,14 +44,13 @@ def _make_encoder(block: int, shift_block: int) -> Any:
         grid_indices uint16 [superblocks, superblock / 8], out
         signs        uint8 [superblocks, superblock / 8], out: 1 for a negative shift
         scales       uint8 [superblocks, superblock / block], out: scale codes
-        d            uint16 [superblocks rounded up to a multiple of 16], out: float16 scales
+        d            float32 [superblocks], out
 
         The other arguments are those of search_superblock in iq1_search.py.
         """
         flat = x.reshape(-1)
         n = x.shape[1]
         w, normalised = np.empty(superblock, np.float32), np.empty(superblock, np.float32)
-        fitted_scales = np.zeros(d.size, np.float32)
         for s in range(flat.size // superblock):
             amax = prepare_superblock(
                 flat, importance, s * superblock, n, superblock, sigma2_span, sigma2_factor, normalised, w
@@ -57,21 +58,24 @@ def _make_encoder(block: int, shift_block: int) -> Any:
             if amax == 0:
                 grid_indices[s, :] = ZERO_LEVELS
                 codes_to_grid_indices(grid_indices[s], ranks, grid_index)
-                signs[s, :], scales[s, :] = 0, 0
+                signs[s, :], scales[s, :], d[s] = 0, 0, 0
                 continue
             scale = search_superblock(
                 normalised, w, norm_share, trial_scales, trial_divisors, base, step, max_code, ranks, neighbours, tables_plus,
                 tables_minus, grid_indices[s], signs[s], scales[s],
             )  # fmt: skip
-            fitted_scales[s] = scale * amax
+            d[s] = scale * amax
             codes_to_grid_indices(grid_indices[s], ranks, grid_index)
-        for s in range(0, d.size, LANES):
-            store_half(d, s, load(fitted_scales, s))
 
     return encode_superblocks
 
 
 _encode_iq1_s, _encode_iq1_m = _make_encoder(32, 32), _make_encoder(16, 8)
+
+
+_ITEMS = WorkItems(
+    ("x",), ("d", "grid_indices", "signs", "scales"), shared_rows=("importance",), names=parameters_of(_encode_iq1_s)
+)
 
 
 # Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
@@ -83,6 +87,11 @@ def _encode_iq1_s_kernel(*arguments):
 @kernel
 def _encode_iq1_m_kernel(*arguments):
     _encode_iq1_m(*arguments)
+
+
+# For GPUs, superblocks of 256 only: rows would be too few threads.
+_iq1_s_superblocks = kernel(_encode_iq1_s_kernel.__wrapped__, items=_ITEMS)
+_iq1_m_superblocks = kernel(_encode_iq1_m_kernel.__wrapped__, items=_ITEMS)
 
 
 # Trial scales of a block with an amax of 1.
@@ -123,7 +132,7 @@ class _Iq1Type:
             np.empty((superblocks, superblock // 8), np.uint8),
         )
         scales = np.empty((superblocks, superblock // self.block), np.uint8)
-        d = np.empty(superblocks + -superblocks % LANES, np.uint16)
+        d = np.empty(superblocks, np.float32)
         max_scale = self.base + self.step * self.max_code
         trial_divisors = (max_scale * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
         self.encode_kernel(
@@ -134,13 +143,13 @@ class _Iq1Type:
         )  # fmt: skip
         fields = BlockFields.of(self.name)
         per_flag = signs.shape[1] * fields.layout.block // superblock // fields.layout.bit_arrays()["flags"].shape[1]
-        numbers = {"codes": grid_indices, "scales": scales, "flags": signs[:, ::per_flag].copy(), "d": d[:superblocks]}
+        numbers = {"codes": grid_indices, "scales": scales, "flags": signs[:, ::per_flag].copy(), "d": to_f16(d)}
         return fields.pack(*x.shape, **numbers)
 
 
 _TYPES = (
-    _Iq1Type("iq1_s", 32, _encode_iq1_s_kernel, 2.0, 256, 1.0, 1, 2, 7),
-    _Iq1Type("iq1_m", 16, _encode_iq1_m_kernel, 1.5, 32, 1.0, 1, 2, 7),
+    _Iq1Type("iq1_s", 32, _iq1_s_superblocks, 2.0, 256, 1.0, 1, 2, 7),
+    _Iq1Type("iq1_m", 16, _iq1_m_superblocks, 1.5, 32, 1.0, 1, 2, 7),
     _Iq1Type("iq1_s_r4", 32, _encode_iq1_s_kernel, 1.5, 32, 0.8, 1, 2, 7),
     _Iq1Type("iq1_m_r4", 16, _encode_iq1_m_kernel, 1.5, 32, 0.7, 0, 1, 15),
 )  # fmt: skip

@@ -13,9 +13,11 @@ import numpy as np
 
 from ....formats.layouts import layout_of
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, select, splat, store, store_half
+from ....simd.cuda.work_items import WorkItems, parameters_of
+from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, select, splat, store
 from ..codec import Codec
 from ..fields import BlockFields
+from ..float_range import to_f16
 from ..importance import importance_rows
 from ..row_decoder import row_decoder
 from .codebooks import codebook, codes_to_grid_indices
@@ -66,28 +68,25 @@ def _make_encoder(size: int, block: int) -> Any:
         grid_indices  uint16 [superblocks, groups], out
         signs         uint8 [superblocks, 32], out: bit set for a negative element
         scales        uint8 [superblocks, blocks], out: scale codes
-        d             uint16 [superblocks rounded up to a multiple of 16], out: float16 scales
+        d             float32 [superblocks], out
 
         The other arguments are those of search_superblock in grid_search.py.
         """
         flat = x.reshape(-1)
         n = x.shape[1]
         w, magnitudes = np.empty(SUPERBLOCK, np.float32), np.empty(SUPERBLOCK, np.float32)
-        fitted_scales = np.zeros(d.size, np.float32)
         for s in range(flat.size // SUPERBLOCK):
             amax = prepare_superblock(flat, importance, s * SUPERBLOCK, n, SUPERBLOCK, SUPERBLOCK, sigma2_factor, magnitudes, w)
             if amax == 0:
-                grid_indices[s, :], signs[s, :], scales[s, :] = 0, 0, 0
+                grid_indices[s, :], signs[s, :], scales[s, :], d[s] = 0, 0, 0, 0
                 continue
             _split_signs(magnitudes, w, even_signs, signs[s])
             scale = search_superblock(
                 magnitudes, w, norm_share, trial_scales, trial_factors, trial_divisors, ranks, grid_index, neighbours, tables,
                 bounds, grid_indices[s], scales[s],
             )  # fmt: skip
-            fitted_scales[s] = scale * amax
+            d[s] = scale * amax
             codes_to_grid_indices(grid_indices[s], ranks, grid_index)
-        for s in range(0, d.size, LANES):
-            store_half(d, s, load(fitted_scales, s))
 
     return encode_blocks
 
@@ -95,18 +94,23 @@ def _make_encoder(size: int, block: int) -> Any:
 _encode_8_16, _encode_8_32, _encode_4_32 = _make_encoder(8, 16), _make_encoder(8, 32), _make_encoder(4, 32)
 
 
+_ITEMS = WorkItems(
+    ("x",), ("d", "grid_indices", "signs", "scales"), shared_rows=("importance",), names=parameters_of(_encode_8_16)
+)
+
+
 # Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
-@kernel
+@kernel(items=_ITEMS)
 def _encode_8_16_kernel(*arguments):
     _encode_8_16(*arguments)
 
 
-@kernel
+@kernel(items=_ITEMS)
 def _encode_8_32_kernel(*arguments):
     _encode_8_32(*arguments)
 
 
-@kernel
+@kernel(items=_ITEMS)
 def _encode_4_32_kernel(*arguments):
     _encode_4_32(*arguments)
 
@@ -149,7 +153,7 @@ class _GridType:
         grid_indices = np.empty((superblocks, SUPERBLOCK // book.size), np.uint16)
         signs = np.empty((superblocks, SUPERBLOCK // 8), np.uint8)
         scales = np.empty((superblocks, SUPERBLOCK // self.block), np.uint8)
-        d = np.empty(superblocks + -superblocks % LANES, np.uint16)
+        d = np.empty(superblocks, np.float32)
         bounds = ((book.levels[1:] + book.levels[:-1]) / 2)[[0, 1, -1]]
         _ENCODERS[book.size, self.block](
             x, importance_rows(importance), np.float32(self.sigma2_factor), self.even_signs, np.float32(self.norm_share),
@@ -157,7 +161,7 @@ class _GridType:
             book.neighbours, nibble_tables(book), bounds, grid_indices, signs, scales, d,
         )  # fmt: skip
         fields, layout = BlockFields.of(self.name), layout_of(self.name)
-        q = fields.pack(*x.shape, codes=grid_indices, scales=scales, d=d[:superblocks])
+        q = fields.pack(*x.shape, codes=grid_indices, scales=scales, d=to_f16(d))
         if self.even_signs:
             fields.write(q, "sign_codes", signs & 127)
         else:  # a bit each, one after the other

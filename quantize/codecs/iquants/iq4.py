@@ -14,7 +14,7 @@ from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_produc
 from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
+from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPERBLOCK = 32, 256
@@ -140,7 +140,7 @@ def _assign_codes(x, at, scale, codes):
         store(codes, i, _nearest_code(inverse * load(x, i)))
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode_iq4_nl(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [blocks, 18]."""
     size = LANES * BLOCK
@@ -161,7 +161,7 @@ def _encode_iq4_nl(x, importance, parts, lane_bytes, out):
         take_blocks(lane_bytes, first, out)
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode_iq4_xs(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 136]."""
     size = LANES * SUPERBLOCK

@@ -30,7 +30,7 @@ from ....simd.lanes import (
 )
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
+from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
 
 SUPERBLOCK = 256
@@ -66,7 +66,7 @@ MINIMUM_SEARCHES = {
 }
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode(x, importance, options, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a MinimumSearch."""
     block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K

@@ -8,7 +8,7 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
-from ..lane_packing import lane_codec, put_lanes, put_words, take_blocks
+from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
 from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPERBLOCK = 256
@@ -17,7 +17,7 @@ _BLOCKS = 16
 _FIELDS = ("codes", "scales", "d")
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode_q6_K(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 210]."""
     x_lanes = np.empty(_TILE, np.float32)
@@ -64,7 +64,7 @@ def _requantise(x_lanes, code_lanes, at, scale, nmax, codes):
         store(codes, i, select(nonzero, q, load(code_lanes, i)) + nmax)
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode_q3_K(x, importance, parts, lane_bytes, out):
     """x float32 [rows, n] -> out uint8 [superblocks, 110]."""
     x_lanes = np.empty(_TILE, np.float32)

@@ -10,7 +10,7 @@ from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..importance import importance_rows
-from ..lane_packing import lane_memory, put_lanes, put_words, take_blocks
+from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
 from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
@@ -18,7 +18,7 @@ from .round_to_nearest import round_to_nearest
 BLOCK = 32
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode(x, importance, mean_squares, nmax, parts, lane_bytes, out):
     """q4_1 (nmax 15) or q5_1 (31) with importance: x float32 [rows, n] -> out uint8 [blocks, bytes].
 

@@ -10,7 +10,7 @@ from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, st
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..importance import importance_rows
-from ..lane_packing import lane_memory, put_lanes, put_words, take_blocks
+from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
 from ..scale_search import symmetric_scale
 from .round_to_nearest import round_to_nearest
@@ -18,7 +18,7 @@ from .round_to_nearest import round_to_nearest
 BLOCK = 32
 
 
-@kernel
+@kernel(items=BLOCK_ITEMS)
 def _encode_searched(x, importance, mean_squares, nmax, parts, lane_bytes, out):
     """q4_0 (nmax 8), q5_0 (16) or q6_0 (32) with a scale search: x float32 [rows, n] -> out uint8 [blocks, bytes].
 

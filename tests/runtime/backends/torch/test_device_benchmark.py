@@ -27,13 +27,13 @@ FEW_TOKENS = ["--prompt", "4", "--generated", "1", "--context", "16", "--chunks"
 
 
 def test_the_script_measures_every_part(script, capsys):
-    script.main(["iq4_ks", "q8_0", "--device", "cpu", "--no-tests", "--json", *SIZES, *FEW_TOKENS])
+    script.main(["iq4_k", "q8_0", "--device", "cpu", "--no-tests", "--json", *SIZES, *FEW_TOKENS])
     report = json.loads(capsys.readouterr().out)
     assert report["aims"] == {"generation": 0.7, "prompt": 0.5, "encoding": 50.0}
     assert report["tests"] is None
-    iq4_ks, q8_0 = report["results"]
+    iq4_k, q8_0 = report["results"]
     for part in ("generation", "prompt", "encoding"):
-        ratio, rate, reference = (iq4_ks[part][name]["median"] for name in ("ratio", "rate", "reference"))
+        ratio, rate, reference = (iq4_k[part][name]["median"] for name in ("ratio", "rate", "reference"))
         assert ratio == pytest.approx(rate / reference)  # of one round
     assert q8_0["encoding"] is None
     assert report["copy_bytes_per_second"] > 0
