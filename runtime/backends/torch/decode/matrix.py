@@ -1,7 +1,7 @@
 """`PackedMatrix`: the rows of a tensor, one matrix or several stacked ones, as the bytes of its file on a device of torch.
 
-Products decode tile by tile, so that the decoded matrix never exists: at most TILE_WEIGHTS weights of it at a time, or, where
-Triton serves the device, only what a kernel has in registers.
+Products decode tile by tile: at most TILE_WEIGHTS weights at a time, or KERNELS_TILE_WEIGHTS where Triton serves the
+device; with few vectors only what a kernel has in registers there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ..triton import kernels_of
 from .decoder import Decoder, decoder_of
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
+KERNELS_TILE_WEIGHTS = (
+    64 << 20
+)  # by kernels, in the type of the product: 128 MiB of bfloat16; smaller ones are slower on an H200
 _PAIRS = 64  # tokens times experts, at most, that are multiplied one by one in a single kernel
 
 
@@ -68,6 +71,7 @@ class PackedMatrix:
         self.device, self.group_rows = data.device, kind.rows
         self._decoder = _decoder(type, data.device)
         self._kernels = kernels_of(type, data.device)
+        self._numbers = torch.arange(matrices, device=data.device)
 
     @property
     def nbytes(self) -> int:
@@ -101,18 +105,23 @@ class PackedMatrix:
 
         dtype: what weights and activations are rounded to before the product (float32, bfloat16 or float16); the sums of
         torch's matrix product are float32 in any case. float32 means full float32, also where torch may use TF32 elsewhere.
-        A kernel for one vector (n = 1) multiplies in float32 and rounds the vector only.
+        Kernels for few vectors multiply in float32 and round the vectors only.
         """
         x = x.to(dtype)
-        if self._kernels is not None and x.numel():
-            if len(x) == 1:
-                which = torch.full((1,), matrix, device=self.device)
-                return self._kernels.matvec(self.data, x, which, self.rows_per_matrix)
-            return self._kernels.matmul(self.data, x, matrix * self.rows_per_matrix, self.rows_per_matrix)
+        if self._kernels is not None and 0 < len(x) <= self._kernels.vectors:
+            which = self._numbers[matrix : matrix + 1].expand(len(x))
+            return self._kernels.matvec(self.data, x, which, self.rows_per_matrix, same=True)
+        if len(self._tiles()) == 1:
+            return _product(x, self._rounded_rows(0, self.rows_per_matrix, matrix, dtype))
         out = torch.empty((len(x), self.rows_per_matrix), device=self.device)
         for start, stop in self._tiles():
-            out[:, start:stop] = x @ self.rows(start, stop, matrix).to(dtype).T
+            out[:, start:stop] = _product(x, self._rounded_rows(start, stop, matrix, dtype))
         return out
+
+    def _rounded_rows(self, start: int, stop: int, matrix: int, dtype: torch.dtype) -> Tensor:
+        if self._kernels is None:
+            return self.rows(start, stop, matrix).to(dtype)
+        return self._kernels.decode(self.data, self.columns, matrix * self.rows_per_matrix + start, stop - start, dtype)
 
     def matmul_experts(self, x: Tensor, experts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Each token times the matrices of its experts: float32 [n, k, rows].
@@ -150,5 +159,13 @@ class PackedMatrix:
 
     def _tiles(self) -> list[tuple[int, int]]:
         """Ranges of rows, whole groups, of at most TILE_WEIGHTS weights."""
-        step = max(1, TILE_WEIGHTS // (self.columns * self.group_rows)) * self.group_rows
+        weights = TILE_WEIGHTS if self._kernels is None else KERNELS_TILE_WEIGHTS
+        step = max(1, weights // (self.columns * self.group_rows)) * self.group_rows
         return [(start, min(start + step, self.rows_per_matrix)) for start in range(0, self.rows_per_matrix, step)]
+
+
+def _product(x: Tensor, rows: Tensor) -> Tensor:
+    """x times the transposed rows, in float32 where torch offers that for narrower types."""
+    if x.device.type == "cuda" and torch.version.hip is None and x.dtype != torch.float32 and len(x):
+        return torch.mm(x, rows.T, out_dtype=torch.float32)  # since torch 2.8
+    return (x @ rows.T).float()

@@ -18,7 +18,7 @@ from .....formats.layouts.byte_parts import StraightLine, byte_parts, straight_l
 
 RUN = 32  # weights, at most, whose scales a kernel takes from one place
 
-_DIGIT = tuple[int, int, int]  # (lowest bit of the index, size, step)
+Digit = tuple[int, int, int]  # (lowest bit of the index, size, step)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ByteBits:
     """
 
     first: int
-    digits: tuple[_DIGIT, ...]
+    digits: tuple[Digit, ...]
     aligned: bool
     shift: int
     mask: int
@@ -129,14 +129,14 @@ def field_of(addresses: np.ndarray) -> BlockField | None:
         byte, shift, mask = (a.reshape(-1).astype(np.int64) for a in (part.byte, part.shift, part.mask))
         aligned = not np.any(shift != shift[0])
         numbers = byte if aligned else 8 * byte + shift
-        digits = _digits(numbers)
+        digits = digits_of(numbers)
         if digits is None or np.any(mask != mask[0]):
             return None
         parts.append(ByteBits(int(numbers[0]), digits, aligned, int(shift[0]), int(mask[0]), part.up))
     return BlockField(addresses.shape[1], tuple(parts))
 
 
-def _digits(numbers: np.ndarray) -> tuple[_DIGIT, ...] | None:
+def digits_of(numbers: np.ndarray) -> tuple[Digit, ...] | None:
     """numbers[i] - numbers[0] as a sum over the bits of i, neighbouring bits that count up joined; None if it is none."""
     bits = (len(numbers) - 1).bit_length()
     index = np.arange(len(numbers))
@@ -145,7 +145,7 @@ def _digits(numbers: np.ndarray) -> tuple[_DIGIT, ...] | None:
         numbers != numbers[0] + sum((index >> b & 1) * step for b, step in enumerate(steps))
     ):
         return None
-    digits: list[_DIGIT] = []
+    digits: list[Digit] = []
     for bit, step in enumerate(steps):
         low, size, first = digits[-1] if digits else (0, 0, 0)
         if step and digits and low + size.bit_length() - 1 == bit and step == first * size:

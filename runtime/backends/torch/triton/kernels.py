@@ -1,4 +1,4 @@
-"""Tiles of packed weights decoded in registers, and the two products that use them: with one vector, and with many.
+"""Tiles of packed weights decoded in registers: stored, or multiplied with a vector.
 
 FORMAT is a `BlockFormat`, known when a kernel is compiled, so that what a type lacks leaves no instruction. The operations and
 their order are those of `formats.layouts.decode`. Source of the layouts: `formats.layouts`; none is written down here.
@@ -154,7 +154,7 @@ def _level(levels, block, row, run, weight, FORMAT: tl.constexpr):
 def decode_rows(
     data, values, levels, out, first_row, count, columns, FORMAT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """out float32 [count, columns]: rows first_row ... of the tensor decoded. Grid: (tiles of rows, tiles of columns)."""
+    """out [count, columns]: rows first_row ... of the tensor, in out's type. Grid: (tiles of rows, tiles of columns)."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = first_row + tl.minimum(at, count - 1).to(tl.int64)
     start = tl.program_id(1) * WIDTH
@@ -186,28 +186,3 @@ def matvec(
         products = tl.where(start + offsets < columns, products, 0.0)
         total += tl.sum(tl.sum(products, axis=2), axis=1)
     tl.store(out + pair.to(tl.int64) * count + at, total, mask=at < count)
-
-
-@triton.jit
-def matmul(
-    data, values, levels, x, out, first_row, count, tokens, columns,
-    FORMAT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """out float32 [tokens, count]: rows first_row ... of the tensor times the rows of x [tokens, columns].
-
-    Weights are rounded to the type of x; sums are float32. Grid: (tiles of rows, tiles of tokens).
-    """
-    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    rows = (first_row + tl.minimum(at, count - 1).to(tl.int64))[:, None, None]
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    offsets = tl.arange(0, WIDTH)
-    vectors = x + token[None, :].to(tl.int64) * columns
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for start in range(0, columns, WIDTH):
-        inside = start + offsets < columns
-        tile = tl.reshape(_tile(data, values, levels, rows, start, columns, FORMAT, WIDTH), (ROWS, WIDTH))
-        tile = tl.where(inside[None, :], tile, 0.0).to(x.dtype.element_ty)
-        factors = tl.load(vectors + start + offsets[:, None], mask=inside[:, None] & (token[None, :] < tokens), other=0.0)
-        total = tl.dot(tile, factors, total, input_precision="ieee")
-    places = out + token[None, :].to(tl.int64) * count + at[:, None]
-    tl.store(places, total, mask=(at[:, None] < count) & (token[None, :] < tokens))

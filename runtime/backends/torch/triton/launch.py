@@ -11,12 +11,18 @@ from torch import Tensor
 from .....formats.layouts import layout_of
 from . import kernels
 from .block_format import block_format
+from .unit_source import LANES, unit_kernel, unit_tables
+from .units import units_of
 
-# Tiles, in rows and columns of weights (and tokens). A vector's product reads whole runs of blocks of few rows, so that there
-# are many programs; a matrix product decodes each tile once for all its tokens.
-_DECODE_TILE = 16, 256
+# Tiles, in rows and columns of weights, and warps of a program. On an H200 the fewest warps were fastest.
+_DECODE_TILE, _DECODE_WARPS = (4, 512), 2
 _VECTOR_TILE = 8, 512
-_MATRIX_TILE, _TOKENS, _MIN_TOKENS = (64, 64), 64, 16
+# Words of a unit and rows of a program, by how codes are read; the fastest of those tried on an H200. Fewer rows take fewer
+# registers, more read x less often.
+_IN_VECTORS, _BY_TABLE, _OTHERS = (4, 8), (2, 4), (4, 4)
+_CODEBOOK_WEIGHTS = 32  # of a unit at most, where codes stand for several weights
+_ROWS_OF_SEVERAL = 2  # of a program for several vectors
+_VECTORS = 4  # of a program at most
 
 
 class PackedProducts:
@@ -31,38 +37,75 @@ class PackedProducts:
         self._values = torch.tensor(layout.decoded_values.reshape(-1), dtype=torch.float32, device=device)
         levels = [0] if layout.levels is None else layout.levels
         self._levels = torch.tensor(levels, dtype=torch.float32, device=device)
+        self._words, self._rows = unit_tile(type_name)
+        units = units_of(type_name, self._words) if self._words else None
+        if units is not None:
+            values, *self._magics = unit_tables(type_name)
+            self._unit_columns = LANES * len(units.places)  # of a program at a time
+            self._unit_values = torch.from_numpy(values).to(device)
+        self._type = type_name
+        self.vectors = 2 * _VECTORS if self._words else 1  # of one matrix, for which `matvec` is to be used
 
-    def decode(self, data: Tensor, columns: int, first: int, count: int) -> Tensor:
-        """Rows first ... first + count - 1, bit for bit: float32 [count, columns]. data: uint8, the bytes of all rows."""
-        out = torch.empty((count, columns), device=data.device)
+    def decode(self, data: Tensor, columns: int, first: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows first ... first + count - 1, bit for bit, rounded to a type: [count, columns]. data: uint8, the bytes of all
+        rows."""
+        out = torch.empty((count, columns), device=data.device, dtype=dtype)
         rows, width = _DECODE_TILE
         grid = -(-count // rows), -(-columns // width)
         kernels.decode_rows[grid](
-            data, self._values, self._levels, out, first, count, columns, self._format, rows, width, enable_fp_fusion=False
+            data,
+            self._values,
+            self._levels,
+            out,
+            first,
+            count,
+            columns,
+            self._format,
+            rows,
+            width,
+            enable_fp_fusion=False,
+            num_warps=_DECODE_WARPS,
         )
         return out
 
-    def matvec(self, data: Tensor, x: Tensor, matrices: Tensor, count: int) -> Tensor:
+    def matvec(self, data: Tensor, x: Tensor, matrices: Tensor, count: int, same: bool = False) -> Tensor:
         """Stacked matrices of `count` rows times vectors: float32 [pairs, count].
 
-        matrices: integers [pairs], which; x: [n, columns], of which each row is for pairs / n neighbouring pairs.
+        matrices: integers [pairs], which, the `same` for all if so; x: [n, columns], of which each row is for pairs / n
+        neighbouring pairs.
         """
         out = torch.empty((len(matrices), count), device=data.device)
+        x, matrices, pairs = x.contiguous(), matrices.contiguous(), len(matrices)
+        x_per_matrix = max(1, pairs // max(1, len(x)))
+        if self._words and data.data_ptr() % 16 == 0:  # words are loaded whole
+            vectors = min(_VECTORS, 1 << (pairs - 1).bit_length()) if same else 1
+            rows = self._rows if vectors == 1 else _ROWS_OF_SEVERAL
+            kernel = unit_kernel(self._type, self._words, rows, vectors)
+            even = x.shape[1] % self._unit_columns == 0
+            kernel[-(-count // rows), -(-pairs // vectors)](
+                data, self._unit_values, self._levels, x, matrices, out, count, x.shape[1], pairs, x_per_matrix, *self._magics,
+                even, num_warps=1,
+            )  # fmt: skip
+            return out
         rows, width = _VECTOR_TILE
-        x, matrices = x.contiguous(), matrices.contiguous()
-        kernels.matvec[-(-count // rows), len(matrices)](
-            data, self._values, self._levels, x, matrices, out, count, x.shape[1], max(1, len(matrices) // max(1, len(x))),
-            self._format, rows, width,
-        )  # fmt: skip
-        return out
-
-    def matmul(self, data: Tensor, x: Tensor, first: int, count: int) -> Tensor:
-        """x [n, columns] times rows first ... of the tensor, transposed: float32 [n, count]; in the type of x, as torch's."""
-        out = torch.empty((len(x), count), device=data.device)
-        rows, width = _MATRIX_TILE
-        tokens = min(_TOKENS, max(_MIN_TOKENS, 1 << (len(x) - 1).bit_length()))
-        x = x.contiguous()
-        kernels.matmul[-(-count // rows), -(-len(x) // tokens)](
-            data, self._values, self._levels, x, out, first, count, len(x), x.shape[1], self._format, rows, tokens, width
+        kernels.matvec[-(-count // rows), pairs](
+            data, self._values, self._levels, x, matrices, out, count, x.shape[1], x_per_matrix, self._format, rows, width
         )
         return out
+
+
+def unit_tile(type_name: str) -> tuple[int, int]:
+    """Words of the units in which a type's vectors are multiplied, and rows of a program; words are 0 for types without."""
+    form, all_words = block_format(type_name), (1, 2, 4, 8)
+    sizes = {words: len(units.places) for words in all_words if (units := units_of(type_name, words)) is not None}
+    if not sizes or form is None:
+        return 0, 0
+    if form.size > 1:
+        few = [words for words in sizes if sizes[words] <= _CODEBOOK_WEIGHTS]
+        return max(few, default=min(sizes)), _OTHERS[1]
+    whole = [form.codes.parts[0].first // (1 if form.codes.parts[0].aligned else 8), form.block_bytes, form.meta_bytes]
+    if not any(n % 16 for n in whole) and len(form.codes.parts) == 1:
+        words, rows = _IN_VECTORS
+    else:
+        words, rows = _OTHERS if form.values.step else _BY_TABLE
+    return min(sizes, key=lambda other: (abs(other - words), other)), rows

@@ -18,8 +18,10 @@ from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
 from ggufmill.formats.layouts.byte_parts import straight_line  # noqa: E402
 from ggufmill.runtime.backends.torch import triton as kernels_package  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import PackedMatrix  # noqa: E402
+from ggufmill.runtime.backends.torch.triton import launch  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
+from ggufmill.runtime.backends.torch.triton.units import units_of  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 
@@ -67,8 +69,9 @@ def test_decoded_rows_and_products_of_every_type(name):
     chosen = torch.tensor([2, 0, 1, 1])
     expected = np.einsum("pc,prc->pr", x.repeat(2, axis=0), weights.reshape(matrices, rows, n)[chosen.numpy()])
     np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), chosen, rows).numpy(), expected, **close)
+    same = torch.full((2,), 1)
     expected = x @ weights[rows : 2 * rows].T
-    np.testing.assert_allclose(products.matmul(data, torch.from_numpy(x), rows, rows).numpy(), expected, **close)
+    np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), same, rows, same=True).numpy(), expected, **close)
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def test_packed_matrices_multiply_by_kernels(served_cpu, monkeypatch):
     monkeypatch.setattr(matrix, "_decoder", None)  # what torch would decode with
     assert torch.equal(matrix.rows(3, 11, 2), weights[2, 3:11])
     close = {"rtol": 1e-5, "atol": float(weights.abs().max()) * 1e-4}
-    for tokens in (1, 3):
+    for tokens in (1, 3, 9):
         x = torch.randn(tokens, n)
         torch.testing.assert_close(matrix.matmul(x, matrix=1), x @ weights[1].T, **close)
     x, experts = torch.randn(2, n), torch.tensor([[0, 2], [1, 0]])
@@ -135,6 +138,34 @@ def test_functions_of_kernels_are_given_no_parts_of_a_format():
     assert [text for text in parts if not text.endswith((".count", ".scrambled"))] == []
 
 
+@pytest.mark.parametrize("words", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["q4_K", "q6_K", "iq2_xs", "iq1_s", "mxfp4"])
+def test_units_of_any_size(name, words, monkeypatch):
+    monkeypatch.setattr(launch, "unit_tile", lambda type_name: (words, 2))
+    rows, n = 5, 3 * max(layout_of(name).block, 128)
+    q = finite_rows(name, rows, n, 7)
+    x = torch.randn(1, n)
+    if units_of(name, words) is None:
+        pytest.skip("no such units")
+    actual = PackedProducts(name, CPU).matvec(torch.from_numpy(q).reshape(-1), x, torch.zeros(1, dtype=torch.int64), rows)
+    expected = x.double() @ torch.from_numpy(decode(q, name, n)).double().T
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_types_that_have_no_units():
+    plain = {name for name in SERVED if TYPES[name].rows == 1}
+    assert {name for name in plain if not launch.unit_tile(name)[0]} == {"iq4_kss", "iq2_kl"}
+
+
+def test_words_at_odd_addresses_are_not_loaded_whole():
+    """A kernel of units would read beside them."""
+    q = torch.from_numpy(finite_rows("q4_0", 4, 64, 8)).reshape(-1)
+    shifted = torch.empty(len(q) + 1, dtype=torch.uint8)[1:]
+    shifted[:] = q
+    x, first, products = torch.randn(1, 64), torch.zeros(1, dtype=torch.int64), PackedProducts("q4_0", CPU)
+    torch.testing.assert_close(products.matvec(shifted, x, first, 4), products.matvec(q, x, first, 4))
+
+
 def test_sizes_that_fill_no_tile():
     rows, n = 19, 5 * 32
     q = finite_rows("q5_0", rows, n, 3)
@@ -143,18 +174,14 @@ def test_sizes_that_fill_no_tile():
     x = torch.randn(37, n)
     np.testing.assert_array_equal(products.decode(data, n, 3, 16).numpy(), weights[3:])
     expected = x.double() @ torch.from_numpy(weights).double().T
-    torch.testing.assert_close(products.matmul(data, x, 0, rows), expected.float(), rtol=1e-5, atol=1e-3)
     vectors = products.matvec(data, x, torch.zeros(37, dtype=torch.int64), rows)
     torch.testing.assert_close(vectors, expected.float(), rtol=1e-5, atol=1e-3)
 
 
-def test_products_in_float16_round_weights_and_vectors():
-    """(Of bfloat16 the interpreter multiplies the bits.)"""
+def test_rows_rounded_to_float16():
     q = finite_rows("q4_K", 8, 256, 4)
-    x = torch.randn(3, 256).half()
-    weights = torch.from_numpy(decode(q, "q4_K", 256)).half()
-    actual = PackedProducts("q4_K", CPU).matmul(torch.from_numpy(q).reshape(-1), x, 0, 8)
-    torch.testing.assert_close(actual, x.float() @ weights.float().T, rtol=1e-5, atol=1e-2)
+    actual = PackedProducts("q4_K", CPU).decode(torch.from_numpy(q).reshape(-1), 256, 0, 8, torch.float16)
+    torch.testing.assert_close(actual, torch.from_numpy(decode(q, "q4_K", 256)).half(), rtol=0, atol=0)
 
 
 def test_types_that_kernels_do_not_read_are_named_by_none():
@@ -192,14 +219,20 @@ from triton.compiler import ASTSource
 from triton.backends.compiler import GPUTarget
 from ggufmill.runtime.backends.torch.triton import kernels
 from ggufmill.runtime.backends.torch.triton.block_format import block_format
+from ggufmill.runtime.backends.torch.triton.launch import unit_tile
+from ggufmill.runtime.backends.torch.triton.unit_source import unit_kernel
 types = dict(data="*u8", values="*fp32", levels="*fp32", out="*fp32", matrices="*i64")
 for name in ("q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks", "iq4_kss", "iq3_xxs"):
-    for kernel, x, sizes in (
-        (kernels.matvec, "*fp32", dict(ROWS=8, WIDTH=512)),
-        (kernels.matmul, "*bf16", dict(ROWS=64, TOKENS=16, WIDTH=64)),
+    form = block_format(name)
+    for kernel, x, constants in (
+        (kernels.matvec, "*fp32", dict(FORMAT=form, ROWS=8, WIDTH=512)),
+        (kernels.decode_rows, "*bf16", dict(FORMAT=form, ROWS=4, WIDTH=512)),
+        (unit_kernel(name, *unit_tile(name), 1), "*bf16", dict(EVEN=False)),
     ):
+        if kernel is None:
+            continue
         print(name, kernel.__name__)
-        constants = dict(FORMAT=block_format(name), **sizes)
+        types["values"] = "*i32" if form.size > 1 and "EVEN" in constants else "*fp32"
         signature = {k: "constexpr" if k in constants else x if k == "x" else types.get(k, "i32") for k in kernel.arg_names}
         compiled = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
         assert ".target sm_90" in compiled.asm["ptx"]
