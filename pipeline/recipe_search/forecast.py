@@ -20,6 +20,7 @@ from ..planning import KEPT_IN_SEARCH
 from .search_job import PROBES, SearchJob
 
 _STARTED, _PER_THREAD = 130 << 20, 30 << 20  # bytes of the program, and of what a thread has of rows
+_ENCODED_AGAIN = 5  # times that refining encodes all tensors: the choice, a step up, one down and back, and the new choice
 
 
 def search_forecast(search: SearchJob, folder: Path) -> Planned:
@@ -34,7 +35,8 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     groups = min(options.measurements, len(search.tensors))
     runs = divergence_runs(groups, options.refine)
     encoded = sum(_by_type(search, threads, _whole(search)).values())
-    seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded * (len(PROBES) + 2 * options.refine)}
+    times = len(PROBES) + _ENCODED_AGAIN * options.refine
+    seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded * times}
     seconds["reading"] = runs * options.chunks * reading_seconds(model, options.n_ctx, options.n_ctx)
     together = most_together([model], options.n_ctx, options.chunks)
     reading = reading_memory([model], options.n_ctx, together, model)

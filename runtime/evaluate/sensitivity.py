@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...formats import SourceTensor, TensorSource, TensorType
 from ...jobs.outputs import Output
+from ...operating_system.memory import free_bytes
 from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
 from ...quantize.row_producer import ErrorWeights, RowProducer
@@ -20,6 +22,8 @@ from .perplexity import make_windows
 
 if TYPE_CHECKING:
     from ...quantize.covariance.source import Covariances
+
+_KEPT_BYTES, _KEPT_SHARE = 1 << 30, 4  # of encoded rows: as many, or one in so many of those free
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Divergence:
 class Reference:
     """The outputs of an unquantised model on windows of a text, with which quantised variants are compared.
 
-    Memory: 4 * n_embd bytes for every second token of the text.
+    Memory: 4 * n_embd bytes for every second token of the text, and the quantised tensors of the last variant, up to a quarter
+    of what is free.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class Reference:
         self.model = load_model(source, **settings)
         self.windows = make_windows(self.model, text, n_ctx, chunks)
         self._outputs = self._hidden(self.model)
+        free = free_bytes()
+        self._encoded = _EncodedRows(_KEPT_BYTES if free is None else free // _KEPT_SHARE)
 
     def _hidden(self, model: Model) -> list[np.ndarray]:
         """For each window the outputs that predict its second half, float32 [scored, n_embd]."""
@@ -85,15 +92,42 @@ class Reference:
         self, types: Mapping[str, TensorType], importance: Importance | None, covariances: Covariances | None = None
     ) -> Divergence:
         """The divergence of this model with some tensors quantised. types: tensor name -> type."""
-        quantised = {name: _quantise(self.source.tensors[name], type, importance, covariances) for name, type in types.items()}
+        self._encoded.choose(types, importance, covariances)
+        quantised = {name: self._encoded.tensor(self.source.tensors[name], kind) for name, kind in types.items()}
         return self.divergence(replace(self.source, tensors={**self.source.tensors, **quantised}))
 
 
-def _quantise(
-    tensor: SourceTensor, type: TensorType, importance: Importance | None, covariances: Covariances | None
-) -> SourceTensor:
-    """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
-    weights = ErrorWeights.of(tensor, importance, covariances)
-    produce = RowProducer(tensor, type, weights, replaced=[], warn_on_range=False)
-    simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", produce))
-    return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)
+class _EncodedRows:
+    """Rows of the last choice of types as they were encoded, of which another that differs in a few tensors has most. limit:
+    bytes at most; rows beyond it are encoded each time."""
+
+    def __init__(self, limit: int):
+        self._limit, self._free, self._lock = limit, limit, Lock()
+        self._kept, self._data = dict[tuple[str, str], dict[tuple[int, int], np.ndarray]](), (None, None)
+
+    def choose(self, types: Mapping[str, TensorType], importance: Importance | None, covariances: Covariances | None) -> None:
+        """Forgets the rows of other types, and those that other data were used for."""
+        data = importance, covariances
+        known = self._kept if all(a is b for a, b in zip(data, self._data, strict=True)) else {}
+        chosen = [(name, kind.name) for name, kind in types.items()]
+        self._kept, self._data = {key: known.get(key, {}) for key in chosen}, data
+        self._free = self._limit - sum(rows.nbytes for kept in self._kept.values() for rows in kept.values())
+
+    def tensor(self, tensor: SourceTensor, type: TensorType) -> SourceTensor:
+        """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
+        produce = RowProducer(tensor, type, ErrorWeights.of(tensor, *self._data), replaced=[], warn_on_range=False)
+        kept = self._kept[tensor.name, type.name]
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            found = kept.get((start, stop))
+            if found is None:
+                found = produce(start, stop).copy()  # no view of more rows
+                with self._lock:
+                    if found.nbytes <= self._free:
+                        found.setflags(write=False)
+                        kept[start, stop] = found
+                        self._free -= found.nbytes
+            return found
+
+        simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", rows))
+        return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)

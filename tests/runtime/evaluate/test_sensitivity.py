@@ -8,7 +8,9 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES
+from ggufmill.quantize.importance import AssumedImportance
 from ggufmill.recipes import FOLDER
+from ggufmill.runtime.evaluate import sensitivity
 from ggufmill.runtime.evaluate.sensitivity import Reference
 
 
@@ -36,6 +38,35 @@ def test_smaller_types_and_more_tensors_diverge_more(reference):
 def test_error_is_that_of_the_mean(reference):
     divergence = reference.with_types({"output.weight": TYPES["q4_0"]}, None)
     assert 0 < divergence.error < divergence.mean
+
+
+def test_a_choice_encodes_what_differs_from_the_last(reference, monkeypatch):
+    """A search that is refined changes one group of tensors after the other: it encoded all of them each time."""
+    encoded = set()
+
+    class Counted(sensitivity.RowProducer):
+        def __call__(self, start, stop):
+            encoded.add(self.tensor.name)
+            return super().__call__(start, stop)
+
+    monkeypatch.setattr(sensitivity, "RowProducer", Counted)
+    first, second = "blk.0.attn_output.weight", "output.weight"
+    choice, importance = {first: TYPES["q4_0"], second: TYPES["q4_0"]}, AssumedImportance({})
+
+    def divergence(types, data=None):
+        encoded.clear()
+        return reference.with_types(types, data)
+
+    expected = divergence(choice)
+    assert encoded == {first, second}
+    assert divergence({**choice, second: TYPES["q5_0"]}) != expected
+    assert encoded == {second}
+    assert divergence(choice) == expected
+    assert encoded == {second}
+    weighted = divergence(choice, importance)
+    assert encoded == {first, second}
+    assert divergence(choice, importance) == weighted != expected
+    assert not encoded
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
