@@ -30,16 +30,18 @@ def kernels_of(type_name: str, device: torch.device) -> PackedProducts | None:
 
 @cache
 def _served(device: torch.device) -> bool:
-    """Whether a kernel can be built for the device and gives what it should: four rows of ones times a vector of ones."""
+    """Whether kernels can be built for the device and give what they should: four rows of ones times a vector of ones."""
     if find_spec("triton") is None:
         return False
     try:
         from .launch import PackedProducts
 
-        block = torch.tensor([0, 60, *[1] * 32], dtype=torch.uint8, device=device)  # q8_0: a scale of 1, codes of 1
         ones, first = torch.ones((1, 32), device=device), torch.zeros(1, dtype=torch.int64, device=device)
-        product = PackedProducts("q8_0", device).matvec(block.repeat(4), ones, first, 4)
-        problem = "" if bool((product == 32).all()) else f"a product is {product.tolist()}"
+        problem = ""
+        for name, codes in (("q8_0", [1] * 32), ("iq4_nl", [0x88] * 16)):  # which stand for 1; values computed, and by table
+            block = torch.tensor([0, 60, *codes], dtype=torch.uint8, device=device)  # a scale of 1
+            product = PackedProducts(name, device).matvec(block.repeat(4), ones, first, 4)
+            problem = problem or ("" if bool((product == 32).all()) else f"a product is {product.tolist()}")
     except Exception as error:  # a compiler's or a driver's, of any kind: torch's operations do without both
         problem = _reason(error)
     if problem:
