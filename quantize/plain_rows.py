@@ -86,7 +86,7 @@ def _gpu(device: str | None) -> int | None:
     kind, _, number = (device or "").partition(":")
     if kind != "cuda":
         return None
-    from ..simd.cuda.driver import is_here
+    from ..operating_system.nvidia import is_here
 
     return int(number or 0) if is_here() else None
 

@@ -146,11 +146,12 @@ def _error_bound(name: str, shuffled: float, follows: bool = False) -> float:
     """What the error of encoded weights may be; shuffled: the error of the decoded weights in other columns; follows: other
     weights were encoded, which need not be near these as far as the type goes.
 
-    Zeros have an error of 1. The reference errors of types of few bits are so large that their multiple would admit zeros and
+    Zeros have an error of 1; weights of few bits that follow others may have more, and zeros are then found as what is the same
+    in other columns. The reference errors of types of few bits are so large that their multiple would admit zeros and
     shuffled weights. Weights that are all alike have hardly an error in other columns: a shuffle is not detected then.
     """
     reference = reference_error(name)
-    worse = [1.0] if reference < 1 else []
+    worse = [1.0] if reference < 1 and not (follows and shuffled > 2 * reference) else []
     worse += [shuffled] if shuffled > 2 * reference else []
     nearest = [] if follows and worse else [ERROR_MARGIN * reference]
     return min([*nearest, *(reference + CLEARLY_BETTER * (error - reference) for error in worse)])

@@ -25,7 +25,7 @@ ENVIRONMENT = {"GGUFMILL_CPU": "portable", "NUMBA_OPT": "0", "NUMBA_LOOP_VECTORI
 
 
 class ItemRequest(NamedTuple):
-    """A kernel, by module and name; numba's types of its arguments; its parameters for one item (`work_items.ItemWork`)."""
+    """A kernel, by module and name; numba's types of its arguments; its parameters for one item (`division.ItemWork`)."""
 
     module: str
     name: str

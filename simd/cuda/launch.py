@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import pickle
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import MillError
+from ...operating_system.nvidia import Gpu, GpuError, Memory, OutOfMemory, device
 from ..compile.kernel_cache import module_folder
 from .compile_items import ENTRY, ItemRequest, environment
-from .driver import Gpu, Memory, OutOfMemory, device
-from .work_items import ItemWork, Launch, WorkItems, divided, parameters_of
+from .division import ItemWork, divided
+from .work_items import Launch, WorkItems, parameters_of
 
 if TYPE_CHECKING:
     from ..compile.kernels import Kernel
@@ -37,7 +37,14 @@ def launch_on(number: int) -> Launch:
 
 
 def _launch(number: int, kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> None:
-    """Raises MillError if the GPU is not there, or has too little memory for one row."""
+    """Raises MillError if the GPU is not there, fails, or has too little memory for one row."""
+    try:
+        _launch_pieces(number, kernel, items, arguments)
+    except GpuError as error:
+        raise MillError(f"{error}; --device none does without") from None
+
+
+def _launch_pieces(number: int, kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> None:
     work = work_of(kernel, items, arguments)
     gpu = device(number)
     gpu.use()
@@ -73,12 +80,12 @@ def request_of(kernel: Kernel, arguments: Sequence[Any], work: ItemWork) -> byte
 def _run(gpu: Gpu, entry: Any, work: ItemWork, first: int, count: int) -> None:
     """Items first to first + count - 1, first at the beginning of a row."""
     with ExitStack() as done:  # in the reverse order: first waits for what was started, then gives memory back
-        arguments: list[Any] = [ctypes.c_int32(count), ctypes.c_int32(work.per_row)]
+        arguments: list[Any] = [np.int32(count), np.int32(work.per_row)]
         results = []
         for array in work.arrays:
             values = array.values
             if not (array.row_step or array.item_step):
-                arguments += [_table(gpu, values).address, ctypes.c_int64(0), ctypes.c_int64(0)]
+                arguments += [_table(gpu, values).address, np.int64(0), np.int64(0)]
                 continue
             if array.row_step:  # a run for each item, or a number for each row
                 size = array.row_step // values.itemsize
@@ -90,7 +97,7 @@ def _run(gpu: Gpu, entry: Any, work: ItemWork, first: int, count: int) -> None:
                 results.append((memory, values))
             else:
                 memory.write(values)
-            arguments += [memory.address, ctypes.c_int64(array.row_step), ctypes.c_int64(array.item_step)]
+            arguments += [memory.address, np.int64(array.row_step), np.int64(array.item_step)]
         gpu.launch(entry, count, arguments)
         for memory, values in results:
             memory.read(values)
@@ -153,4 +160,4 @@ ENTRY_MODULE = f"{__package__}.compile_items"
 @cache
 def _own_sources() -> bytes:
     """What the translation itself depends on."""
-    return b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in ("lowering", "compile_items", "work_items"))
+    return b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in ("lowering", "compile_items", "division"))

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.np import arrayobj
 
 from ..llvm import I64
-from .work_items import ItemArray, ItemScratch
+from .division import ItemArray, ItemScratch
 
 STACK_MEMORY = "stack_memory"  # stands for an array's memory until its size is known
 ITEM = "item"  # the function of one work item
@@ -138,7 +138,7 @@ define void @{ITEM}({", ".join(["i64 %row", "i64 %column", *arguments])}) {{
         elif isinstance(value, int):
             self._given.append(f"i64 {value}")
         else:
-            kind = "float" if isinstance(value, np.float32) else "double"
+        elif np.asarray(value).dtype == bool:
             self._given.append(f"{kind} 0x{np.float64(value).view(np.uint64).item():016X}")
 
 
@@ -147,7 +147,7 @@ def item_module(code: str, kernel: str, parameters: tuple[Any, ...], triple: str
 
     code        LLVM code of a kernel and all that it calls, compiled after `arrays_on_stack`
     kernel      the name of its function
-    parameters  as `work_items.ItemWork` has them
+    parameters  as `division.ItemWork` has them
     """
     for name in _REPLACED:
         code = re.sub(rf"^define [^\n]*@{name}\(.*?^}}\n", "", code, flags=re.M | re.S)

@@ -14,8 +14,8 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from ggufmill.simd.cuda.compile_items import ItemRequest, compiled
+from ggufmill.simd.cuda.division import ItemWork
 from ggufmill.simd.cuda.lowering import ITEM, item_module
-from ggufmill.simd.cuda.work_items import ItemWork
 
 
 @cache

@@ -9,7 +9,7 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import encode
 from ggufmill.quantize.planning import plan_quantize
-from ggufmill.quantize.verify import verify
+from ggufmill.quantize.verify import _error_bound, verify
 
 NAME = "blk.0.ffn_up.weight"
 FEW_BITS = ("q2_K", "iq1_bn", "tq2_0", "iq2_ks", "q2_k_r4")
@@ -50,3 +50,10 @@ def test_shuffled_weights_that_are_nearly_alike_are_found(tmp_path):
 @pytest.mark.parametrize("weights", [_weights, lambda: np.zeros((64, 512), np.float32), lambda: np.ones((64, 512), np.float32)])
 def test_correct_weights_pass(tmp_path, type_name, weights):
     assert not _problems(tmp_path, weights(), type_name)
+
+
+def test_weights_of_few_bits_that_follow_others_may_be_far_from_theirs():
+    """As iq1_m in the order of the model; of zeros and of shuffled weights the error is that in other columns."""
+    assert _error_bound("iq1_m", shuffled=1.5, follows=True) > 1.1
+    assert _error_bound("iq1_m", shuffled=1.0, follows=True) < 1.0
+    assert _error_bound("iq1_m", shuffled=1.5) < 1.0

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ggufmill.errors import MillError
+from ggufmill.operating_system.nvidia import OutOfMemory
 from ggufmill.simd.compile import kernel
 from ggufmill.simd.cuda import launch as launches
-from ggufmill.simd.cuda.driver import OutOfMemory
 from ggufmill.simd.cuda.work_items import WorkItems, launching
 
 BLOCK = 8
@@ -57,7 +57,7 @@ class GpuInHost:
 
     def launch(self, entry, count, arguments):
         self.launched.append(count)
-        number, per_row, *arrays = [getattr(a, "value", a) for a in arguments]
+        number, per_row, *arrays = [int(a) for a in arguments]
         assert number == count
         arrays = [(self.memories[arrays[i]].values.view(np.float32), *arrays[i + 1 : i + 3]) for i in range(0, len(arrays), 3)]
         for item in range(count):

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import MillError
-
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _OUT_OF_MEMORY = 2
 _STREAM_OF_THREAD = c_void_p(2)
@@ -26,17 +24,21 @@ _MOST_KEPT = 1 << 30  # bytes that were given back and are not used: as much as 
 _THREADS = 64  # of a block: kernels use up to 255 registers, and their speed hardly depends on it
 
 
-class OutOfMemory(MillError):
+class GpuError(Exception):
+    """What the driver says, in a line."""
+
+
+class OutOfMemory(GpuError):
     """A device's memory does not suffice."""
 
 
 @cache
 def _library() -> Any:
-    """The driver. Raises MillError where there is none."""
+    """The driver. Raises GpuError where there is none."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise MillError(f"no driver of NVIDIA's GPUs here: {error}") from None
+        raise GpuError(f"no driver of NVIDIA's GPUs here: {error}") from None
     _check(library, library.cuInit(0), "start CUDA's driver")
     return library
 
@@ -45,7 +47,7 @@ def is_here() -> bool:
     """Whether there is a driver of NVIDIA's GPUs. (Where torch calls an AMD GPU cuda, there is none.)"""
     try:
         return bool(_library())
-    except MillError:
+    except GpuError:
         return False
 
 
@@ -54,12 +56,12 @@ def _check(library: Any, result: int, what: str) -> None:
         text = c_char_p()
         library.cuGetErrorString(result, byref(text))
         reason = (text.value or b"").decode() or f"error {result}"
-        raise (OutOfMemory if result == _OUT_OF_MEMORY else MillError)(f"cannot {what}: {reason}")
+        raise (OutOfMemory if result == _OUT_OF_MEMORY else GpuError)(f"cannot {what}: {reason}")
 
 
 @cache
 def device(number: int) -> Gpu:
-    """A GPU, by its number. Raises MillError if it is not there."""
+    """A GPU, by its number. Raises GpuError if it is not there."""
     return Gpu(number)
 
 
@@ -116,8 +118,9 @@ class Gpu:
             memory.free()
 
     def launch(self, function: c_void_p, count: int, arguments: Sequence[Any]) -> None:
-        """Starts count threads; arguments: values of ctypes."""
-        pointers = (c_void_p * len(arguments))(*(ctypes.cast(ctypes.pointer(a), c_void_p) for a in arguments))
+        """Starts count threads; arguments: numbers of numpy, of the types that the kernel takes."""
+        values = [np.array(argument) for argument in arguments]
+        pointers = (c_void_p * len(values))(*(value.ctypes.data for value in values))
         self._do(
             "launch a kernel on GPU", "cuLaunchKernel", function, c_uint(-(-count // _THREADS)), c_uint(1), c_uint(1),
             c_uint(_THREADS), c_uint(1), c_uint(1), c_uint(0), _STREAM_OF_THREAD, pointers, None,
@@ -132,18 +135,22 @@ class Memory:
     """Bytes on a device."""
 
     def __init__(self, device: Gpu, size: int):
-        self._device, self.size, self.address = device, size, c_uint64()
-        device._do(f"take {size} bytes of GPU", "cuMemAlloc_v2", byref(self.address), c_size_t(size))
+        self._device, self.size, self._address = device, size, c_uint64()
+        device._do(f"take {size} bytes of GPU", "cuMemAlloc_v2", byref(self._address), c_size_t(size))
+
+    @property
+    def address(self) -> np.uint64:
+        return np.uint64(self._address.value)
 
     def write(self, values: np.ndarray) -> None:
         """The bytes of a C-contiguous array."""
-        given = self.address, c_void_p(values.ctypes.data), c_size_t(values.nbytes), _STREAM_OF_THREAD
+        given = self._address, c_void_p(values.ctypes.data), c_size_t(values.nbytes), _STREAM_OF_THREAD
         self._device._do("copy to GPU", "cuMemcpyHtoDAsync_v2", *given)
 
     def read(self, values: np.ndarray) -> None:
         """Fills a C-contiguous array."""
-        given = c_void_p(values.ctypes.data), self.address, c_size_t(values.nbytes), _STREAM_OF_THREAD
+        given = c_void_p(values.ctypes.data), self._address, c_size_t(values.nbytes), _STREAM_OF_THREAD
         self._device._do("copy from GPU", "cuMemcpyDtoHAsync_v2", *given)
 
     def free(self) -> None:
-        self._device._do("free memory of GPU", "cuMemFree_v2", self.address)
+        self._device._do("free memory of GPU", "cuMemFree_v2", self._address)

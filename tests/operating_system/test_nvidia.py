@@ -2,9 +2,8 @@
 
 import pytest
 
-from ggufmill.errors import MillError
-from ggufmill.simd.cuda import driver
-from ggufmill.simd.cuda.driver import Gpu, OutOfMemory
+from ggufmill.operating_system import nvidia
+from ggufmill.operating_system.nvidia import Gpu, GpuError, OutOfMemory
 
 
 class CountingDriver:
@@ -38,7 +37,7 @@ class CountingDriver:
 @pytest.fixture
 def cuda(monkeypatch):
     library = CountingDriver(1 << 20)
-    monkeypatch.setattr(driver, "_library", lambda: library)
+    monkeypatch.setattr(nvidia, "_library", lambda: library)
     return library
 
 
@@ -62,7 +61,7 @@ def test_what_is_kept_is_released_where_memory_is_short(cuda):
 
 
 def test_no_more_is_kept_than_is_of_use(cuda, monkeypatch):
-    monkeypatch.setattr(driver, "_MOST_KEPT", 150_000)
+    monkeypatch.setattr(nvidia, "_MOST_KEPT", 150_000)
     gpu = Gpu(0)
     for memory in [gpu.memory(100_000), gpu.memory(100_000)]:
         gpu.give_back(memory)
@@ -71,5 +70,5 @@ def test_no_more_is_kept_than_is_of_use(cuda, monkeypatch):
 
 def test_a_function_that_fails(cuda, monkeypatch):
     monkeypatch.setattr(cuda, "cuCtxSetCurrent", lambda context: 201, raising=False)
-    with pytest.raises(MillError, match=r"^cannot use GPU 0: out of memory$"):
+    with pytest.raises(GpuError, match=r"^cannot use GPU 0: out of memory$"):
         Gpu(0).use()
