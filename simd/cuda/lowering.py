@@ -133,12 +133,12 @@ define void @{ITEM}({", ".join(["i64 %row", "i64 %column", *arguments])}) {{
         elif isinstance(value, tuple):
             for each in value:
                 self._add(each)
-        elif isinstance(value, (bool, np.bool_)):
+        elif np.asarray(value).dtype == bool:
             self._given.append(f"i8 {int(value)}")
         elif isinstance(value, int):
             self._given.append(f"i64 {value}")
         else:
-        elif np.asarray(value).dtype == bool:
+            kind = "float" if np.asarray(value).dtype == np.float32 else "double"
             self._given.append(f"{kind} 0x{np.float64(value).view(np.uint64).item():016X}")
 
 
