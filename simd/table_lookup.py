@@ -8,10 +8,10 @@ from __future__ import annotations
 from numba.core import types
 
 from .compile import intrinsic
-from .instructions.permute import looks_up_floats, lookup_floats
+from .instructions.permute import floats_at, looks_up_floats, lookup_floats
 from .lane_types import F32, LANES, element_pointer, is_row
 from .llvm import F32 as FLOAT
-from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, undefined, vector
+from .llvm import I8, I32X16, I64, constant, shuffle, vector
 from .target import target
 
 _BYTES = vector(I8, LANES)
@@ -27,12 +27,8 @@ def _looked_up(context, builder, array_type, array, entries, indices):
     """Lane l: entry indices[l] of a table."""
     if looks_up_floats():
         return lookup_floats(builder, _load_table(context, builder, array_type, array, entries), indices)
-    first = builder.bitcast(element_pointer(context, builder, array_type, array, I64(0), FLOAT), FLOAT.as_pointer())
-    values = undefined(F32X16)
-    for lane in range(LANES):
-        entry = builder.load(builder.gep(first, [builder.extract_element(indices, I32(lane))]))
-        values = builder.insert_element(values, entry, I32(lane))
-    return values
+    first = element_pointer(context, builder, array_type, array, I64(0), FLOAT)
+    return floats_at(builder, builder.bitcast(first, FLOAT.as_pointer()), indices)
 
 
 def _count_at_most(builder, numbers, y, entries):

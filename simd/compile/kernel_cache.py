@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -271,7 +271,25 @@ class KernelCache(caching.FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _warn_once(f"kernels cannot be stored in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
+            _warn_not_stored(error)
+
+
+def kept(source: Path, name: str, key: Any, make: Callable[[], Any]) -> Any:
+    """What is stored under a key with a module's kernels; what is not there, or damaged, is made and stored."""
+    folder = module_folder(source)
+    files = _Files(str(folder), name)
+    if (found := files.load(key)) is None:
+        found = make()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.save(key, found)
+        except OSError as error:
+            _warn_not_stored(error)
+    return found
+
+
+def _warn_not_stored(error: OSError) -> None:
+    _warn_once(f"kernels cannot be stored in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
 
 
 def _identity(function: Any) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..llvm import LANES
 from .work_items import WorkItems
 
 LARGEST_TABLE = 8192  # bytes of an array that becomes part of the code
@@ -81,7 +82,7 @@ def divided(items: WorkItems, names: Sequence[str], arguments: Sequence[Any]) ->
         if name in items.row_numbers:
             return on_device(value, (1,), value.itemsize, 0, False)
         if name in items.scratch:
-            return ItemScratch(value.size // 16 * items.lanes)
+            return ItemScratch(value.size // LANES * items.lanes)
         return same_for_all(value)
 
     def same_for_all(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...errors import MillError
 from ...operating_system.nvidia import Gpu, GpuError, Memory, OutOfMemory, device
-from ..compile.kernel_cache import module_folder
+from ..compile.kernel_cache import kept
 from .compile_items import ENTRY, ItemRequest, environment
 from .division import ItemWork, divided
 from .work_items import Launch, WorkItems, parameters_of
@@ -27,6 +26,7 @@ from .work_items import Launch, WorkItems, parameters_of
 if TYPE_CHECKING:
     from ..compile.kernels import Kernel
 
+_COMPILER = f"{__package__}.compile_items"
 _MOST_ITEMS = 1 << 20  # launched at a time
 _compiling, _sending = Lock(), Lock()
 
@@ -48,8 +48,9 @@ def _launch_pieces(number: int, kernel: Kernel, items: WorkItems, arguments: Seq
     work = work_of(kernel, items, arguments)
     gpu = device(number)
     gpu.use()
+    request = request_of(kernel, arguments, work)
     with _compiling:
-        entry = _entry(gpu, request_of(kernel, arguments, work), items.lanes)
+        entry = _entry(gpu, request, items.lanes)
     first, at_once = 0, min(work.items, _MOST_ITEMS)
     while first < work.items:
         count = min(at_once, work.items - first)
@@ -127,34 +128,23 @@ def _entry(gpu: Gpu, request: bytes, lanes: int) -> Any:
 
 
 def ptx(request: bytes, lanes: int) -> str:
-    """The PTX of a pickled ItemRequest, which a process compiles where it is not on disk."""
+    """The PTX of a pickled ItemRequest, which a process compiles where it is not stored with the module's kernels."""
     asked: ItemRequest = pickle.loads(request)
     source = sys.modules[asked.module].__file__
     assert source is not None
-    folder = module_folder(Path(source))
-    digest = hashlib.sha256(_own_sources() + request).hexdigest()[:16]
-    kept = folder / f"{asked.name}-{lanes}-{digest}.ptx"
-    if kept.is_file():
-        return kept.read_text()
+    key = lanes, hashlib.sha256(_own_sources() + request).hexdigest()
+    return kept(Path(source), f"{asked.name}-ptx", key, lambda: _compiled(asked.name, request, lanes))
+
+
+def _compiled(name: str, request: bytes, lanes: int) -> str:
     with tempfile.TemporaryDirectory() as own:
         given, result = Path(own) / "request", Path(own) / "ptx"
         given.write_bytes(request)
-        command = [sys.executable, "-m", ENTRY_MODULE, str(given), str(result)]
+        command = [sys.executable, "-m", _COMPILER, str(given), str(result)]
         done = subprocess.run(command, env=environment(lanes), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MillError(f"{asked.name} cannot be compiled for a GPU: {done.stderr.strip().splitlines()[-1]}")
-        text = result.read_text()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text)
-        part.replace(kept)
-    except OSError:
-        pass  # compiled again in the next process
-    return text
-
-
-ENTRY_MODULE = f"{__package__}.compile_items"
+            raise MillError(f"{name} cannot be compiled for a GPU: {done.stderr.strip().splitlines()[-1]}")
+        return result.read_text()
 
 
 @cache

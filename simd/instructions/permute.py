@@ -170,10 +170,14 @@ def _floats_in_memory(builder: Any, tables: list[Any], indices: Any) -> Any:
     for i, table in enumerate(tables):
         builder.store(table, builder.gep(memory, [I32(0), I32(i)]))
     floats = builder.bitcast(memory, F32.as_pointer())
-    indices = builder.and_(indices, constant(I32X16, LANES * len(tables) - 1))
+    return floats_at(builder, floats, builder.and_(indices, constant(I32X16, LANES * len(tables) - 1)))
+
+
+def floats_at(builder: Any, first: Any, indices: Any) -> Any:
+    """Lane l: float indices[l] of those that lie at a pointer, loaded one by one."""
     values: Any = undefined(F32X16)
     for lane in range(LANES):
-        entry = builder.load(builder.gep(floats, [builder.extract_element(indices, I32(lane))]))
+        entry = builder.load(builder.gep(first, [builder.extract_element(indices, I32(lane))]))
         values = builder.insert_element(values, entry, I32(lane))
     return values
 

@@ -277,3 +277,17 @@ def test_use_renews_a_folder(tmp_path):
     os.utime(folder, (0, 0))
     run_job(tmp_path)
     assert time.time() - folder.stat().st_mtime < 3600
+
+
+def test_what_is_kept_is_made_once_and_again_if_damaged(tmp_path, monkeypatch):
+    source, made = Path(kernel_cache.__file__), []
+    monkeypatch.setattr(kernel_cache, "module_folder", lambda source: tmp_path / "kernels")
+
+    def make():
+        made.append(None)
+        return f"text {len(made)}"
+
+    assert [kernel_cache.kept(source, "a", key, make) for key in (1, 1, 2)] == ["text 1", "text 1", "text 2"]
+    for file in (tmp_path / "kernels").iterdir():
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert kernel_cache.kept(source, "a", 1, make) == "text 3"
