@@ -124,10 +124,9 @@ class Outputs(LazySequence[Output]):
         counts = np.bincount(np.frombuffer(self._kind_of, np.uint32), minlength=len(self.kinds)) if self.names else ()
         return list(zip(self.kinds, map(int, counts), strict=True))
 
-    def first_of_kinds(self) -> list[str]:
-        """The name of the first tensor of each kind."""
-        first = np.unique(np.frombuffer(self._kind_of, np.uint32), return_index=True)[1] if self.names else ()
-        return [self.names[i] for i in first]
+    def first_of_kinds(self) -> list[int]:
+        """The number of the first tensor of each kind."""
+        return np.unique(np.frombuffer(self._kind_of, np.uint32), return_index=True)[1].tolist() if self.names else []
 
     def of_kinds(self, holds: Callable[[OutputKind], object]) -> Iterator[tuple[str, OutputKind]]:
         """Name and kind of the tensors whose kind `holds` is true of."""

@@ -110,6 +110,12 @@ class TensorRows:
         return self.outputs.tensors[self.source_name]
 
     @property
+    def alone(self) -> RowProducer:
+        """What makes rows without covariances, each by itself, and tells nobody of coarse ones: for timing."""
+        produce = self.outputs.producer(self.tensor, self.target, self.scale, False)
+        return replace(produce, weights=ErrorWeights(produce.weights.importance), replaced=[], warn_on_range=False)
+
+    @property
     def may_follow(self) -> bool:
         """Whether other weights may be encoded, which follow what was quantised before (see `covariance.drift`)."""
         covariances = self.outputs.covariances

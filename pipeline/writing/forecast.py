@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Sized
 from itertools import pairwise
 
@@ -17,6 +19,7 @@ _STARTED, _TOKEN, _PER_THREAD = 62 << 20, 420, 30 << 20
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 # The same of seconds of the processor: until the first tensor is read, with each token of a vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 3e-6, 6.3e-6
+_HASHED = 4 << 20  # bytes that are hashed to see how long it takes
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 
 
@@ -30,11 +33,12 @@ def forecast(
     *,
     timing: Timing | None = None,
     threads: int | None = None,
+    has_manifest: bool = False,
 ) -> Forecast:
     """What carrying out a plan of a source takes.
 
     disk_needed: bytes, if the job takes others than the plan's. timing: predicts the seconds, on so many threads (None: all
-    processors).
+    processors). has_manifest: sha256 of tensors and of files are taken while they are written.
     """
     threads = threads or available_cpus()
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
@@ -43,9 +47,19 @@ def forecast(
     checking = _TOKEN_CHECKED * count if is_compared else 0
     starting = _STARTING + count * (_TOKEN_STARTING + (_TOKEN_COMPARED if is_compared else 0))
     seconds = {"start": starting / threads, **timing(plan, threads)} if timing is not None else None
+    if seconds is not None and has_manifest:
+        seconds["checksums"] = 2 * plan.total_bytes * _hashing_seconds() / threads
     memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
+
+
+def _hashing_seconds() -> float:
+    """Of a thread, for a byte."""
+    data = bytes(_HASHED)
+    begun = time.thread_time()
+    hashlib.sha256(data)
+    return (time.thread_time() - begun) / len(data)
 
 
 def _thread_bytes(plan: Plan) -> int:

@@ -155,7 +155,8 @@ def write_model(
         from ...quantize.timing import predict_seconds
 
         timing = (options.timing or predict_seconds) if options.is_timed else None
-        return WriteResult("planned", paths, plan, forecast(plan, source, timing=timing, threads=options.threads))
+        taken = forecast(plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest)
+        return WriteResult("planned", paths, plan, taken)
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:

@@ -142,7 +142,8 @@ def rule_shares(plan: Plan, rules: Sequence[Rule] = ()) -> list[RuleShare]:
     """The plan's tensors grouped by what decided their type and why it is another one than asked for: in the order of the
     rules, and without rules of each group's first tensor."""
     shares: dict[tuple[str, str], RuleShare] = {}
-    for (kind, n), first in zip(plan.outputs.counts(), plan.outputs.first_of_kinds(), strict=True):
+    for (kind, n), number in zip(plan.outputs.counts(), plan.outputs.first_of_kinds(), strict=True):
+        first = plan.outputs.names[number]
         share = shares.setdefault((kind.rule, kind.note), RuleShare(kind.rule, [], 0, 0, 0, first, kind.note))
         if kind.type.name not in share.types:
             share.types.append(kind.type.name)

@@ -6,10 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ggufmill.formats import TYPES
+from ggufmill.formats import TYPES, SourceTensor, TensorSource
+from ggufmill.jobs import execute
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
-from ggufmill.quantize import decode, encode, timing
+from ggufmill.quantize import decode, encode, row_producer, timing
+from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.planning import plan_quantize
 
 
 def planned(source_type, target):
@@ -63,3 +66,60 @@ def test_threads_share_the_work_and_copies_are_not_encoded(monkeypatch):
     repacked = timing.predict_seconds(make_plan([planned("q4_0", "q4_0_r8")], {}, "out.gguf"), 1)
     assert list(repacked) == ["copy"]
     assert not timing.is_copied(planned("f8_e4m3", "q8_0"))
+
+
+class Tensors:
+    """A plan of one tensor of a source, whose runs of rows that are read are kept."""
+
+    def __init__(self, x, **fields):
+        self.runs = []
+        tensor = SourceTensor("a.weight", x.shape[::-1], "bf16", self.read, **fields)
+        self.x, self.tensor = x, tensor
+
+    def read(self, start, stop):
+        self.runs.append((start, stop))
+        return self.x[start:stop]
+
+    def plan(self, **given):
+        source = TensorSource("", {"general.architecture": "llama"}, {"a.weight": self.tensor}, "")
+        return plan_quantize(source, "out.gguf", type=TYPES["q4_0"], **given)
+
+
+X = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
+
+
+def test_what_is_timed_are_the_rows_of_the_source_in_the_runs_of_the_job(monkeypatch):
+    """Data, importance and decoders decide how long a weight takes; random rows of 512 columns have none of them."""
+    monkeypatch.setattr(timing, "encode_speed", None)
+    monkeypatch.setattr(execute, "CHUNK_ELEMENTS", 64 * 512)
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
+    tensors, importance, seen = Tensors(X), Importance({"a.weight": np.full((1, 512), 2, np.float32)}), []
+    produced = row_producer.encode
+    monkeypatch.setattr(row_producer, "encode", lambda x, **given: seen.append(given["importance"]) or produced(x, **given))
+    seconds = timing.predict_seconds(tensors.plan(importance=importance), 1)
+    assert set(seconds) == {"q4_0"}
+    assert seconds["q4_0"] > 0
+    assert {(0, 64), (64, 128), (128, 192), (192, 256)} <= set(tensors.runs)
+    assert all(np.array_equal(one, np.full(512, 2)) for one in seen)
+
+
+def test_encoders_are_timed_on_random_rows_where_there_are_none(monkeypatch, tmp_path):
+    """Of a repository that is read remotely, and of files that have their headers alone."""
+    monkeypatch.setattr(timing, "encode_speed", lambda kind, threads, **_: 1000.0 * threads)
+    for tensors in (Tensors(X, files=(tmp_path / "remote",)), Tensors(np.zeros_like(X))):
+        assert timing.predict_seconds(tensors.plan(), 1)["q4_0"] == pytest.approx(X.size / 1000, rel=1e-4)
+    assert timing.seconds_of_a_weight(planned("bf16", "q4_0")) is None
+
+
+def test_timing_tells_nobody_of_weights_that_the_job_would_stop_at():
+    x = X.copy()
+    x[3, 5] = np.nan
+    assert timing.predict_seconds(Tensors(x).plan(), 1)["q4_0"] > 0
+
+
+def test_without_importance_of_its_own_a_weighted_tensor_is_timed_with_some(monkeypatch):
+    output, seen = Tensors(X).plan().outputs[0], []
+    produced = row_producer.encode
+    monkeypatch.setattr(row_producer, "encode", lambda x, **given: seen.append(given["importance"]) or produced(x, **given))
+    assert timing.seconds_of_a_weight(output, lacks_importance=True)
+    assert all(one.shape == (512,) for one in seen)
