@@ -163,6 +163,7 @@ def execute(
             if on_finished is not None:
                 on_finished(done, files.sync)
 
+        trim_free_memory()  # of planning and of timing, which would stay otherwise
         retain_free_memory()
         try:
             (write or partial(write_by_threads, threads=threads, on_bytes=on_bytes))(

@@ -75,19 +75,21 @@ def _random_importance(columns: int) -> np.ndarray:
     return (np.random.default_rng(0).chisquare(2, columns) + 0.01).astype(np.float32)
 
 
-def seconds_of_a_weight(output: Output, threads: int = 1, *, lacks_importance: bool = False) -> float | None:
+def seconds_of_a_weight(
+    output: Output, threads: int = 1, *, lacks_importance: bool = False, weights: int = 1 << 62
+) -> float | None:
     """Seconds of a thread for reading and encoding, or copying, a weight of an output, while so many threads are at it: in the
     runs of rows that the job has, in shorter ones of what takes long. None where its rows are not here, or are all zeros.
 
-    lacks_importance: its errors are weighed, by what is not read here.
+    lacks_importance: its errors are weighed, by what is not read here. weights: no more are encoded by a thread.
     """
     if not isinstance(output.produce, TensorRows) or not all(path.exists() for path in output.produce.tensor.files):
         return None
     produce = output.produce.alone
     columns, matrix_rows, matrices = dims(output.shape)
     if lacks_importance and not output.type.is_float:
-        weights = ErrorWeights(np.broadcast_to(_random_importance(columns), (matrices, columns)))
-        produce = replace(produce, weights=weights)
+        importance = np.broadcast_to(_random_importance(columns), (matrices, columns))
+        produce = replace(produce, weights=ErrorWeights(importance))
     rows, runs = min(_sample_rows(output.type, columns), matrix_rows), list(islice(row_chunks(output), _RUNS))
     if not runs or not produce.tensor.read(0, rows).any():
         return None
@@ -102,7 +104,7 @@ def seconds_of_a_weight(output: Output, threads: int = 1, *, lacks_importance: b
         for start, stop in islice(cycle(runs), number, None, threads):
             produce(start, stop)
             done += (stop - start) * columns
-            if time.thread_time() - begun > SECONDS or time.perf_counter() > until:
+            if time.thread_time() - begun > SECONDS or time.perf_counter() > until or done >= weights:
                 break
         return (time.thread_time() - begun) / done
 
@@ -167,7 +169,7 @@ def predict_seconds(
         output = plan.outputs[largest[name, source_type][1]]
         own = "copy" if is_copied(output) else name
         lacks_importance = is_weighted(plan) and "quantize.imatrix.file" not in plan.metadata
-        each = seconds_of_a_weight(output, threads, lacks_importance=lacks_importance)
+        each = seconds_of_a_weight(output, threads, lacks_importance=lacks_importance, weights=n)
         nbytes = n * output.nbytes / output.n_elements
         if each is not None:
             taken = (n * each + nbytes * WRITING) / threads

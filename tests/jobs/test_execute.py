@@ -38,6 +38,15 @@ def test_a_job_writes_what_was_planned(tmp_path):
         assert np.array_equal(info.data, o.produce(0, info.n_rows))
 
 
+def test_what_planning_took_goes_back_before_memory_stays(tmp_path, monkeypatch):
+    """Timing types with covariances left 70 MiB with the process, for the whole job."""
+    called = []
+    for name in ("trim_free_memory", "retain_free_memory"):
+        monkeypatch.setattr(f"ggufmill.jobs.execute.{name}", lambda name=name: called.append(name))
+    execute(plan_of(tmp_path, [output("a", (256, 4))]), threads=1)
+    assert called == ["trim_free_memory", "retain_free_memory", "trim_free_memory"]
+
+
 def test_chunks_respect_matrices_and_groups():
     cases = [((4096, 700, 3), "f32"), ((7168, 168), "q8_0_r8"), ((2_000_000, 48), "bf16_r16"), ((64, 100_000), "f32")]
     for shape, type_name in cases:
