@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,6 +48,12 @@ class ErrorWeights(NamedTuple):
 UNWEIGHTED = ErrorWeights()
 
 
+def rows_within(start: int, stop: int, runs: Mapping[tuple[int, int], np.ndarray]) -> np.ndarray:
+    """Rows out of consecutive runs of rows: (first row, the one after the last) -> the rows. A view where one run has all."""
+    parts = [made[max(start, first) - first : min(stop, end) - first] for (first, end), made in runs.items()]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 @dataclass(eq=False)
 class RowProducer:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
@@ -86,15 +92,20 @@ class RowProducer:
         coupling, rows = self.weights.coupling, dims(self.tensor.shape)[1]
         if coupling is None:
             return self._encoded(start, stop, None)
-        matrix, first = start // rows, start // rows * rows
-        parts = []
-        for number in range(coupling.blocks.count):  # one, unless rows are asked for by somebody who knows of no blocks
-            span = coupling.blocks.span(number)
-            begin, end = max(start, first + span.start), min(stop, first + span.stop)
-            if begin < end:
-                made = self._encoded(first + span.start, first + span.stop, coupling.couple(matrix, number))
-                parts.append(made[begin - first - span.start : end - first - span.start])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        blocks = self.blocks(start, stop)
+        made = [self._encoded(*run, coupling.couple(start // rows, number)) for number, run in blocks.items()]
+        return rows_within(start, stop, dict(zip(blocks.values(), made, strict=True)))
+
+    def blocks(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
+        """Number of each block of rows that is made as a whole and has some of these -> its first row, and the one after its
+        last; where rows are made by themselves these rows."""
+        coupling, rows = self.weights.coupling, dims(self.tensor.shape)[1]
+        if coupling is None:
+            return {0: (start, stop)}
+        first, count = start // rows * rows, coupling.blocks.count
+        spans = {number: coupling.blocks.span(number) for number in range(count)}
+        runs = {number: (first + span.start, first + span.stop) for number, span in spans.items()}
+        return {number: (begin, end) for number, (begin, end) in runs.items() if begin < stop and start < end}
 
     def _encoded(self, start: int, stop: int, coupled: CoupledRows | None) -> np.ndarray:
         """Rows of one matrix; coupled: what weighs their errors together."""

@@ -14,7 +14,7 @@ from ...jobs.outputs import Output
 from ...operating_system.memory import free_bytes
 from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
-from ...quantize.row_producer import ErrorWeights, RowProducer
+from ...quantize.row_producer import ErrorWeights, RowProducer, rows_within
 from ..loading import load_model
 from ..model import Model
 from .divergence import ModelPredictions, score
@@ -118,16 +118,19 @@ class _EncodedRows:
         produce = RowProducer(tensor, type, ErrorWeights.of(tensor, *self._data), replaced=[], warn_on_range=False)
         kept = self._kept[tensor.name, type.name]
 
-        def rows(start: int, stop: int) -> np.ndarray:
-            found = kept.get((start, stop))
+        def run_of(run: tuple[int, int]) -> np.ndarray:
+            found = kept.get(run)
             if found is None:
-                found = produce(start, stop).copy()  # no view of more rows
+                found = produce(*run)
                 with self._lock:
                     if found.nbytes <= self._free:
                         found.setflags(write=False)
-                        kept[start, stop] = found
+                        kept[run] = found
                         self._free -= found.nbytes
             return found
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            return rows_within(start, stop, {run: run_of(run) for run in produce.blocks(start, stop).values()})
 
         simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", rows))
         return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)

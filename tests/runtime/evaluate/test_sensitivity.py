@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from ggufmill.convert import open_source
-from ggufmill.formats import TYPES
+from ggufmill.formats import TYPES, SourceTensor
+from ggufmill.quantize import decode, encode
+from ggufmill.quantize.covariance.row_blocks import row_blocks
+from ggufmill.quantize.covariance.source import RowCoupling
 from ggufmill.quantize.importance import AssumedImportance
+from ggufmill.quantize.row_producer import ErrorWeights
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime.evaluate import sensitivity
 from ggufmill.runtime.evaluate.sensitivity import Reference
@@ -67,6 +71,22 @@ def test_a_choice_encodes_what_differs_from_the_last(reference, monkeypatch):
     assert encoded == {first, second}
     assert divergence(choice, importance) == weighted != expected
     assert not encoded
+
+
+def test_rows_that_are_encoded_together_are_encoded_once_whatever_is_read_of_them(monkeypatch):
+    """An embedding reads row by row, and each row was a block of them that was encoded."""
+    x, made = np.random.default_rng(0).standard_normal((96, 256)).astype(np.float32), []
+    tensor = SourceTensor("a", (256, 48, 2), "f32", lambda start, stop: made.append((start, stop)) or x[start:stop])
+    blocks = row_blocks(48, 48, 32)
+    coupling = RowCoupling(blocks, np.zeros((2, 2)), 1, lambda *_: None, np.zeros((2, 2), bool))
+    monkeypatch.setattr(sensitivity.ErrorWeights, "of", lambda *_: ErrorWeights(coupling=coupling))
+    encoded = sensitivity._EncodedRows(1 << 20)
+    encoded.choose({"a": TYPES["q4_0"]}, None, None)
+    rows = encoded.tensor(tensor, TYPES["q4_0"])
+    expected = decode(encode(x, "q4_0"), "q4_0", 256)
+    for start, stop in ((5, 6), (6, 7), (50, 51), (24, 48), (20, 40)):
+        assert np.array_equal(rows.read(start, stop), expected[start:stop])
+    assert made == [(0, 32), (48, 80), (32, 48)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
