@@ -47,7 +47,7 @@ LEVELS = {
     "avx-vnni": Level("x86_64", "x86-64-v3", "avx2", "avxvnni"),
     "avx512": Level("x86_64", "x86-64-v4", "avx2", "avx512f avx512bw avx512cd avx512dq avx512vl"),
     "avx512-vnni": Level("x86_64", "x86-64-v4", "avx512", "avx512vnni"),
-    "avx512-bf16": Level("x86_64", "x86-64-v4", "avx512-vnni", "avx512bf16 avx512vbmi avx512vbmi2"),
+    "avx512-bf16": Level("x86_64", "x86-64-v4", "avx512-vnni", "avx512bf16 avx512vbmi avx512vbmi2 avx512bitalg"),
     "amx": Level("x86_64", "x86-64-v4", "avx512-bf16", "amx-tile amx-bf16 amx-int8"),
     "neon": Level("aarch64", "generic", "portable", "neon"),
     "neon-dotprod": Level("aarch64", "generic", "neon", "dotprod"),

@@ -358,19 +358,18 @@ def add_signed_byte_dots(builder: Any, total: Any, a: Any, b: Any, of: Target | 
 
 
 def _dots_with_ones(builder: Any, value: Any, of: Target) -> Any:
-    ones, none = constant(I8, [1] * 64), constant(I32X16, 0)
-    return builder.trunc(add_byte_dots(builder, none, value, ones, 63, of), vector(I8, 16))
+    return add_byte_dots(builder, constant(I32X16, 0), value, constant(I8, [1] * 64), 63, of)
 
 
 def _addp_twice(builder: Any, value: Any, of: Target) -> Any:
     a, b, c, d = split_vector(builder, value, 4)
-    return arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d))
+    return builder.zext(arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d)), I32X16)
 
 
 _BYTE_SUMS = ((("neon",), _addp_twice), ((), _dots_with_ones))
 
 
 def byte_sums(builder: Any, value: Any, of: Target | None = None) -> Any:
-    """<16 x i8> of <64 x i8>: sums of four bytes, 0 to 63 each."""
+    """<16 x i32> of <64 x i8>: sums of four bytes, 0 to 63 each."""
     of = of or target()
     return of.choose(_BYTE_SUMS)(builder, value, of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core.cgutils import alloca_once
 
@@ -15,6 +16,7 @@ from ..llvm import (
     I8,
     I32,
     I32X16,
+    I64,
     LANES,
     bits_of,
     by_parts,
@@ -106,6 +108,17 @@ def _bits_tested(builder: Any, bits: Any) -> Any:
     lanes = shuffle(builder, builder.bitcast(bits, vector(I8, count // 8)), None, [lane // 8 for lane in range(count)])
     tested = builder.and_(lanes, constant(I8, [1 << lane % 8 for lane in range(count)]))
     return builder.icmp_unsigned("!=", tested, constant(tested.type, 0))
+
+
+def bits_of_bytes(builder: Any, source: Any, which: np.ndarray, bits: np.ndarray, of: Target | None = None) -> Any:
+    """<64 x i1>: of each lane bit bits[lane] of byte which[lane] of <32 x i8>. AVX512-BITALG has an instruction for it where
+    each lane's byte is one of the four that go with its eight lanes."""
+    of = of or target()
+    if of.has("avx512bitalg") and (which // 4 == np.arange(64) // 8).all():
+        words = builder.zext(builder.bitcast(source, vector(I32, 8)), vector(I64, 8))
+        return x86.vpshufbitqmb(builder, builder.bitcast(words, vector(I8, 64)), constant(I8, which % 4 * 8 + bits))
+    masked = builder.and_(shuffle(builder, source, None, which), constant(I8, 1 << bits))
+    return builder.icmp_unsigned("!=", masked, constant(I8, [0] * 64))
 
 
 _MASKS = ((("neon",), _bits_tested), ((), _bits_as_lanes))

@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..llvm import F32, I8, I16, I32, bits_of, call, vector
+from ..llvm import F32, I1, I8, I16, I32, bits_of, call, vector
 
 _PSHUFB = {512: "avx512.pshuf.b.512", 256: "avx2.pshuf.b", 128: "ssse3.pshuf.b.128"}
 _PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
@@ -28,6 +28,16 @@ def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
 def vpermi2w(builder: Any, low: Any, indices: Any, high: Any) -> Any:
     """<32 x i16>: words of two tables of 32, by the low six bits of the indices (AVX512BW)."""
     return _call(builder, "avx512.vpermi2var.hi.512", low.type, low, indices, high)
+
+
+def vpermi2b(builder: Any, low: Any, indices: Any, high: Any) -> Any:
+    """<64 x i8>: bytes of two tables of 64, by the low seven bits of the indices (AVX512-VBMI)."""
+    return _call(builder, "avx512.vpermi2var.qi.512", low.type, low, indices, high)
+
+
+def vpshufbitqmb(builder: Any, words: Any, bits: Any) -> Any:
+    """<64 x i1>: of each byte of `bits` that bit of its 64-bit word (AVX512-BITALG)."""
+    return _call(builder, "avx512.vpshufbitqmb.512", vector(I1, 64), words, bits)
 
 
 def vpmultishiftqb(builder: Any, shifts: Any, words: Any) -> Any:

@@ -15,7 +15,7 @@ from ggufmill.simd.target import LEVELS, Target, levels_here, target_at
 
 X86 = frozenset(
     "sse3 ssse3 sse4.1 sse4.2 popcnt cx16 sahf avx avx2 bmi bmi2 f16c fma lzcnt movbe avxvnni avx512f avx512bw avx512cd "  # noqa: SIM905
-    "avx512dq avx512vl avx512vnni avx512bf16 avx512vbmi avx512vbmi2 amx-tile amx-bf16 amx-int8".split()
+    "avx512dq avx512vl avx512vnni avx512bf16 avx512vbmi avx512vbmi2 avx512bitalg amx-tile amx-bf16 amx-int8".split()
 )
 ARM = frozenset({"neon", "dotprod", "i8mm"})
 

@@ -7,6 +7,7 @@ read 64 at a time, in the order in which they are stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ class BlockReader:
         self.table = None if (np.diff(table) == 1).all() else [int(v) - lowest for v in table]
         self.numbers = self.rows * self.columns // layout.group
         self.scale_vectors = [np.arange(i, i + LANES) for i in range(0, self.numbers, LANES)]
+
+    @cached_property
+    def product_vectors(self) -> list[CodeVector]:
+        """The codes in the order in which products take them, those of the same rows and groups one after the other."""
+        return self.code_vectors
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether signs of weights are stored apart, as only a `GridReader` can read them."""
+        return self.layout.weight_signs is not None or self.layout.sign_codes is not None
 
     def _in_all_blocks(self, bits: np.ndarray) -> np.ndarray:
         """Bit addresses [rows, n, width] of one block -> [rows, blocks * n, width] of all blocks."""

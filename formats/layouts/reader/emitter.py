@@ -58,6 +58,10 @@ class Emitter:
         """`kind` from the address (int64) base + offset."""
         return llvm.load(self.builder, base, kind, offset)
 
+    def store(self, base: Any, offset: int, value: Any) -> None:
+        """A value to the address (int64) base + offset."""
+        llvm.store(self.builder, value, base, offset)
+
     def prefetch(self, base: Any, size: int, distance: int = PREFETCH_DISTANCE, locality: int = PREFETCH_LOCALITY) -> None:
         """Prefetches `size` bytes `distance` after an address; where no memory is, nothing happens.
 
@@ -223,6 +227,15 @@ class Emitter:
         masked = self.builder.and_(value, constant(I8, masks))
         return self.builder.icmp_unsigned("!=", masked, constant(I8, [0] * len(masks)))
 
+    def bits_of_bytes(self, source: Any, which: np.ndarray, bits: np.ndarray) -> Any:
+        """<64 x i1>: of each lane bit bits[lane] of byte which[lane] of <32 x i8>."""
+        return permute.bits_of_bytes(self.builder, source, which, bits, self.target)
+
+    @staticmethod
+    def in_words(places: np.ndarray) -> bool:
+        """Whether of 64 bytes each comes from the four (of 32) that go with its word of eight."""
+        return bool((places // 4 == np.arange(BYTES) // 8).all())
+
     def mask(self, bits: Any) -> Any:
         """<n x i1> of an integer of n bits: lane l is bit l."""
         return permute.mask_of_bits(self.builder, bits, self.target)
@@ -241,7 +254,7 @@ class Emitter:
         return dot_products.add_signed_byte_dots(self.builder, total, a, b, self.target)
 
     def byte_sums(self, value: Any) -> Any:
-        """<16 x i8> of <64 x i8>: sums of four bytes, 0 to 63 each."""
+        """<16 x i32> of <64 x i8>: sums of four bytes, 0 to 63 each."""
         return dot_products.byte_sums(self.builder, value, self.target)
 
     def scales_of_dots(self, scales: Any) -> Any:

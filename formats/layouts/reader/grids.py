@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
 from ....simd.instructions import x86
-from .blocks import BlockReader, CodeVector
-from .emitter import BYTES, I8, I16, I32, I64, Emitter, constant, vector
+from .blocks import SUPERBLOCK, BlockReader, CodeVector
+from .emitter import BYTES, I1, I8, I16, I32, I64, Emitter, constant, vector
 
-_MOST_POINTS, _WORDS = 1024, 32  # of a grid that is looked up in registers; words of a register
-_SIGNS = 4  # vectors whose signs are decoded together
+_MOST_POINTS = 1024  # of a grid that is looked up in registers
+_RUN = 32  # points that are looked up together, words of a register
 _LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
+
+
+class _Run(NamedTuple):
+    """Points that are read together, 32 of a step. number: of the run; rows, points: int [32], of each; places: int [16], of
+    the points of a vector's lanes among them."""
+
+    number: int
+    rows: np.ndarray
+    points: np.ndarray
+    places: np.ndarray
 
 
 class GridReader(BlockReader):
     """Vectors hold 64 columns of one row, or 16 of each of four rows."""
-
-    @property
-    def _has_gaps(self) -> bool:
-        return any((each.columns < 0).any() for each in self.code_vectors)
 
     def _code_vectors(self) -> list[CodeVector]:
         width = BYTES // self.rows
@@ -33,14 +40,28 @@ class GridReader(BlockReader):
             code_vectors.append(CodeVector(rows, np.tile(np.where(columns < self.columns, columns, -1), self.rows)))
         return code_vectors
 
+    @cached_property
+    def product_vectors(self) -> list[CodeVector]:
+        """Of a row's superblock each of four vectors takes every fourth point. So a lane of all of them belongs to the same
+        group of weights (of 32; groups of 16 alternate), and what is looked up for a vector lies in the eight bytes at its
+        place.
+        """
+        if self.rows > 1 or self.columns != SUPERBLOCK:
+            return self.code_vectors
+        size = self._point_columns
+        points = 4 * np.arange(BYTES // size)[:, None]
+        rows = np.zeros(BYTES, np.int64)
+        return [CodeVector(rows, ((points + j) * size + np.arange(size)).reshape(-1)) for j in range(4)]
+
+    @property
+    def _point_columns(self) -> int:
+        assert self.layout.grid is not None
+        return self.layout.grid.shape[1]
+
     def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder
-        assert f.grid is not None
-        assert f.indices is not None
         assert subtracted == self.lowest, "values of grids fit unsigned bytes up to 128"
-        value = self._from_registers(emit, base, code_vector, loaded)
-        if value is None:
-            value = self._from_memory(emit, base, code_vector, loaded)
+        value = self.unsigned_codes(emit, base, code_vector, loaded)
         if f.point_flags is not None:
             points = np.where(code_vector.columns < 0, 0, code_vector.columns) // 8
             bits = self._in_all_blocks(f.point_flags)[code_vector.rows, points, 0]
@@ -53,12 +74,20 @@ class GridReader(BlockReader):
         middle = constant(I8, [-subtracted] * BYTES)
         return builder.select(negative, builder.sub(middle, value), builder.add(middle, value))
 
+    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """<64 x i8>: values of the grid, without signs."""
+        for form in (self._from_byte_tables, self._from_word_tables):
+            value = form(emit, base, code_vector, loaded)
+            if value is not None:
+                return value
+        return self._from_memory(emit, base, code_vector, loaded)
+
     def _from_memory(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: values of points that are loaded one by one."""
         f, builder = self.layout, emit.builder
         assert f.grid is not None
         assert f.indices is not None
-        size = f.grid.shape[1]
+        size = self._point_columns
         points = self._in_all_blocks(f.indices)
         element = ir.IntType(8 * size)
         table = loaded.get("table")
@@ -67,93 +96,126 @@ class GridReader(BlockReader):
             kind = ir.ArrayType(element, len(packed))
             table = loaded["table"] = _global(builder, ir.Constant(kind, packed.tolist()))
         values: Any = ir.Constant(vector(element, BYTES // size), ir.Undefined)
-        numbers, first = self._numbers_of_run(emit, base, code_vector, loaded)
         for i in range(BYTES // size):
             row, column = code_vector.rows[i * size], code_vector.columns[i * size]
             if column < 0:
                 values = builder.insert_element(values, element(0), I32(i))
                 continue
-            if numbers is None:
-                index = emit.number(base, points[row, column // size], self.size)
-            else:
-                word, place = divmod(first + i, 4)
-                shifted = builder.lshr(builder.extract_element(numbers, I32(word)), I64(16 * place))
-                index = builder.and_(shifted, I64(0xFFFF))
+            index = emit.number(base, points[row, column // size], self.size)
             values = builder.insert_element(values, builder.load(builder.gep(table, [I32(0), index]), align=size), I32(i))
         return builder.bitcast(values, vector(I8, BYTES))
 
-    def _numbers_of_run(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> tuple[Any, int]:
-        """The numbers of the points of a run of vectors as words of 16 bits, <8 x i64>, and the place of this vector's first
-        among them: taken out of their bits all at once, and out of the register four at a time. None where the processor or the
-        type does not permit it."""
-        assert self.layout.grid is not None
-        assert self.layout.indices is not None
-        size, builder = self.layout.grid.shape[1], emit.builder
-        vectors, place = self._run_of(code_vector, _WORDS * size // BYTES)
-        points = len(vectors) * BYTES // size
-        if not emit.target.has("avx512bw", "avx512vbmi") or points != _WORDS or self._has_gaps:
-            return None, 0
-        key = ("numbers", id(vectors[0]))
-        if key not in loaded:
-            rows, columns = (np.concatenate([getattr(each, axis)[::size] for each in vectors]) for axis in ("rows", "columns"))
-            numbers = emit.numbers(base, self._in_all_blocks(self.layout.indices)[rows, columns // size], self.size, I16)
-            loaded[key] = builder.bitcast(numbers, vector(I64, _WORDS // 4))
-        return loaded[key], place * BYTES // size
+    def _levels(self, emit: Emitter, bits: int, codes: Any) -> Any:
+        """<64 x i8>: values of a grid by their numbers, the lowest `bits` bits of bytes (the rest is not looked at)."""
+        levels = np.unique(self.layout.grid).tolist()  # type: ignore[arg-type]
+        return emit.look_up(np.resize(levels + [0] * ((1 << bits) - len(levels)), 64).tolist(), codes)
 
-    def _from_registers(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+    def _from_word_tables(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """As `_from_memory`, 32 points at a time: a point is a word of the numbers of its values, two or four bits each, and
         words are looked up in tables that lie in registers. None where the processor or the grid does not permit it."""
-        f, builder = self.layout, emit.builder
+        grid, builder = self.layout.grid, emit.builder
+        assert grid is not None
+        size, levels = self._point_columns, np.unique(grid)
+        width = 16 // size  # bits of a value
+        found = self._run_of(code_vector, size)
+        fits = len(levels) <= 1 << width and len(grid) <= _MOST_POINTS
+        if not (fits and emit.target.has("avx512bw", "avx512vbmi")) or found is None:
+            return None
+        if ("points", found.number) not in loaded:
+            packed = (np.searchsorted(levels, grid) << width * np.arange(size)).sum(axis=1)
+            bits = self._in_all_blocks(self.layout.indices)[found.rows, found.points]  # type: ignore[arg-type]
+            loaded["points", found.number] = _words_of_table(builder, packed, emit.numbers(base, bits, self.size, I16))
+        words, byte, place = loaded["points", found.number], np.arange(BYTES), np.repeat(found.places, 4)
+        if emit.in_words(place):
+            bits = place % 4 * 16
+        else:
+            words, bits = emit.shuffle(words, place[::2]), byte // size * size * 8 % 64
+        bits = bits + code_vector.columns % size * width
+        return self._levels(emit, width, x86.vpmultishiftqb(builder, constant(I8, bits), _as_bytes(builder, words)))
+
+    def _from_byte_tables(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """The same for points of four weights in `product_vectors`: 64 points at a time, as two bytes of two values each, the
+        even and the odd ones."""
+        f, builder, width = self.layout, emit.builder, 4
         assert f.grid is not None
         assert f.indices is not None
-        size, levels = f.grid.shape[1], np.unique(f.grid)
-        width, together = 16 // size, BYTES // size  # bits of a value; points of a vector
-        number = next((i for i, each in enumerate(self.code_vectors) if each is code_vector), None)
-        fits = len(levels) <= 1 << width and len(f.grid) <= _MOST_POINTS and len(self.code_vectors) * together % _WORDS == 0
-        if not (fits and emit.target.has("avx512bw", "avx512vbmi")) or number is None or self._has_gaps:
+        levels, points = np.unique(f.grid), code_vector.columns // 4
+        bits = self._in_all_blocks(f.indices)[0]
+        if self.rows > 1 or self._point_columns != 4 or len(bits) != BYTES or not emit.target.has("avx512bw", "avx512vbmi"):
             return None
-        first = number * together % _WORDS
-        run = number * together // _WORDS
-        if ("points", run) not in loaded:
-            vectors = self.code_vectors[run * _WORDS // together : (run + 1) * _WORDS // together]
-            rows, columns = (np.concatenate([getattr(each, axis)[::size] for each in vectors]) for axis in ("rows", "columns"))
-            numbers = emit.numbers(base, self._in_all_blocks(f.indices)[rows, columns // size], self.size, I16)
-            packed = (np.searchsorted(levels, f.grid) << width * np.arange(size)).sum(axis=1)
-            loaded["points", run] = _words_of_table(builder, packed, numbers)
-        words = emit.shuffle(loaded["points", run], first + np.arange(BYTES // 2) * 2 // size)
-        places = np.arange(BYTES) % size * width + np.arange(BYTES) // size * size * 8 % 64
-        codes = x86.vpmultishiftqb(builder, constant(I8, places), builder.bitcast(words, vector(I8, BYTES)))
-        codes = builder.and_(codes, constant(I8, [(1 << width) - 1] * BYTES))
-        return emit.look_up(levels.tolist(), codes)
+        if len(levels) > 1 << width or (points // 8 != np.arange(BYTES) // 8).any():
+            return None
+        if "bytes" not in loaded:
+            numbers = emit.gather(base, bits[:, 0] // 8, self.size)
+            above = [builder.icmp_signed("<", numbers, constant(I8, [0] * BYTES))]
+            above += [self._bits_set(emit, base, bits[:, bit]) for bit in range(8, bits.shape[1])]
+            numbers_of = np.searchsorted(levels, f.grid)
+            pairs = [numbers_of[:, half] | numbers_of[:, half + 2] << width for half in range(2)]
+            loaded["bytes"] = [_bytes_of_table(builder, pair, numbers, above) for pair in pairs]
+        value = np.arange(BYTES) % 4
+        places = constant(I8, points % 8 * 8 + value // 2 * width)
+        first, second = (x86.vpmultishiftqb(builder, places, half) for half in loaded["bytes"])
+        return self._levels(emit, width, builder.select(constant(vector(I1, BYTES), value % 2 == 0), first, second))
+
+    def _bits_set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
+        """<64 x i1>: whether each of 64 bits is set."""
+        if (np.diff(bits) == 1).all() and not bits[0] % 8:
+            return emit.mask(emit.load(base, int(bits[0]) // 8, I64))
+        return emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
 
     def negative(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i1>: which weights are negative; None for a type without signs. loaded: as for codes_less."""
-        f = self.layout
-        columns = np.where(code_vector.columns < 0, 0, code_vector.columns)
+        f, columns = self.layout, code_vector.columns
+        found = self._run_of(code_vector, 8)
         if f.weight_signs is not None:
-            bits = self._in_all_blocks(f.weight_signs)[code_vector.rows, columns, 0]
-            if (np.diff(bits) == 1).all():
-                return emit.mask(emit.load(base, int(bits[0]) // 8, I64))
-            return emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
-        if f.sign_codes is None:
+            all_bits = self._in_all_blocks(f.weight_signs)[..., 0]
+            bits = all_bits[code_vector.rows, columns]
+            octets = None if found is None else all_bits[found.rows[:, None], found.points[:, None] * 8 + np.arange(8)]
+            if octets is None or (np.diff(bits) == 1).all() or (octets % 8 != np.arange(8)).any():
+                return self._bits_set(emit, base, bits)
+        elif f.sign_codes is None:
             return None
-        vectors, place = self._run_of(code_vector, _SIGNS)
-        key = ("signs", id(vectors[0]))
-        if key not in loaded:
-            rows, columns = (np.concatenate([getattr(each, axis)[::8] for each in vectors]) for axis in ("rows", "columns"))
-            codes = self._in_all_blocks(f.sign_codes)[rows, np.maximum(columns, 0) // 8]
+        assert found is not None, "32 octets of signs are decoded together"
+        codes = None if f.sign_codes is None else self._in_all_blocks(f.sign_codes)[found.rows, found.points]
+        key, place = ("signs", found.number), np.repeat(found.places, 4)
+        if codes is not None and emit.target.has("avx512vbmi", "avx512bitalg") and emit.in_words(place):
+            if key not in loaded:
+                loaded[key] = self._signs_in_words(emit, base, codes)
+            return x86.vpshufbitqmb(emit.builder, loaded[key], constant(I8, place % 4 * 8 + columns % 8))
+        if key not in loaded and codes is not None:
             loaded[key] = self._signs(emit, base, codes)
-        lanes = np.arange(BYTES)
-        return emit.test(emit.shuffle(loaded[key], 8 * place + lanes // 8), 1 << lanes % 8)
+        elif key not in loaded:
+            loaded[key] = emit.gather(base, octets[:, 0] // 8, self.size)  # type: ignore[index]
+        return emit.bits_of_bytes(loaded[key], place, columns % 8)
 
-    def _run_of(self, code_vector: CodeVector, count: int) -> tuple[list[CodeVector], int]:
-        """`count` neighbouring vectors that are read together, and the place of this one among them; if there are not as many,
-        this one alone."""
-        number = next((i for i, each in enumerate(self.code_vectors) if each is code_vector), None)
-        if number is None or len(self.code_vectors) % count:
-            return [code_vector], 0
-        first = number // count * count
-        return self.code_vectors[first : first + count], number - first
+    def _run_of(self, code_vector: CodeVector, size: int) -> _Run | None:
+        """The 32 points (or octets of signs) of `size` columns that those of a vector are read with; None if they are not read
+        together."""
+        if any((each.columns < 0).any() for each in self.code_vectors):
+            return None
+        rows, points = (np.concatenate(parts) for parts in zip(*((v.rows, v.columns) for v in self.code_vectors), strict=True))
+        rows, points = rows[::size], points[::size] // size
+        number = {pair: i for i, pair in enumerate(zip(rows.tolist(), points.tolist(), strict=True))}
+        pairs = zip(code_vector.lane_rows, (code_vector.columns[::4] // size).tolist(), strict=True)
+        places = np.array([number[pair] for pair in pairs])
+        run = int(places[0]) // _RUN
+        if (places // _RUN != run).any() or len(rows) % _RUN:
+            return None
+        part = slice(_RUN * run, _RUN * (run + 1))
+        return _Run(run, rows[part], points[part], places % _RUN)
+
+    def _signs_in_words(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
+        """<64 x i8>: as _signs of 32 codes, of which the lowest half of each word of eight bytes has four."""
+        first = codes.reshape(-1, 4, 7)[:, 0, 0] // 8
+        start = first - max(0, int(first.max()) + 8 - self.size)  # what is read ends with the block
+        words = emit.gather(base, (start[:, None] + np.arange(8)).reshape(-1), self.size)
+        shifts = codes.reshape(-1, 4, 7)[:, :, 0] - 8 * start[:, None]
+        assert shifts.max() <= 57, "seven bits of a word"
+        numbers = x86.vpmultishiftqb(emit.builder, constant(I8, np.tile(shifts, 2).reshape(-1)), words)
+        code = np.arange(128)
+        odd = np.bitwise_count(code) & 1
+        table = (code ^ code << 1) & 255 if self.layout.scrambled else code | odd << 7
+        return _bytes_of_table(emit.builder, table, numbers, [])
 
     def _signs(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """<n x i8>: eight signs each, of n codes; codes: bit addresses [n, 7], n a multiple of 8."""
@@ -187,14 +249,28 @@ class GridReader(BlockReader):
 
 def _words_of_table(builder: Any, table: np.ndarray, indices: Any) -> Any:
     """<32 x i16>: entries of a table, a power of two of at least 64, by indices."""
-    tables = [constant(vector(I16, _WORDS), part) for part in table.reshape(-1, _WORDS)]
+    tables = [constant(vector(I16, _RUN), part) for part in table.reshape(-1, _RUN)]
     parts = [x86.vpermi2w(builder, low, indices, high) for low, high in zip(tables[::2], tables[1::2], strict=True)]
-    bit = 2 * _WORDS
+    bit = 2 * _RUN
     while len(parts) > 1:
         upper = builder.icmp_unsigned("!=", builder.and_(indices, constant(indices.type, bit)), constant(indices.type, 0))
         parts = [builder.select(upper, high, low) for low, high in zip(parts[::2], parts[1::2], strict=True)]
         bit *= 2
     return parts[0]
+
+
+def _bytes_of_table(builder: Any, table: np.ndarray, indices: Any, above: list[Any]) -> Any:
+    """<64 x i8>: entries of a table, a power of two of at least 128, by indices, of which the bytes are the lowest bits and
+    `above` bits 7, 8, ... as masks."""
+    tables = [constant(I8, part) for part in table.reshape(-1, BYTES)]
+    parts = [x86.vpermi2b(builder, low, indices, high) for low, high in zip(tables[::2], tables[1::2], strict=True)]
+    for upper in above:
+        parts = [builder.select(upper, high, low) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _as_bytes(builder: Any, value: Any) -> Any:
+    return builder.bitcast(value, vector(I8, BYTES))
 
 
 def _global(builder: Any, value: ir.Constant) -> Any:

@@ -4,7 +4,7 @@ generator of weights; and the scales of rows.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,18 @@ from .grids import GridReader
 class TrellisReader(GridReader):
     """State j after a start is start * multiplier^j (mod 2^32), so the states of a group are computed side by side."""
 
+    @cached_property
+    def product_vectors(self) -> list[CodeVector]:
+        """Each lane has columns of one start, four of `size` in each of several vectors: starts then lie in the lanes."""
+        assert self.layout.trellis is not None
+        size, rows = self.layout.trellis.size, np.zeros(BYTES, np.int64)
+        starts = [size * np.arange(first, first + LANES)[:, None] for first in range(0, self.columns // size, LANES)]
+        parts = [np.arange(part, part + 4) for part in range(0, size, 4)]
+        return [CodeVector(rows, (start + part).reshape(-1)) for start in starts for part in parts]
+
     def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder
-        value = self._byte_sums(emit, base, code_vector)
+        value = self._byte_sums(emit, base, code_vector, loaded)
         if not f.magnitudes:
             more = self.lowest - subtracted
             return builder.add(value, constant(I8, [more] * BYTES)) if more else value
@@ -31,29 +40,54 @@ class TrellisReader(GridReader):
 
     def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: the magnitudes of a type whose signs are stored."""
-        return self._magnitudes(emit, self._byte_sums(emit, base, code_vector))
+        return self._magnitudes(emit, self._byte_sums(emit, base, code_vector, loaded))
 
     def _magnitudes(self, emit: Emitter, value: Any) -> Any:
         builder, middle = emit.builder, constant(I8, [self.layout.trellis.mean] * BYTES)  # type: ignore[union-attr]
         above = builder.icmp_unsigned(">", value, middle)
         return builder.select(above, builder.sub(value, middle), builder.sub(middle, value))
 
-    def _byte_sums(self, emit: Emitter, base: Any, code_vector: CodeVector) -> Any:
+    def _byte_sums(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: the values of the generator, and `mean`."""
         f, builder = self.layout, emit.builder
         assert f.indices is not None
         assert f.trellis is not None
         size, trellis = f.trellis.size, f.trellis
+        groups, place = code_vector.columns[::4] // size, code_vector.columns % size
+        if len(set(groups.tolist())) == LANES:
+            return self._byte_sums_of_starts(emit, base, groups, place[:4], loaded)
         groups = code_vector.columns[::size] // size
-        starts = emit.numbers(base, self._in_all_blocks(f.indices)[0, groups], self.size)
-        starts = builder.add(starts, constant(I32, [trellis.first] * len(groups)))
+        starts = self._starts(emit, base, groups, loaded)
         powers = constant(I32, [pow(trellis.multiplier, j + 1, 1 << 32) for j in range(size)] * (LANES // size))
         parts = []
         for first in range(0, len(groups), LANES // size):
             state = builder.mul(emit.shuffle(starts, first + np.arange(LANES) // size), powers)
             masked = builder.bitcast(builder.and_(state, constant(I32, [trellis.kept_bits] * LANES)), vector(I8, BYTES))
-            parts.append(emit.byte_sums(masked))
+            parts.append(builder.trunc(emit.byte_sums(masked), vector(I8, LANES)))
         return emit.concat(parts)
+
+    def _byte_sums_of_starts(self, emit: Emitter, base: Any, groups: np.ndarray, places: np.ndarray, loaded: dict) -> Any:
+        """The same where each lane has four columns, of these places, of one start."""
+        builder, trellis = emit.builder, self.layout.trellis
+        assert trellis is not None
+        starts, total = self._starts(emit, base, groups, loaded), None
+        for byte, place in enumerate(places.tolist()):
+            power, kept = pow(trellis.multiplier, place + 1, 1 << 32), trellis.kept_bits
+            state = builder.and_(builder.mul(starts, constant(I32, [power] * LANES)), constant(I32, [kept] * LANES))
+            part = emit.byte_sums(builder.bitcast(state, vector(I8, BYTES)))
+            part = builder.shl(part, constant(I32, [8 * byte] * LANES)) if byte else part
+            total = part if total is None else builder.or_(total, part)
+        return builder.bitcast(total, vector(I8, BYTES))
+
+    def _starts(self, emit: Emitter, base: Any, groups: np.ndarray, loaded: dict) -> Any:
+        """<n x i32>: the start states of these groups."""
+        f, key = self.layout, ("starts", groups.tobytes())
+        assert f.indices is not None
+        assert f.trellis is not None
+        if key not in loaded:
+            numbers = emit.numbers(base, self._in_all_blocks(f.indices)[0, groups], self.size)
+            loaded[key] = emit.builder.add(numbers, constant(I32, [f.trellis.first] * len(groups)))
+        return loaded[key]
 
 
 _COLUMNS = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns that are read at a time, for types of small blocks

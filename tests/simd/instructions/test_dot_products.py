@@ -111,7 +111,7 @@ def test_scaled_dots(level, run_piece):
 def test_sums_of_bytes(level, run_piece):
     values = RANDOM.integers(0, 64, 64).astype(np.uint8)
     values[:4] = 63
-    out = run_piece(lambda b, v: byte_sums(b, v, target_at(level)), np.zeros(16, np.uint8), values)
+    out = run_piece(lambda b, v: byte_sums(b, v, target_at(level)), np.zeros(16, np.int32), values)
     assert np.array_equal(out, values.reshape(16, 4).sum(axis=1))
 
 
@@ -211,7 +211,7 @@ def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instruc
                 run_piece(scaled(of), out, total, unsigned, signed, scales)
                 assert np.array_equal(out, total + scales.astype(np.int32) * fours(unsigned, signed))
     values = RANDOM.integers(0, 64, 64).astype(np.uint8)
-    sums = run_piece(lambda b, v: byte_sums(b, v, of), np.zeros(16, np.uint8), values)
+    sums = run_piece(lambda b, v: byte_sums(b, v, of), np.zeros(16, np.int32), values)
     assert np.array_equal(sums, values.reshape(16, 4).sum(axis=1))
 
 

@@ -1,24 +1,27 @@
 """The inner loop of a matrix-vector product on packed weights, written for one type around its `BlockReader`.
 
-Codes become bytes 0 to 255 (table value minus the smallest of the table) in the order in which they are stored; where these go
-beyond 128 and products of signed bytes take fewer instructions, bytes are the values themselves. Activations are permuted into
-that order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is multiplied by the
-scale of their group. The number subtracted from the table, flags and minima contribute a multiple of the sum
-of the activations' codes:
+Codes become bytes 0 to 255 (table value minus the smallest of the table) in the order in which they are stored; where these
+go beyond 128 and products of signed bytes take fewer instructions, bytes are the values themselves, and where signs are stored
+apart they are magnitudes, and activations are negated. Activations are permuted into that order, once for the rows of a slice
+where they are whole superblocks. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which
+is multiplied by the scale of their group. The number subtracted from the table, flags and minima contribute a multiple of the
+sum of the activations' codes:
 
     w . a = sum over blocks of  d S (u . a)  +  (d S (lowest + shift flag) - dmin minimum) sum(a)
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numba.core import cgutils
 
-from ......formats.layouts.reader.blocks import SUPERBLOCK, BlockReader
+from ......formats.layouts.reader.blocks import SUPERBLOCK, BlockReader, CodeVector
 from ......formats.layouts.reader.code_layout import CodeLayout
 from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, SPARSE_PREFETCH, Emitter, constant, vector
+from ......formats.layouts.reader.grids import GridReader
 from ..activations import RUN
 
 
@@ -36,8 +39,11 @@ class BlockStep:
         self.one_scale = self.columns == self.activations  # of a token's activations in a step
 
     def _subtracted(self, emit: Emitter) -> int:
-        """What is subtracted from table values for the products: the lowest, or 0 where signed bytes are multiplied."""
+        """What is subtracted from table values for the products: the lowest, or 0 where signed bytes are multiplied, or
+        signs go to the activations."""
         r = self.reader
+        if r.has_signs:
+            return 0
         is_signed = r.highest > 128 and r.lowest >= -128 and r.lowest + r.highest <= 127
         return 0 if is_signed and emit.multiplies_signed else r.lowest
 
@@ -62,8 +68,31 @@ class BlockStep:
             values = emit.builder.add(*both)
         return emit.to_float(values)
 
-    def activation_words(self, emit: Emitter, codes: Any, words: np.ndarray) -> Any:
-        """<64 x i8>: the codes of activations, four columns per lane."""
+    @cached_property
+    def arranges(self) -> bool:
+        """Whether activations are brought into the order of the vectors before they are multiplied, once for many rows."""
+        vectors = self.reader.product_vectors
+        if self.reader.rows > 1 or self.columns != len(vectors) * BYTES:
+            return False
+        words = np.concatenate([each.words for each in vectors])
+        return bool((words >= 0).all() and (np.diff(words) != 1).any())
+
+    def arrange(self, emit: Emitter, codes: Any, to: Any) -> None:
+        """Writes the activations of a step in the order of its vectors, if it `arranges`, else as they are. Addresses."""
+        if not self.arranges:
+            emit.store(to, 0, emit.load(codes, 0, vector(I8, self.columns)))
+            return
+        for position, code_vector in enumerate(self.reader.product_vectors):
+            emit.store(to, BYTES * position, self._words(emit, codes, code_vector.words))
+
+    def activation_words(self, emit: Emitter, codes: Any, position: int) -> Any:
+        """<64 x i8>: the codes of activations for the vector of this number, four columns per lane."""
+        if self.arranges:
+            return emit.load(codes, BYTES * position, vector(I8, BYTES))
+        return self._words(emit, codes, self.reader.product_vectors[position].words)
+
+    def _words(self, emit: Emitter, codes: Any, words: np.ndarray) -> Any:
+        """<64 x i8>: the codes of activations of these words of four columns (-1: zeros)."""
         if (words >= 0).all() and (np.diff(words.reshape(2, -1)) == 1).all():
             halves = [emit.load(codes, 4 * int(first), vector(I32, LANES // 2)) for first in words[:: LANES // 2]]
             return emit.builder.bitcast(emit.concat(halves), vector(I8, BYTES))
@@ -81,6 +110,14 @@ class BlockStep:
             picked = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
         return emit.builder.bitcast(picked, vector(I8, BYTES))
 
+    def _codes(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> tuple[Any, Any]:
+        """<64 x i8>: what activations are multiplied with; <64 x i1>: which of these are negated before, None for none."""
+        r = self.reader
+        if not (isinstance(r, GridReader) and r.has_signs):
+            return r.codes_less(subtracted, emit, base, code_vector, loaded), None
+        codes = r.unsigned_codes(emit, base, code_vector, loaded)
+        return codes, r.negative(emit, base, code_vector, loaded)
+
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks."""
         r = self.reader
@@ -93,15 +130,18 @@ class BlockStep:
             if offsets[0] is not None:
                 token.add_offsets(self, emit, offsets)
         loaded, subtracted = {}, self._subtracted(emit)
-        for position, code_vector in enumerate(r.code_vectors):
+        for position, code_vector in enumerate(r.product_vectors):
             key = r.keys(code_vector)
-            codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
-            last = position + 1 == len(r.code_vectors) or r.keys(r.code_vectors[position + 1]) != key
+            codes, negative = self._codes(subtracted, emit, base, code_vector, loaded)
+            last = position + 1 == len(r.product_vectors) or r.keys(r.product_vectors[position + 1]) != key
             number = np.array([block * r.rows + row if block >= 0 else -1 for row, block in key])
             for token in tokens:
                 before = token.products if token.products is not None else constant(I32, [0] * LANES)
-                words = self.activation_words(emit, token.codes, code_vector.words)
-                if subtracted != r.lowest:
+                words = self.activation_words(emit, token.codes, position)
+                if negative is not None:
+                    words = emit.builder.select(negative, emit.builder.neg(words), words)
+                    token.products = emit.dot(before, codes, words, max(self.layout.table))
+                elif subtracted != r.lowest:
                     token.products = emit.signed_dot(before, codes, words)
                 else:
                     token.products = emit.dot(before, codes, words, r.highest)

@@ -36,12 +36,12 @@ from ......formats.layouts.reader.emitter import Emitter
 from ......formats.types import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
-from ......simd.memory import view
+from ......simd.memory import CACHE_LINE, address, keep_alive, view
 from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
-from .rows import emit_product
+from .rows import arranges, emit_arrangement, emit_product
 
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
@@ -69,6 +69,21 @@ def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, s
     return types.void(name, level, tokens, i64, i64, i64, i64, i64, i64, i64), generate
 
 
+@intrinsic
+def _arrange(typingctx, name, level, columns, codes, to):
+    """Brings a token's activations into the order of a type that `arranges`."""
+    if not isinstance(name, types.StringLiteral):
+        return None
+
+    def generate(context, builder, signature, args):
+        of = target_at(level.literal_value) if level.literal_value else target()
+        emit_arrangement(Emitter(builder, of), name.literal_value, *args[2:])
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(name, level, i64, i64, i64), generate
+
+
 def write_product(
     builder: Any, of: Target, name: str, tokens: int, weights: Any, columns: Any, codes: Any, scales: Any, sums: Any,
     out: Any, stride: Any,
@@ -84,6 +99,7 @@ def write_product(
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
     together: tokens of a pass."""
+    arranged = arranges(name)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
@@ -100,6 +116,12 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
         scales = table[SCALES] + job[FIRST] * (columns // activations) * 4
         sums = table[SUMS] + job[FIRST] * (columns // 16) * 2
         stride = table[OUT_STRIDE] * 4
+        if arranged:
+            memory = np.empty(n * columns + CACHE_LINE, np.uint8)
+            in_order = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+            for token in range(0, n * columns, columns):
+                _arrange(name, level, columns, codes + token, in_order + token)
+            codes = in_order
         for row in range(start * group, stop * group, group):
             weights = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES] + row * table[ROW_BYTES]
             out = table[OUT] + job[TARGET] * stride + row * 4
@@ -114,6 +136,8 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
                 else:
                     _multiply(name, level, 1, weights, columns, c, s, u, out + t * stride, stride)
                     t += 1
+        if arranged:
+            keep_alive(memory)  # type: ignore[possibly-undefined]
 
     return product
 

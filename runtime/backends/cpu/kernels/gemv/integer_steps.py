@@ -95,11 +95,11 @@ class IntegerStep(BlockStep):
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         loaded: dict = {}
-        for code_vector in r.code_vectors:
+        for position, code_vector in enumerate(r.product_vectors):
             codes = r.codes_less(r.lowest, emit, base, code_vector, loaded)
             factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
             for t, token in enumerate(tokens):
-                words = self.activation_words(emit, token.codes, code_vector.words)
+                words = self.activation_words(emit, token.codes, position)
                 totals[t] = emit.scaled_dot(totals[t], codes, words, factors, r.highest)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from ......formats.layouts.reader.rows import readers, row_scales
 from ......formats.types import TYPES
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
+from .float_rows import FLOATS
 from .integer_steps import IntegerStep, has_integer_scales
 
 
@@ -20,6 +22,11 @@ from .integer_steps import IntegerStep, has_integer_scales
 def steps(name: str) -> list[BlockStep]:
     """The steps that a row is divided into, one for each reader."""
     return [(IntegerStep if has_integer_scales(name) else BlockStep)(reader) for reader in readers(name)]
+
+
+def arranges(name: str) -> bool:
+    """Whether products of a type take activations in the order of `emit_arrangement`."""
+    return name not in FLOATS and any(step.arranges for step in steps(name))
 
 
 def emit_product(
@@ -37,21 +44,18 @@ def emit_product(
     for t in range(tokens):
         before = [builder.mul(size, I64(t)) for size in per_token]
         places.append([builder.add(a, b) for a, b in zip(activations, before, strict=True)])
-    done: Any = I64(0)  # columns
-    at: Any = builder.add(weights, I64(stored.rows * stored.row_meta))
-    for step in step_sizes:
-        count = builder.udiv(builder.sub(columns, done), I64(step.columns))
-        with cgutils.for_range(builder, count, intp=I64) as loop:
-            column = builder.add(done, builder.mul(loop.index, I64(step.columns)))
-            for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
-                token.at(
-                    builder.add(codes, column),
-                    builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
-                    builder.add(sums, _bytes_per(builder, column, RUN, 2)),
-                )
-            step.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(step.reader.size))), token_sums)
-        done = builder.add(done, builder.mul(count, I64(step.columns)))
-        at = builder.add(at, builder.mul(count, I64(step.reader.size)))
+    first = builder.add(weights, I64(stored.rows * stored.row_meta))
+
+    def multiply(step: BlockStep, column: Any, before: Any) -> None:
+        for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
+            token.at(
+                builder.add(codes, column),
+                builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
+                builder.add(sums, _bytes_per(builder, column, RUN, 2)),
+            )
+        step.accumulate(emit, builder.add(first, before), token_sums)
+
+    _along_row(emit, step_sizes, columns, multiply)
     factor = row_scales(emit, layout, stored, weights)
     for t, token in enumerate(token_sums):
         parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
@@ -62,6 +66,28 @@ def emit_product(
             value = builder.fmul(value, factor)
         address = builder.add(out, builder.mul(stride, I64(t)))
         builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def emit_arrangement(emit: Emitter, name: str, columns: Any, codes: Any, to: Any) -> None:
+    """Writes a token's activations in the order in which `emit_product` takes them of a type that `arranges`. Addresses."""
+
+    def write(step: BlockStep, column: Any, _: Any) -> None:
+        step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, column))
+
+    _along_row(emit, steps(name), columns, write)
+
+
+def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[[BlockStep, Any, Any], None]) -> None:
+    """body(step, first column, bytes of the row before it) for all steps along a row: as many of each as fit."""
+    builder = emit.builder
+    done, at = I64(0), I64(0)
+    for step in of:
+        count = builder.udiv(builder.sub(columns, done), I64(step.columns))
+        with cgutils.for_range(builder, count, intp=I64) as loop:
+            column = builder.add(done, builder.mul(loop.index, I64(step.columns)))
+            body(step, column, builder.add(at, builder.mul(loop.index, I64(step.reader.size))))
+        done = builder.add(done, builder.mul(count, I64(step.columns)))
+        at = builder.add(at, builder.mul(count, I64(step.reader.size)))
 
 
 def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
