@@ -2,13 +2,15 @@
 
 Weights are unpacked, or decoded, once for all tokens of a pass that are multiplied with them: a type is timed with few tokens
 and with many, and others are on the line through both, for the columns and rows of each matrix, since those of small models
-take a multiple for the same products. Of what is no product the numbers are counted that ops make.
+take a multiple for the same products. Attention is timed in the shapes of its heads. Of what is neither the numbers are counted
+that ops make. Products and attention are timed on all threads of the model, with what these wait for each other, and on average
+rather than at their best, since other programs take caches and memory from a job, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +19,11 @@ import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource
 from ..operating_system.memory import free_bytes
+from ..simd.workers import Workers
+from .backends.cpu.attention import AttentionParams
+from .backends.cpu.flash import Segment, attend
+from .backends.cpu.kernels.attention.shared_values import SharedValues
+from .backends.cpu.kv_cache import CacheRows
 from .backends.cpu.weights import WeightMatrix, WeightStore, multiplies_as_stored
 from .evaluate.divergence import BLOCK_BYTES, LogitsBlock, prepare_logits, score_chunk
 from .graph import ops
@@ -28,12 +35,14 @@ if TYPE_CHECKING:
     from .model import Model
 
 _ROWS = 2048  # of the matrix that is measured, at most
-_ATTENDED = 128  # columns of products of queries and keys
+_ATTENDED = 512  # tokens of a window whose attention is measured, at most
+_LANES = 16  # numbers to whose multiples rows of keys and values are filled up
+_TOUCHED, _TOUCHES, _PAGE = 1 << 22, 4, 1 << 12  # bytes of a file whose pages are touched in a row, and how often
 _NUMBERS = 1 << 21  # whose product takes a pass over memory
 _FEW, _MANY = 16, 256  # tokens that are multiplied with it
 _READ = 1 << 18  # weights that are read to see how long that takes
 _SCORED_ROWS, _SCORED_TOKENS = 8, 1 << 15  # predictions that are scored, of so many tokens
-_REPEATS = 3
+_REPEATS, _AT_LEAST = 3, 0.02  # calls that are timed, and seconds of them together, at the least
 
 _read_speeds: dict[tuple[object, ...], float] = {}  # what was measured: seconds of a weight
 
@@ -79,13 +88,13 @@ def products(some: Sequence[ops.Op]) -> Iterator[Product]:
             yield Product(weight, matrices, op.routing.shape[0] if isinstance(op, ops.ExpertLinear) else matrices)
 
 
-def layers_seconds(model: Model, tokens: int, n_ctx: int) -> float:
-    """Seconds of a thread for running so many tokens through the layers, in windows of n_ctx; on a machine that does nothing
-    else."""
+def layers_seconds(model: Model, tokens: int, n_ctx: int, *, is_observed: bool = False) -> float:
+    """Seconds of all threads together for running so many tokens through the layers, in windows of n_ctx. is_observed: sums of
+    the squares of all inputs are wanted."""
     together = max(n_ctx, model.settings.batch // n_ctx * n_ctx) if n_ctx <= PIECE else PIECE
     passes = ceil(tokens / together)
     made = sum(prod(value.shape) for op in model.graph.ops for value in op.outputs)
-    attention = attention_products(model, n_ctx) * product_speed("f32", _ATTENDED, _ROWS).product
+    attention = attention_seconds(model, n_ctx, is_observed)
     return _products_seconds(model, list(products(model.graph.ops)), tokens, passes) + tokens * (attention + made * _making())
 
 
@@ -98,20 +107,25 @@ def head_seconds(model: Model, tokens: float, against: Model | None = None) -> f
     return made + tokens * model.n_vocab * _scoring(against is not None)
 
 
-def attention_products(model: Model, n_ctx: int) -> float:
-    """Multiplications of queries with keys and of their weights with values, of a token on average in windows of n_ctx."""
-    count = 0.0
+def attention_seconds(model: Model, n_ctx: int, is_observed: bool = False) -> float:
+    """Of queries with keys and their weights with values, of a token on average in windows of n_ctx. Observed latents are
+    weighted beside the values."""
+    seconds = 0.0
     for op in model.graph.ops:
         if isinstance(op, ops.Attention | ops.LatentAttention):
             (heads, width), v_width = op.q.shape, op.out.shape[1]
+            latent = op.latent.shape[0] if isinstance(op, ops.LatentAttention) and is_observed else 0
             window = op.window if isinstance(op, ops.Attention) and op.window else n_ctx
-            count += heads * (width + v_width) * min(window, n_ctx / 2)
-    return count
+            pair = _pair_seconds(width, v_width, latent, min(n_ctx, _ATTENDED), model.workers.count)
+            seconds += heads * min(window, n_ctx / 2) * pair
+    return seconds
 
 
 def _products_seconds(model: Model, every: Sequence[Product], tokens: float, passes: int) -> float:
-    """Of so many tokens in so many passes, and of reading weights that no file has as they are multiplied."""
-    settings, seconds, unread = model.settings, 0.0, dict[str, SourceTensor]()
+    """Of so many tokens in so many passes, and of reading weights: those that no file has as they are multiplied, and pages of
+    those that a file has."""
+    settings, seconds, unread, mapped = model.settings, 0.0, dict[str, SourceTensor](), dict[str, SourceTensor]()
+    threads = model.workers.count
     for one in every:
         tensor = model.source.tensors.get(one.weight.name)
         name = "f32"
@@ -119,10 +133,13 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
             name = tensor.stored.name
         if tensor is not None and (tensor.mapped is None or name == "f32" != tensor.source_type):
             unread[tensor.name] = tensor
+        elif tensor is not None:
+            mapped[tensor.name] = tensor
         columns, rows, *_ = one.weight.shape
-        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.round_bf16))
+        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.round_bf16), threads)
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
+    seconds += sum(tensor.mapped.nbytes for tensor in mapped.values() if tensor.mapped is not None) * _touching(mapped)
     return seconds + _read_seconds(model.source.identity, list(unread.values()), _cache_bytes(model), passes, settings.exact)
 
 
@@ -154,17 +171,50 @@ def _read_speed(tensor: SourceTensor, read: Callable[[int, int], object]) -> flo
     return _seconds(lambda: read(0, rows)) / (rows * tensor.shape[0])
 
 
+def _touching(tensors: Mapping[str, SourceTensor]) -> float:
+    """Of a thread, for a byte of a mapped file that is touched for the first time: of the largest of these tensors, at random
+    places, as what was touched already takes no time any more."""
+    largest = max((t.mapped for t in tensors.values() if t.mapped is not None), key=lambda rows: rows.nbytes, default=None)
+    if largest is None or largest.nbytes < _TOUCHED * _TOUCHES:
+        return 0.0
+    flat, random, total = largest.reshape(-1), np.random.default_rng(), 0
+    begun = time.thread_time()
+    for first in random.integers(0, flat.size - _TOUCHED, _TOUCHES):
+        total += int(flat[first : first + _TOUCHED : _PAGE].max())
+    return (time.thread_time() - begun) / (_TOUCHED * _TOUCHES)
+
+
 @cache
-def product_speed(type_name: str, columns: int, rows: int, exact: bool = False, round_bf16: bool = False) -> ProductSpeed:
-    """How fast matrices of a type are multiplied, measured now. rows: of the matrix, filled up to whole groups."""
+def _workers(threads: int) -> Workers:
+    return Workers(threads)
+
+
+@cache
+def product_speed(
+    type_name: str, columns: int, rows: int, exact: bool = False, round_bf16: bool = False, threads: int = 1
+) -> ProductSpeed:
+    """How fast so many threads multiply matrices of a type, measured now. rows: of the matrix, filled up to whole groups."""
     kind, numbers = TYPES[type_name], np.random.default_rng(0).integers(20, 60, 1 << 20, np.uint8)  # small floats, as any type
     rows = -(-rows // kind.rows) * kind.rows
     stored, x = np.resize(numbers, (rows, kind.row_bytes(columns))), np.ones((_MANY, columns), np.float32)
     tensor = SourceTensor("", (columns, rows), type_name, lambda *_: x[:0], lambda *_: stored, kind, stored)
-    matrix = WeightMatrix(WeightStore(TensorSource("", {}, {"": tensor}, ""), 0, exact=exact, round_bf16=round_bf16), tensor)
-    few, many = (_seconds(lambda n=n: matrix.multiply(x[:n], use_gemv=False)) for n in (_FEW, _MANY))
+    source = TensorSource("", {}, {"": tensor}, "")
+    matrix = WeightMatrix(WeightStore(source, 0, exact=exact, workers=_workers(threads), round_bf16=round_bf16), tensor)
+    few, many = (_seconds(lambda n=n: matrix.multiply(x[:n], use_gemv=False), time.process_time) for n in (_FEW, _MANY))
     product = max(0.0, many - few) / (_MANY - _FEW)
     return ProductSpeed(max(0.0, few - product * _FEW) / tensor.n_elements, product / tensor.n_elements)
+
+
+@cache
+def _pair_seconds(width: int, v_width: int, latent: int, n: int, threads: int) -> float:
+    """Of so many threads together, for a query and a key that it sees, of one head, in windows of n tokens, measured now.
+    latent: columns of the values of all heads that are weighted, too."""
+    heads, (filled, v_filled) = 2 * threads, (-(-each // _LANES) * _LANES for each in (width, v_width))
+    q, out = np.full((n, heads, width), 0.01, np.float32), np.empty((n, heads, v_width), np.float32)
+    keys, values = (CacheRows.of(np.zeros((heads, n, columns), np.float32)) for columns in (filled, v_filled))
+    shared = (SharedValues(np.zeros((n, latent), np.float32), False), np.empty((heads, latent))) if latent else ()
+    segment, params = Segment(q, keys, values, 0, out, *shared), AttentionParams(1.0)
+    return _seconds(lambda: attend([segment], heads, params, _workers(threads)), time.process_time) / (heads * n * n / 2)
 
 
 @cache
@@ -191,12 +241,11 @@ def _scoring(is_compared: bool) -> float:
     return _seconds(compare if is_compared else lambda: score_chunk(logits, targets)) / logits.size
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    """The least of a few, of this thread; the first call, which may compile kernels, does not count."""
+def _seconds(call: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
+    """Of a call on average, by a clock of the processor; the first one, which may compile kernels, does not count."""
     call()
-    times = []
-    for _ in range(_REPEATS):
-        begun = time.thread_time()
+    calls, begun = 0, clock()
+    while calls < _REPEATS or clock() - begun < _AT_LEAST:
         call()
-        times.append(time.thread_time() - begun)
-    return min(times)
+        calls += 1
+    return (clock() - begun) / calls

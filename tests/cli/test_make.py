@@ -241,10 +241,11 @@ def test_a_dry_run_says_the_time_of_what_runs(mill, folder, monkeypatch):
     from ggufmill.pipeline.making import fit
     from ggufmill.runtime import timing
 
-    def speed(type_name, *_):
+    def speed(type_name, *_, **__):
         return timing.ProductSpeed(0.0, 1e-8 if type_name == "q8_0" else 2e-8)
 
     monkeypatch.setattr(timing, "product_speed", speed)
+    monkeypatch.setattr(timing, "attention_seconds", lambda *_: 0.0)
     arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "1", "--dry-run"
     floats = made(mill, folder, *arguments)["forecast"]["seconds"]
     monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_models import llama
+from small_models import N_HEAD, RANK, latent, llama
 
 from ggufmill.formats import SourceTensor
 from ggufmill.runtime import load_model, timing
@@ -17,14 +17,14 @@ def speeds(monkeypatch):
     """1 us a weight, 1 ns a product, whatever the type; nothing else takes time."""
     asked = []
 
-    def speed(type_name, columns, rows, exact=False, round_bf16=False):
+    def speed(type_name, columns, rows, exact=False, round_bf16=False, threads=1):
         asked.append((type_name, columns, rows))
         return ProductSpeed(1e-6, 1e-9)
 
     monkeypatch.setattr(timing, "product_speed", speed)
     for none in ("_making", "_scoring", "_read_seconds"):
         monkeypatch.setattr(timing, none, lambda *_: 0.0)
-    monkeypatch.setattr(timing, "attention_products", lambda model, n_ctx: 0.0)
+    monkeypatch.setattr(timing, "attention_seconds", lambda model, n_ctx, is_observed: 0.0)
     return asked
 
 
@@ -72,7 +72,28 @@ def test_weights_that_no_file_has_are_read_once_where_they_fit(monkeypatch):
     assert timing._read_seconds("", [tensor], 0, 3, False) == 3 * 64 * 32
 
 
+def test_latents_that_are_observed_are_weighted_beside_the_values(monkeypatch):
+    monkeypatch.setattr(timing, "_pair_seconds", lambda width, v_width, latent, n, threads: float(width + v_width + latent))
+    for model, weighted in ((latent(), N_HEAD * RANK), (llama(), 0)):
+        loaded = load_model(model)
+        more = timing.attention_seconds(loaded, 64, True) - timing.attention_seconds(loaded, 64)
+        layers = sum(isinstance(op, ops.Attention | ops.LatentAttention) for op in loaded.graph.ops)
+        assert more == layers * weighted * 64 / 2
+
+
+def test_attention_is_measured_with_values_of_all_heads():
+    assert timing._pair_seconds(48, 32, 32, 32, 2) > 0
+    assert timing._pair_seconds(24, 20, 0, 32, 1) > 0
+
+
+def test_pages_of_mapped_files_are_touched_once(tmp_path):
+    rows = np.memmap(tmp_path / "rows", np.uint8, "w+", shape=(1 << 10, 1 << 15))
+    tensor = SourceTensor("a", (1 << 15, 1 << 10), "i8", lambda *_: rows, mapped=rows)
+    assert timing._touching({"a": tensor}) > 0
+    assert timing._touching({}) == 0
+
+
 def test_speeds_are_measured_for_every_kind_of_type():
-    for name in ("f32", "bf16", "q8_0", "q4_0_r8", "iq3_k", "iq2_kt"):
-        speed = timing.product_speed(name, 256, 20)
+    for name, threads in (("f32", 1), ("bf16", 2), ("q8_0", 2), ("q4_0_r8", 1), ("iq3_k", 1), ("iq2_kt", 1)):
+        speed = timing.product_speed(name, 256, 20, threads=threads)
         assert speed.seconds(1e6, 1e9) > 0, name
