@@ -37,7 +37,7 @@ class Followers:
 
         def read(start: int, stop: int) -> np.ndarray:
             x = np.ascontiguousarray(tensor.read(start, stop), np.float32)
-            return self._following(start // rows).target(tensor.name, x)
+            return self._following(start // rows).target(tensor.name, x, start % rows)
 
         def covariance_of(matrix: int) -> PreparedCovariance | None:
             following = self._following(matrix)

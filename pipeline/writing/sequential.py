@@ -20,7 +20,7 @@ from ...jobs.plan import Plan
 from ...jobs.steps import begin_step
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import available_cpus
-from ...quantize.covariance.drift import FINDING, FOLLOWING, SUMS, Drift, drift_of
+from ...quantize.covariance.drift import FINDING, FOLLOWING, MISSED, SUMS, Drift, drift_of
 from ...quantize.covariance.matrix.covariance_matrix import EFFORTS
 from ...quantize.followers import Followers, sample
 from ...quantize.gguf_source import gguf_source
@@ -36,7 +36,8 @@ from ..common.memory import memory_budget
 from ..common.messages import note, warn
 
 if TYPE_CHECKING:
-    from ...runtime.backends.torch.two_streams import KnownInput, MatrixInput, StreamStep, TwoStreams
+    from ...runtime.backends.torch.stream_steps import MatrixInput, StreamStep
+    from ...runtime.backends.torch.two_streams import KnownInput, TwoStreams
     from ..cluster.writing import ClusterWriter
     from ..requests.quantize import QuantizeRequest
     from ..tuning.tuning import Tuning
@@ -78,6 +79,11 @@ def sequential_encoding(request: QuantizeRequest, source: TensorSource, device: 
         original = load_model(source, threads=threads, exact=True)
         encoding.tuning = Tuning(original, encoding.windows, threads=threads, device=device or "cpu")
     return encoding
+
+
+def _sums_bytes(one: MatrixInput) -> int:
+    """Of the sums of one matrix, of both halves."""
+    return SUMS * one.columns**2 + MISSED * one.missed_rows * one.columns
 
 
 def refuse_other_orders(request: QuantizeRequest) -> None:
@@ -122,20 +128,23 @@ class SequentialEncoding:
     ):
         """Raises PlanError without torch, and for a text that cannot be read or is too short."""
         import_torch(asked_by)
+        from ...runtime.backends.torch.stream_steps import added_late
+
         self.tuning: Tuning | None = None
         self.on_item: Callable[[str], None] = lambda item: None
         self._model, self._threads, self._device = load_model(source, threads=threads), threads, device or "cpu"
         self._memory, self._workers = memory, Workers(threads)
+        self._graph = added_late(self._model.graph)
         count, n_ctx = chunks or WINDOWS, min(N_CTX, self._model.graph.n_ctx_train or N_CTX)
         segments = read_segments(self._model, [parse_text(str(text))], max_tokens=(count + 1) * n_ctx)
         self.windows = cut_windows(self._model, segments, n_ctx, chunks=count).windows
 
     def _inputs(self, plan: Plan) -> dict[str, MatrixInput]:
         """The tensors of a plan that are encoded in order, as the graph reads them, and their inputs."""
-        from ...runtime.backends.torch.two_streams import matrix_inputs
+        from ...runtime.backends.torch.stream_steps import matrix_inputs
 
         chosen = {o.name for o in plan.outputs if isinstance(o.produce, TensorRows) and o.produce.may_follow}
-        return {name: one for name, one in matrix_inputs(self._model.graph).items() if name in chosen}
+        return {name: one for name, one in matrix_inputs(self._graph).items() if name in chosen}
 
     def describe(self, plan: Plan) -> None:
         """Says what the streams take."""
@@ -143,7 +152,7 @@ class SequentialEncoding:
         where = "memory" if self._folder(plan) is None else f"temporary files in {plan.files[0].path.absolute().parent}"
         distinct = set(inputs.values())
         sums = max((self._bytes_of(one) for one in distinct), default=0)
-        files = max((SUMS * one.columns**2 for one in distinct if self._in_files(one)), default=0)
+        files = max((_sums_bytes(one) for one in distinct if self._in_files(one)), default=0)
         note(
             f"sequential: {len(inputs)} tensors in the order of the graph, over {len(self.windows)} windows of "
             f"{self.windows.shape[1]} tokens; both streams of activations take {size_text(nbytes)} of {where}, "
@@ -163,16 +172,21 @@ class SequentialEncoding:
 
     def _in_files(self, one: MatrixInput) -> bool:
         """Whether sums are kept in files: there is no memory for those of a single matrix."""
-        return (SUMS + FINDING) * one.columns**2 > self._memory
+        return _sums_bytes(one) + FINDING * one.columns**2 > self._memory
 
     def _threads_for(self, one: MatrixInput, threads: int) -> int:
         """That encode at the same time, as far as there is memory for what each has to compute of an input of its own."""
-        return threads if one.matrices == 1 else min(threads, max(1, self._memory // ((SUMS + FINDING) * one.columns**2)))
+        return (
+            threads
+            if one.matrices == 1
+            else min(threads, max(1, self._memory // (_sums_bytes(one) + FINDING * one.columns**2)))
+        )
 
     def _bytes_of(self, one: MatrixInput) -> int:
         """Of memory, at most, for what is computed of an input."""
-        each = max(FINDING + SUMS * (not self._in_files(one)), FOLLOWING)
-        return each * one.columns**2 * min(one.matrices, self._threads_for(one, self._threads))
+        finding = FINDING * one.columns**2 + _sums_bytes(one) * (not self._in_files(one))
+        each = max(finding, FOLLOWING * one.columns**2 + MISSED // 2 * one.missed_rows * one.columns)
+        return each * min(one.matrices, self._threads_for(one, self._threads))
 
     def _seconds(self, inputs: Collection[MatrixInput]) -> float:
         """Of both streams and of the sums, roughly, on a machine that does nothing else; attention is not counted."""
@@ -181,18 +195,18 @@ class SequentialEncoding:
         from ...runtime.backends.torch.product_speed import products_per_second
 
         tokens = self.windows.size
-        streams = 2 * tokens * sum(one.per_token for one in products(self._model.graph.ops))
+        streams = 2 * tokens * sum(one.per_token for one in products(self._graph.ops))
         sums = 0
         for one in inputs:
             seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1
             sums += one.matrices * one.columns**2 * (2 * tokens * seen + _SOLVING * one.columns)
+            sums += one.missed_rows * one.columns * tokens
         return (streams + sums) / products_per_second(torch.device(self._device), self._threads)
 
     def _kept_bytes(self, plan: Plan) -> int:
-        from ...runtime.backends.torch.two_streams import kept_bytes, steps_of
+        from ...runtime.backends.torch.stream_steps import kept_bytes, steps_of
 
-        graph = self._model.graph
-        return self.windows.size * kept_bytes(graph, steps_of(graph, self._inputs(plan)))
+        return self.windows.size * kept_bytes(self._graph, steps_of(self._graph, self._inputs(plan)))
 
     def _folder(self, plan: Plan) -> Path | None:
         """Where values are kept in files; None: in memory."""
@@ -262,6 +276,6 @@ class SequentialEncoding:
         lying = dict.fromkeys(self._model.stored.tensors) if self._device != "cpu" else {}  # copied for each use
         original, changed = (Weights(source, lying, exact=True) for source in (self._model.stored, written))
         return TwoStreams(
-            self._model.graph, original, changed, self.windows, inputs, device=self._device, threads=self._threads,
+            self._graph, original, changed, self.windows, inputs, device=self._device, threads=self._threads,
             folder=self._folder(plan),
         )  # fmt: skip

@@ -1,13 +1,15 @@
 """Targets that follow what was quantised before: how the inputs of a matrix drift, and weights that make up for it.
 
-The layers before a matrix are quantised by the time it is encoded, so that it is given Z where the original one has X. What it
-should compute is W X. Of all weights T those that come nearest to that, the mean of |W X - T Z|^2 over the text, are
+The layers before a matrix are quantised by the time it is encoded, so that it is given Z where the original one has X, and what
+it makes of a token is added to a stream that misses M of what it has in the original. What it should compute is W X + M. Of all
+weights T those that come nearest to that, the mean of |W X + M - T Z|^2 over the text, are
 
-    T = W + W C (H + damping)^-1,    C = mean of (x - z) z^T,  H = mean of z z^T,
+    T = W + (W C + E) (H + damping)^-1,    C = mean of (x - z) z^T,  E = mean of m z^T,  H = mean of z z^T,
 
-the regression of the drift on the inputs, and T takes the place of W in the encoder. Both moments are estimates, and a drift
-that is noise cannot be undone: so the step is made shorter, T = W + step * (T - W), by what it is worth on text that it was not
-computed from. The text has two halves; of each half the regression is applied to the other, and `step` is that of least error.
+the regression of drift and stream on the inputs, and T takes the place of W in the encoder. These moments are estimates, and a
+drift that is noise cannot be undone: so the step is made shorter, T = W + step * (T - W), by what it is worth on text that it
+was not computed from. The text has two halves; of each half the regression is applied to the other, and `step` is that of least
+error.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +29,12 @@ from .matrix.prepared import PreparedCovariance, prepare
 from .matrix.solve import solve_rows
 
 _SAMPLED_ROWS = 256  # of a matrix, on which the step is chosen
+_MISSES = "misses of "  # tensors, in files
 _KEPT = 3  # triangles: the factor of H, beside what types of vectors need
 # Bytes, times the square of the columns: the sums of both halves; one half's H and factor, or a matrix in panels, beside them;
 # and what is kept while rows are encoded, H, its triangles and C.
 SUMS, FINDING, FOLLOWING = 4 * 4, 4 + 2, 4 + 2 * _KEPT + 4
+MISSED = 2 * 4  # the same times rows and columns of a matrix: what both halves say that its results are added to misses
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +42,13 @@ class DriftSums(SecondMoments):
     """Sums over the tokens of a text, or of one half of it; as second moments, the mean of z z^T.
 
     squares  float32 [n, n]: z z^T, symmetric; drifts: float32 [n, n]: (x - z) z^T; tokens: how many
+    misses   name of a tensor -> float32 [rows, n]: m z^T, m being what the values that its results are added to miss
     """
 
     squares: np.ndarray = field(repr=False)
     drifts: np.ndarray = field(repr=False)
     tokens: int
+    misses: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
     def diagonal(self) -> np.ndarray:
@@ -76,13 +83,15 @@ class Drift:
         """Writes it to a file, for `load`; the moments only if they are used."""
         sums, names, steps = self.sums, list(self.steps), list(self.steps.values())
         squares, drifts = (sums.squares, sums.drifts) if self.is_enough else (np.empty((0, 0), np.float32),) * 2
-        np.savez(path, squares=squares, drifts=drifts, tokens=sums.tokens, names=np.array(names, str), steps=steps)
+        arrays: dict[str, Any] = {f"{_MISSES}{name}": x for name, x in sums.misses.items() if name in self.steps}
+        np.savez(path, squares=squares, drifts=drifts, tokens=sums.tokens, names=np.array(names, str), steps=steps, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> Drift:
         with np.load(path, allow_pickle=False) as stored:
             steps = dict(zip(stored["names"].tolist(), stored["steps"].tolist(), strict=True))
-            sums = DriftSums(stored["squares"], stored["drifts"], int(stored["tokens"]))
+            misses = {key.removeprefix(_MISSES): stored[key] for key in stored.files if key.startswith(_MISSES)}
+            sums = DriftSums(stored["squares"], stored["drifts"], int(stored["tokens"]), misses)
             return cls(sums, steps, bool(sums.columns))
 
 
@@ -96,26 +105,30 @@ def drift_of(halves: tuple[DriftSums, DriftSums], samples: Mapping[str, np.ndarr
     is_enough = all(half.has_enough_tokens and bool(half.diagonal.any()) for half in halves)
     steps = {}
     if is_enough:
-        finite = {name: rows[np.asarray(np.isfinite(rows).all(axis=1))] for name, rows in samples.items()}
+        finite = {name: np.flatnonzero(np.isfinite(rows).all(axis=1)) for name, rows in samples.items()}
         chosen = {name: rows[:: -(-len(rows) // _SAMPLED_ROWS)] for name, rows in finite.items() if len(rows)}
-        found = steps_of(halves, list(chosen.values()), workers)
+        found = steps_of(halves, _wanted(first, samples, chosen), _wanted(second, samples, chosen), workers)
         steps = {name: step for name, step in zip(chosen, found, strict=True) if step > 0}
     for ours, theirs in ((first.squares, second.squares), (first.drifts, second.drifts)):
         ours += theirs
-    return Drift(DriftSums(first.squares, first.drifts, first.tokens + second.tokens), steps, is_enough)
+    for name, missed in first.misses.items():
+        missed += second.misses[name]
+    return Drift(DriftSums(first.squares, first.drifts, first.tokens + second.tokens, first.misses), steps, is_enough)
 
 
-def steps_of(halves: tuple[DriftSums, DriftSums], samples: list[np.ndarray], workers: Workers = ALONE) -> list[float]:
-    """For each sample, float32 [rows, n], the share, 0 to 1, of the regression of one half that is best on the other."""
-    gained, spent = np.zeros(len(samples)), np.zeros(len(samples))
-    for fitted, judging in (halves, halves[::-1]):
-        changes = _products(samples, fitted.drifts)
-        prepared = prepare(fitted, workers)
-        changes = [_solved(change, prepared) / np.float32(fitted.tokens) for change in changes]
+def steps_of(
+    halves: tuple[DriftSums, DriftSums], first: list[np.ndarray], second: list[np.ndarray], workers: Workers = ALONE
+) -> list[float]:
+    """For each sample of rows the share, 0 to 1, of the regression of one half that is best on the other. first, second: what
+    either half wants of the samples, float32 [rows, n]."""
+    gained, spent, wanted = np.zeros(len(first)), np.zeros(len(first)), (first, second)
+    for fitted in (0, 1):
+        prepared = prepare(halves[fitted], workers)
+        changes = [_solved(one, prepared) / np.float32(halves[fitted].tokens) for one in wanted[fitted]]
         del prepared
-        drifted = _products(samples, judging.drifts)
-        gained += [_dot(change, drift) for change, drift in zip(changes, drifted, strict=True)]
-        spent += [_dot(change, made) for change, made in zip(changes, _products(changes, judging.squares), strict=True)]
+        made = _products(changes, halves[1 - fitted].squares)
+        gained += [_dot(change, one) for change, one in zip(changes, wanted[1 - fitted], strict=True)]
+        spent += [_dot(change, one) for change, one in zip(changes, made, strict=True)]
     return [min(1.0, max(0.0, g / s)) if s > 0 else 0.0 for g, s in zip(gained.tolist(), spent.tolist(), strict=True)]
 
 
@@ -130,16 +143,26 @@ class Following:
         self.tokens, self._steps, self.prepared = drift.sums.tokens, drift.steps, None
         if drift.is_enough:
             self.prepared = prepare(drift.sums, workers, _KEPT)
-            self._panels = in_panels(drift.sums.drifts).reshape(-1)
+            self._panels, self._misses = in_panels(drift.sums.drifts).reshape(-1), drift.sums.misses
 
-    def target(self, name: str, x: np.ndarray) -> np.ndarray:
-        """What becomes of the rows x of a tensor, float32 [rows, n]. A row with a weight that is not finite stays."""
+    def target(self, name: str, x: np.ndarray, first: int = 0) -> np.ndarray:
+        """What becomes of the rows x of a tensor, float32 [rows, n], from row `first` of their matrix on. A row with a weight
+        that is not finite stays."""
         step = self._steps.get(name)
         if step is None or self.prepared is None:
             return x
         finite = np.asarray(np.isfinite(x).all(axis=1))
-        change = _solved(_product(np.where(finite[:, None], x, np.float32(0)), self._panels), self.prepared)
-        return np.ascontiguousarray(x + np.float32(step / self.tokens) * change)
+        wanted = _product(np.where(finite[:, None], x, np.float32(0)), self._panels)
+        if name in self._misses:
+            wanted += self._misses[name][first : first + len(x)] * finite[:, None]
+        return np.ascontiguousarray(x + np.float32(step / self.tokens) * _solved(wanted, self.prepared))
+
+
+def _wanted(sums: DriftSums, tensors: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What the results of some rows of tensors are to be changed by, times z^T: the drift that they have, and what the values
+    that they are added to miss."""
+    made = _products([tensors[name][some] for name, some in rows.items()], sums.drifts)
+    return [one + sums.misses[name][rows[name]] if name in sums.misses else one for name, one in zip(rows, made, strict=True)]
 
 
 def _products(rows: list[np.ndarray], matrix: np.ndarray) -> list[np.ndarray]:

@@ -9,9 +9,9 @@ once in each stream. What later ops read is kept in memory or in temporary files
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -24,102 +24,15 @@ from torch import Tensor
 from ....operating_system.files import reserve_space
 from ....quantize.covariance.drift import DriftSums
 from ...graph import Graph, Observer, Op, ops
-from ...graph.values import CacheSpec, RoutingValue
+from ...graph.values import RoutingValue, Weight
 from .device_pass import DevicePass, Result
 from .differentiable import GradientCache, latent_attention, latent_sums, operand_value
 from .functions import FUNCTIONS
 from .gradients import GROUP_TOKENS, SCRATCH
+from .stream_steps import MatrixInput, StreamStep, last_uses, steps_of
 from .weights import Weights
 
 _STRIP = 512  # columns of the sums that one thread makes
-
-
-@dataclass(frozen=True, eq=False)
-class MatrixInput:
-    """What some weights are multiplied with.
-
-    kind      'value': the value `index`; 'experts': of each expert the rows of its tokens; 'heads', 'sums': of latent attention
-              each head's queries, and weighted sums of latents, those of all heads together where `matrices` is 1
-    op        the first op that multiplies it; index: of its value
-    columns   numbers of an input; matrices: 1, or how many have inputs of their own
-    """
-
-    kind: str
-    op: Op
-    index: int
-    columns: int
-    matrices: int
-
-
-@dataclass
-class StreamStep:
-    """Ops that are computed in one go, and the inputs that are handed over then. stop: how many ops are computed by then."""
-
-    ops: list[Op] = field(default_factory=list)
-    inputs: list[MatrixInput] = field(default_factory=list)
-    stop: int = 0
-
-
-def matrix_inputs(graph: Graph) -> dict[str, MatrixInput]:
-    """Name of a weight -> what it is multiplied with: of the matrices that one op alone multiplies with. Those of groups, and
-    tables, are not among them."""
-    found: dict[str, MatrixInput] = {}
-    uses: dict[str, int] = {}
-    by_value: dict[int, MatrixInput] = {}
-    for op in (*graph.ops, *graph.head):
-        for weight in op.weights:
-            uses[weight.name] = uses.get(weight.name, 0) + 1
-        if isinstance(op, ops.Linear) or (isinstance(op, ops.ExpertLinear) and len(op.x.shape) == 1):
-            one = MatrixInput("value", op, op.x.index, prod(op.x.shape), 1)
-            found[op.weight.name] = by_value.setdefault(op.x.index, one)
-        elif isinstance(op, ops.ExpertLinear):
-            one = MatrixInput("experts", op, op.x.index, op.x.shape[-1], op.weight.shape[2])
-            found[op.weight.name] = by_value.setdefault(op.x.index, one)
-        elif isinstance(op, ops.LatentAttention):
-            if op.kv_b is not None:
-                one = MatrixInput("value", op, op.latent.index, prod(op.latent.shape), 1)
-                found[op.kv_b.name] = by_value.setdefault(op.latent.index, one)
-            for kind, weight in (("heads", op.k_b), ("sums", op.v_b)):
-                if weight is not None:
-                    matrices = prod(weight.shape[2:])
-                    found[weight.name] = MatrixInput(kind, op, op.q.index, weight.shape[0], matrices)
-    return {name: one for name, one in found.items() if uses[name] == 1}
-
-
-def last_uses(graph: Graph) -> dict[int, int]:
-    """Index of a value -> the place of the last op that reads it."""
-    return {value.index: place for place, op in enumerate((*graph.ops, *graph.head)) for value in op.inputs}
-
-
-def kept_bytes(graph: Graph, steps: Sequence[StreamStep]) -> int:
-    """Bytes per token, at most, that both streams keep between steps, what layers have in caches included."""
-    made, last = {value.index: (place, value) for place, op in enumerate(graph.ops) for value in op.outputs}, last_uses(graph)
-    rows = {spec.layer: 0 for spec in graph.cache}
-    for spec in graph.cache:
-        rows[spec.layer] += spec.heads * spec.width if isinstance(spec, CacheSpec) else 0
-    most = 0
-    for step in steps:
-        live = [value for place, value in made.values() if place < step.stop <= last.get(value.index, -1)]
-        sums = sum(one.op.q.shape[0] * one.columns for one in step.inputs if one.kind == "sums")  # type: ignore[attr-defined]
-        most = max(most, sum(prod(v.shape) * (3 if isinstance(v, RoutingValue) else 1) for v in live) + sums)
-    return 2 * 4 * (most + max(rows.values(), default=0))
-
-
-def steps_of(graph: Graph, inputs: Mapping[str, MatrixInput]) -> list[StreamStep]:
-    """The steps of a pass in which weights are replaced; ops behind the last of them are not computed. inputs: theirs."""
-    known = set[MatrixInput]()
-    steps = [StreamStep()]
-    for place, op in enumerate((*graph.ops, *graph.head)):
-        needed = list(dict.fromkeys(inputs[weight.name] for weight in op.weights if weight.name in inputs))
-        new = [one for one in needed if one not in known]
-        known.update(new)
-        # Sums of latents are made with matrices that have been replaced before.
-        for group in ([one for one in new if one.kind != "sums"], [one for one in new if one.kind == "sums"]):
-            if group:
-                steps[-1].inputs, steps[-1].stop = group, place
-                steps.append(StreamStep())
-        steps[-1].ops.append(op)
-    return steps[:-1]
 
 
 class TwoStreams:
@@ -203,8 +116,7 @@ class TwoStreams:
         n_ctx = self.windows.shape[1]
         at = slice(window * n_ctx, window * n_ctx + n_ctx)
         if one.kind == "experts":
-            hits = [stream.values[one.op.routing.index][0][at] == matrix for stream in self._streams]  # type: ignore[attr-defined]
-            tokens = torch.nonzero(hits[0].any(dim=1) & hits[1].any(dim=1))[:, 0]
+            tokens, hits = self._sent(one, at, matrix)
             x, z = (
                 stream.values[one.index][0][at][tokens, hit[tokens].int().argmax(dim=1)].to(self.device)
                 for stream, hit in zip(self._streams, hits, strict=True)
@@ -217,19 +129,62 @@ class TwoStreams:
             found = [x[:, matrix] for x in found] if one.matrices > 1 else found
         return found[0].reshape(-1, one.columns), found[1].reshape(-1, one.columns)
 
-    def add_up(self, one: MatrixInput, matrix: int, windows: range, columns: slice, sums: tuple[Tensor, Tensor]) -> int:
-        """Puts some columns of the sums of z z^T and (x - z) z^T over windows into both of `sums`; returns the tokens."""
-        width = len(range(*columns.indices(one.columns)))
-        squares, drifts = (torch.zeros((one.columns, width), device=self.device) for _ in range(2))
+    def add_up(self, one: MatrixInput, matrix: int, windows: range, columns: slice, sums: _Sums) -> int:
+        """Puts some columns of the sums over windows into all of `sums`; returns the tokens."""
+        made = [torch.zeros_like(part[:, columns], device=self.device) for part in sums.parts]
         tokens = 0
         for window in windows:
             x, z = self.rows(one, window, matrix)
-            squares += z.T @ z[:, columns]
-            drifts += (x - z).T @ z[:, columns]
+            some = z[:, columns]
+            made[0] += z.T @ some
+            made[1] += (x - z).T @ some
+            for missed, weight in zip(made[2:], sums.misses, strict=True):
+                missed += self._missed(one, one.streams[weight], window, matrix).T @ some
             tokens += len(z)
-        for all_columns, some in zip(sums, (squares, drifts), strict=True):
+        for all_columns, some in zip(sums.parts, made, strict=True):
             all_columns[:, columns] = some.cpu()
         return tokens
+
+    def _sent(self, one: MatrixInput, at: slice, matrix: int) -> tuple[Tensor, list[Tensor]]:
+        """Of some tokens those that both streams send to an expert, and whether either's choices are that expert."""
+        hits = [stream.values[one.op.routing.index][0][at] == matrix for stream in self._streams]  # type: ignore[attr-defined]
+        return torch.nonzero(hits[0].any(dim=1) & hits[1].any(dim=1))[:, 0], hits
+
+    def _missed(self, one: MatrixInput, stream: Sequence[int], window: int, matrix: int) -> Tensor:
+        """What of some values the original has more, for each row of z: [tokens, width]. Of experts as much as all of a token's
+        have to make, for their weighted sum to be that."""
+        n_ctx = self.windows.shape[1]
+        at = slice(window * n_ctx, window * n_ctx + n_ctx)
+        original, changed = (each.values for each in self._streams)
+        parts = [(original[index][0][at] - changed[index][0][at]).reshape(n_ctx, -1) for index in stream]
+        missed = torch.stack(parts).sum(dim=0)
+        if one.kind == "experts":
+            total = changed[one.op.routing.index][1][at].sum(dim=1, keepdim=True)  # type: ignore[attr-defined]
+            missed = torch.where(total > 0, missed / total, 0)[self._sent(one, at, matrix)[0]]
+        return missed.to(self.device)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over a half of the windows: z z^T, (x - z) z^T; and by weight what its stream misses, times z^T."""
+
+    squares: Tensor
+    drifts: Tensor
+    misses: dict[Weight, Tensor]
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.squares, self.drifts, *self.misses.values()]
+
+    @classmethod
+    def allocated(cls, columns: int, weights: Iterable[Weight], folder: Path | None) -> _Sums:
+        squares, drifts = (_allocated((columns, columns), torch.float32, folder) for _ in range(2))
+        misses = {weight: _allocated((weight.shape[1], columns), torch.float32, folder) for weight in weights}
+        return cls(squares, drifts, misses)
+
+    def over(self, tokens: int) -> DriftSums:
+        misses = {weight.name: missed.numpy() for weight, missed in self.misses.items()}
+        return DriftSums(self.squares.numpy(), self.drifts.numpy(), tokens, misses)
 
 
 class KnownInput:
@@ -246,15 +201,14 @@ class KnownInput:
         one, count = self._one, len(self._streams.windows)
         each = self._pool.map if one.matrices == 1 else map
         torch.set_num_threads(1)  # of this thread
-        shape = one.columns, one.columns
-        sums = [(_allocated(shape, torch.float32, folder), _allocated(shape, torch.float32, folder)) for _ in range(2)]
-        strips = [slice(first, first + _STRIP) for first in range(0, one.columns, _STRIP)]
+        halves = [_Sums.allocated(one.columns, one.streams, folder) for _ in range(2)]
+        strips = [slice(first, min(first + _STRIP, one.columns)) for first in range(0, one.columns, _STRIP)]
         tasks = [(half, strip) for half in range(2) for strip in strips]
-        made = each(lambda task: self._streams.add_up(one, matrix, range(task[0], count, 2), task[1], sums[task[0]]), tasks)
+        made = each(lambda task: self._streams.add_up(one, matrix, range(task[0], count, 2), task[1], halves[task[0]]), tasks)
         tokens = list(made)[:: len(strips)]
-        for squares, _ in sums:
-            _make_symmetric(squares)
-        first, second = (DriftSums(s.numpy(), d.numpy(), seen) for (s, d), seen in zip(sums, tokens, strict=True))
+        for half in halves:
+            _make_symmetric(half.squares)
+        first, second = (half.over(seen) for half, seen in zip(halves, tokens, strict=True))
         return first, second
 
 

@@ -9,21 +9,34 @@ from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 N, TOKENS = 100, 12500
 
 
+def copied_of(halves):
+    return tuple(
+        DriftSums(half.squares.copy(), half.drifts.copy(), half.tokens, {k: x.copy() for k, x in half.misses.items()})
+        for half in halves
+    )
+
+
+def step_of(halves, w):
+    first, second = ([w @ half.drifts] for half in halves)
+    return steps_of(halves, first, second)[0]
+
+
 def correction_of(halves, w):
     """(the step, None: there is none; the function that changes weights)."""
-    copied = tuple(DriftSums(half.squares.copy(), half.drifts.copy(), half.tokens) for half in halves)
+    copied = copied_of(halves)
     drift = drift_of(copied, {"w": w})
     following = Following(drift)
     return drift.steps.get("w"), lambda x: following.target("w", x)
 
 
-def halves_of(x, z):
-    """The sums of two halves of the rows of x and z."""
+def halves_of(x, z, **misses):
+    """The sums of two halves of the rows of x and z; misses: of tensors, [tokens, rows]."""
 
-    def sums(x, z):
-        return DriftSums(z.T @ z, (x - z).T @ z, len(z))
+    def sums(part):
+        missed = {name: m[part].T @ z[part] for name, m in misses.items()}
+        return DriftSums(z[part].T @ z[part], (x[part] - z[part]).T @ z[part], len(z[part]), missed)
 
-    return sums(x[::2], z[::2]), sums(x[1::2], z[1::2])
+    return sums(slice(0, None, 2)), sums(slice(1, None, 2))
 
 
 @pytest.fixture
@@ -63,10 +76,34 @@ def test_targets_are_the_regression(drawn):
     assert drift.steps["w"] == correction_of(halves_of(z + told + noise, z), w)[0]
 
 
+def test_what_results_are_added_to_is_made_up_for(drawn):
+    """As far as the inputs tell it, and beside the drift; rows get what theirs misses, wherever a part of them begins."""
+    z, told, noise, w = drawn
+    rng = np.random.default_rng(1)
+    missed = (z @ (0.1 * rng.standard_normal((N, len(w)))) + noise[:, : len(w)]).astype(np.float32)
+    for x, share in ((z, 0.011), (z + told, 0.002)):
+        drift = drift_of(copied_of(halves_of(x, z, w=missed, other=missed)), {"w": w})
+        assert drift.steps["w"] > 0.95
+        following = Following(drift)
+        target, expected = following.target("w", w), x @ w.T + missed
+        assert np.square(expected - z @ target.T).mean() < share * np.square(expected - z @ w.T).mean()
+        assert np.array_equal(following.target("w", w[4:7], 4), target[4:7])
+    damaged = w.copy()
+    damaged[3, 5] = np.nan
+    np.testing.assert_array_equal(following.target("w", damaged)[3], damaged[3])
+
+
+def test_noise_in_what_results_are_added_to_changes_little(drawn):
+    z, _, noise, w = drawn
+    few = slice(0, 333)
+    step, _ = correction_of(halves_of(z[few], z[few], w=noise[few, : len(w)]), w)
+    assert step is None or step < 0.25
+
+
 def test_a_drift_outlives_a_file(drawn, tmp_path):
     z, told, noise, w = drawn
     for few in (None, N - 4):
-        drift = drift_of(halves_of((z + told + noise)[:few], z[:few]), {"a.weight": w})
+        drift = drift_of(halves_of((z + told + noise)[:few], z[:few], **{"a.weight": told[:few, : len(w)]}), {"a.weight": w})
         drift.save(tmp_path / "0.npz")
         loaded = Drift.load(tmp_path / "0.npz")
         assert (loaded.sums.tokens, loaded.steps, loaded.is_enough) == (drift.sums.tokens, drift.steps, few is None)
@@ -77,7 +114,7 @@ def test_noise_changes_nothing(drawn):
     z, _, noise, w = drawn
     few = slice(0, 333)  # of which a regression would find much
     halves = halves_of((z + 3 * noise)[few], z[few])
-    assert steps_of(halves, [w])[0] < 0.25
+    assert step_of(halves, w) < 0.25
     target = correction_of(halves, w)[1](w)
     assert loss((z + 3 * noise)[1000:], z[1000:], w, target) < 1.02 * loss((z + 3 * noise)[1000:], z[1000:], w, w)
 
@@ -86,7 +123,7 @@ def test_the_step_is_that_of_least_error_on_the_other_half(drawn):
     z, told, noise, w = drawn
     x, few = z + told + 16 * noise, slice(0, 625)
     halves = halves_of(x[few], z[few])
-    step = steps_of(halves, [w])[0]
+    step = step_of(halves, w)
     assert 0 < step < 1
 
     def crossed(step):

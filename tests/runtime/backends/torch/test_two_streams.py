@@ -13,7 +13,8 @@ from ggufmill.formats import TensorSource
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.torch import two_streams as module
-from ggufmill.runtime.backends.torch.two_streams import TwoStreams, kept_bytes, matrix_inputs, steps_of
+from ggufmill.runtime.backends.torch.stream_steps import added_late, added_values, kept_bytes, matrix_inputs, steps_of
+from ggufmill.runtime.backends.torch.two_streams import TwoStreams
 from ggufmill.runtime.backends.torch.weights import Weights
 from ggufmill.runtime.graph import Observer, ops
 
@@ -48,13 +49,15 @@ class Replaced(Weights):
         return super().matrix(weight, device)
 
 
-def run(path, windows, original=None, **options):
-    """name -> (x, z) of all matrices, and what is handed over with them."""
+def run(path, windows, original=None, misses=None, routed=None, **options):
+    """name -> (x, z) of all matrices, and what is handed over with them. misses: gets what the values miss that a matrix'
+    results are added to; routed: of experts' the choices and weights of either stream."""
     source = gguf_source(path)
     model = load_model(path, threads=1)
-    inputs = matrix_inputs(model.graph)
+    graph = added_late(model.graph)
+    inputs = matrix_inputs(graph)
     changed = Replaced(source, inputs)
-    streams = TwoStreams(model.graph, Weights(original or source, {}, exact=True), changed, windows, inputs, **options)
+    streams = TwoStreams(graph, Weights(original or source, {}, exact=True), changed, windows, inputs, **options)
     found, halves = {}, {}
 
     def on_input(one, known):
@@ -65,6 +68,12 @@ def run(path, windows, original=None, **options):
                 rows = [streams.rows(one, window, matrix) for window in range(len(windows))]
                 found[name, matrix] = tuple(np.concatenate([row[i].numpy() for row in rows]) for i in range(2))
                 halves[name, matrix] = known.halves(matrix)
+            for weight, stream in one.streams.items() if misses is not None else ():
+                parts = [[of.values[index][0].numpy() for index in stream] for of in streams._streams]
+                misses[weight.name] = sum(parts[0]) - sum(parts[1])
+                if one.kind == "experts":
+                    sent = [of.values[one.op.routing.index] for of in streams._streams]
+                    routed[weight.name] = [[x.numpy() for x in each] for each in sent]
             changed.waiting.remove(name)
 
     streams.run(on_input)
@@ -121,6 +130,8 @@ def test_the_same_bits_for_threads_and_in_files(case, tmp_path, monkeypatch):
             assert np.array_equal(z, other[key][1]), key
             for mine, theirs in zip(sums[key], other_sums[key], strict=True):
                 assert np.array_equal(mine.drifts, theirs.drifts), key
+                assert mine.misses.keys() == theirs.misses.keys()
+                assert all(np.array_equal(x, theirs.misses[weight]) for weight, x in mine.misses.items()), key
     assert not list(tmp_path.glob("tmp*"))
 
 
@@ -129,7 +140,8 @@ def test_drifts_are_those_of_both_streams(tmp_path, monkeypatch):
     record, path = convert_record("v2-lite", tmp_path)
     windows = np.stack([record.tokens[i : i + N] for i in range(3)])
     monkeypatch.setattr(module, "_STRIP", 24)
-    found, halves = run(path, windows, _with_noise(gguf_source(path)))
+    misses, routed = {}, {}
+    found, halves = run(path, windows, _with_noise(gguf_source(path)), misses, routed)
     kinds = matrix_inputs(load_model(path, threads=1).graph)
     assert {one.kind for one in kinds.values()} >= {"value", "experts"}
     for (name, matrix), (x, z) in found.items():
@@ -138,6 +150,49 @@ def test_drifts_are_those_of_both_streams(tmp_path, monkeypatch):
         if len(z) == len(windows) * N:
             even = np.r_[z[:N], z[2 * N :]]
             np.testing.assert_allclose(halves[name, matrix][0].squares, even.T @ even, rtol=1e-3, atol=1e-3)
+
+    assert {"blk.0.ffn_down.weight", "blk.1.attn_output.weight", "blk.1.ffn_down_shexp.weight"} <= misses.keys()
+    assert not misses["blk.0.attn_output.weight"].any()  # embeddings are the same
+    assert routed
+    for name, missed in misses.items():
+        for matrix in range(len(found)) if name in routed else [0]:
+            if (name, matrix) not in found:
+                break
+            z, sums = found[name, matrix][1], sum(half.misses[name] for half in halves[name, matrix])
+            own = missed
+            if name in routed:  # as much of each expert as makes the whole with their weights
+                (first, _), (second, weights) = routed[name]
+                both = (first == matrix).any(axis=1) & (second == matrix).any(axis=1)
+                own = (missed / weights.sum(axis=1, keepdims=True))[both]
+            most = max(1, np.abs(z).max(initial=0) * np.abs(own).max(initial=0) * len(z))
+            np.testing.assert_allclose(sums, own.T @ z, atol=1e-4 * most)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_results_are_added_to(case, tmp_path):
+    """The stream, whatever is between, with what all other matrices give it in the layer, as far as order allows."""
+    _, path = convert_record(case, tmp_path)
+    graph = load_model(path, threads=1).graph
+    late = added_late(graph)
+    assert sorted(map(id, late.ops)) == sorted(map(id, graph.ops))
+    known = set()
+    for op in (*late.ops, *late.head):
+        assert known.issuperset(value.index for value in op.inputs), "an op reads what is not computed yet"
+        known.update(value.index for value in op.outputs)
+    streams = {weight.name: indices for weight, indices in added_values(late).items()}
+    first, second = graph.ops[0].outputs[0].index, graph.layers[0].index
+    if case in ("llama", "qwen3moe", "v2-lite", "v3"):
+        assert streams["blk.0.attn_output.weight"] == (first,)
+        assert streams["blk.1.attn_output.weight"] == (second,)
+    if case in ("v2-lite", "v3"):
+        combined = next(op.out.index for op in graph.ops if isinstance(op, ops.CombineExperts))
+        shared = next(name for name in streams if name.endswith("ffn_down_shexp.weight"))
+        assert combined in streams[shared]
+        assert len(streams[shared]) == 2
+        experts = shared.replace("ffn_down_shexp", "ffn_down_exps")
+        assert streams[experts] == tuple(index for index in streams[shared] if index != combined)
+    if case == "gemma4":  # a norm is between
+        assert not streams
 
 
 def test_weights_that_several_ops_multiply_are_not_replaced(tmp_path):
