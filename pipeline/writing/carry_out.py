@@ -20,7 +20,7 @@ from ...simd.compile.compile_time import seconds_without_compilation
 from ..common.messages import warn
 from ..common.progress import OnProgress, Stage
 from .checks import watch_inputs
-from .forecast import Timing
+from .forecast import Timing, is_timed_first
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .write_options import WriteOptions
 
 
-_LEAST_BYTES = 1 << 30  # of a job whose types are measured first, which takes a tenth of a second each
 _LEAST_SECONDS = 3.0  # that a job has run before its own speed counts
 
 
@@ -64,8 +63,7 @@ class Remaining:
 def remaining_of(plan: Plan, threads: int | None, timing: Timing | None = None) -> Remaining | None:
     """None for a job that is over soon, or of one type. timing: what predicts the seconds of a plan, if it is not the speed of
     encoders alone."""
-    types = {kind.type.name for kind in plan.outputs.kinds if not kind.type.is_float}
-    return Remaining(plan, threads, timing=timing) if len(types) > 1 and plan.total_bytes >= _LEAST_BYTES else None
+    return Remaining(plan, threads, timing=timing) if is_timed_first(plan) else None
 
 
 class Carried(NamedTuple):

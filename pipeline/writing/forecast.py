@@ -10,6 +10,7 @@ from itertools import pairwise
 from ...formats import TensorSource
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
+from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space
 from ..common.vocabulary_check import tokenizer_file
 
@@ -21,6 +22,7 @@ _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json,
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 3e-6, 6.3e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
+_TIMED_BYTES = 1 << 30  # of a job whose types are timed first, which takes a tenth of a second each, with covariances some
 
 
 Timing = Callable[[Plan, int], dict[str, float]]  # a plan, on so many threads -> seconds by type of tensor
@@ -46,12 +48,24 @@ def forecast(
     is_compared = tokenizer_file(source) is not None
     checking = _TOKEN_CHECKED * count if is_compared else 0
     starting = _STARTING + count * (_TOKEN_STARTING + (_TOKEN_COMPARED if is_compared else 0))
-    seconds = {"start": starting / threads, **timing(plan, threads)} if timing is not None else None
+    seconds = None
+    if timing is not None:
+        begun = time.process_time() - compilation_seconds()
+        parts = timing(plan, threads)
+        taken = max(0.0, time.process_time() - compilation_seconds() - begun) if is_timed_first(plan) else 0.0
+        seconds = {"start": (starting + taken) / threads, **parts}
     if seconds is not None and has_manifest:
         seconds["checksums"] = 2 * plan.total_bytes * _hashing_seconds() / threads
     memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
+
+
+def is_timed_first(plan: Plan) -> bool:
+    """Whether a job times its types before it writes, to tell the time that is left: one that is over soon does not, nor one of
+    a single type."""
+    types = {kind.type.name for kind in plan.outputs.kinds if not kind.type.is_float}
+    return len(types) > 1 and plan.total_bytes >= _TIMED_BYTES
 
 
 def _hashing_seconds() -> float:
