@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 from ...runtime import Model
@@ -15,14 +11,12 @@ from ...runtime.evaluate.divergence import BLOCK_BYTES
 from ...runtime.evaluate.logits_file import scored
 from ...runtime.evaluate.perplexity import windows_together
 from ...runtime.timing import head_seconds, layers_seconds
-from .forecast import Forecast, free_space
+from .forecast import Forecast, free_space, interpreting
 from .memory import warn_over
 
 # Anonymous memory of a program that runs a model: its modules and kernels, and for each token of the vocabulary.
 _STARTED, _TOKEN = 105 << 20, 370
-# The same of seconds of the processor, on one that compiles the source of `json.decoder` in _COMPILED (Zen 4).
-_STARTING, _TOKEN_STARTING, _COMPILED = 1.65, 8e-6, 1.6e-3
-_TIMED = 0.02  # seconds for which that is measured
+_STARTING, _TOKEN_STARTING = 1.65, 8e-6  # the same of seconds of the processor, where `interpreting` is 1
 
 
 def started_bytes(models: Sequence[Model]) -> int:
@@ -34,17 +28,7 @@ def started_bytes(models: Sequence[Model]) -> int:
 
 def start_seconds(models: Sequence[Model]) -> float:
     """Of the processor, until the first window runs."""
-    return _interpreting() * (_STARTING + sum(_TOKEN_STARTING * model.n_embeddings for model in models))
-
-
-@cache
-def _interpreting() -> float:
-    """How many times as long as where _STARTING was measured compiling Python takes here, which a start has much of."""
-    text, calls, begun = inspect.getsource(json.decoder), 0, time.thread_time()
-    while calls == 0 or time.thread_time() - begun < _TIMED:
-        compile(text, "", "exec")
-        calls += 1
-    return (time.thread_time() - begun) / calls / _COMPILED
+    return interpreting() * (_STARTING + sum(_TOKEN_STARTING * model.n_embeddings for model in models))
 
 
 def reading_memory(models: Sequence[Model], n_ctx: int, together: int, baseline: Model | None = None) -> int | None:

@@ -11,15 +11,16 @@ from ...formats import TensorSource
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ...simd.compile.compile_time import compilation_seconds
-from ..common.forecast import Forecast, free_space
+from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
 
 # Anonymous memory of a job, measured: that of the program with its kernels, for each token of a vocabulary that is written, and
 # what a thread takes for chunks of rows.
 _STARTED, _TOKEN, _PER_THREAD = 62 << 20, 420, 30 << 20
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
-# The same of seconds of the processor: until the first tensor is read, with each token of a vocabulary read, and compared.
-_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 3e-6, 6.3e-6
+# The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
+# vocabulary read, and compared.
+_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 4e-6, 8.5e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 _TIMED_BYTES = 1 << 30  # of a job whose types are timed first, which takes a tenth of a second each, with covariances some
@@ -53,7 +54,7 @@ def forecast(
         begun = time.process_time() - compilation_seconds()
         parts = timing(plan, threads)
         taken = max(0.0, time.process_time() - compilation_seconds() - begun) if is_timed_first(plan) else 0.0
-        seconds = {"start": (starting + taken) / threads, **parts}
+        seconds = {"start": (interpreting() * starting + taken) / threads, **parts}
     if seconds is not None and has_manifest:
         seconds["checksums"] = 2 * plan.total_bytes * _hashing_seconds() / threads
     memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
