@@ -79,7 +79,7 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
         describe_coupled_rows(plan, encoder)
         if sequential is not None:
             sequential.describe(plan)
-        is_timed, timing = not asked.no_timing and encoder is None and sequential is None, None
+        is_timed, timing = not asked.no_timing and encoder is None, None
         if job.covariances is not None and is_timed:
             from ..quantize.covariance.timing import predict_seconds_with
 

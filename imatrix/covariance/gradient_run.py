@@ -20,7 +20,7 @@ _GROUPS, _GROUPS_PER_THREAD = 16, 2  # windows that are computed at a time: at m
 _FORTH_AND_BACK = 3  # products of each matrix: forward twice, and backward
 _HEAD_PRODUCTS = 2  # of the output matrix: forward once
 _UNEVEN = 1.1  # times what products of large square matrices take, those of weights do
-_WRITING = 12  # products of float32 in whose time an op writes a byte: 5 in a cache, 22 where the memory is new (Zen 5)
+WRITING = 12  # products of float32 in whose time an op writes a byte: 5 in a cache, 22 where the memory is new (Zen 5)
 _DECODING = 20  # products of float32 in whose time a weight is decoded, at most, which each group does
 _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between parts of the model: one in so many
 _WORKING_SHARE = 4  # the same of what threads work with, of which there is one at least
@@ -58,7 +58,7 @@ class GradientRun:
         every, cost = list(products(graph.ops)), self._cost
         decoding = groups * _DECODING * sum(one.size * one.matrices for one in every)
         layers = _FORTH_AND_BACK * (_UNEVEN * windows.size * sum(one.per_token for one in every) + decoding)
-        layers += groups * (cost.products + _WRITING * cost.written)
+        layers += groups * (cost.products + WRITING * cost.written)
         head = _HEAD_PRODUCTS * _UNEVEN * windows.size * sum(op.multiplied for op in graph.head)
         run, most = self.gradients, windows.size
         one, some, all_threads = (run.products_per_second(pieces) for pieces in (1, groups, most))

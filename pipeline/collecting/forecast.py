@@ -21,9 +21,7 @@ from ...quantize.covariance.matrix.triangles import triangle_size
 from ...runtime import Model
 from ...runtime.graph.ops import ExpertLinear
 from ..common.forecast import Forecast, free_space
-from ..common.reading import start_seconds, started_bytes
-
-_TORCH, _TORCH_STARTING = 230 << 20, 2.0  # anonymous memory that torch takes; seconds of the processor until it is there
+from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds, started_bytes
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ def forecast_collection(
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds, idle = job.expected_seconds()
     threads, folder = model.workers.count, (path or Path("x")).parent
-    starting = start_seconds([model]) + (_TORCH_STARTING if job is not None and job.curvature is not None else 0)
+    starting = start_seconds([model]) + (TORCH_STARTING if job is not None and job.curvature is not None else 0)
     return CollectionForecast(
         len(shapes),
         nbytes,
@@ -199,7 +197,7 @@ def _memory(
         folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize  # as it is written
         most += folded + job.summing_bytes(gradients=False)
     if back is not None:
-        most = _TORCH + max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
+        most = TORCH_BYTES + max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
     return started_bytes([model]) + 16 * entries + most
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from ...errors import UsageError
+from ...errors import PlanError, UsageError
 from ...formats import TensorSource
 from ...formats.gguf import open_shards
 from ...imatrix.calibration import cut_windows
+from ...imatrix.covariance.gradient_run import WRITING
 from ...imatrix.texts import check_texts, parse_text, read_segments
 from ...jobs.execute import OpenFiles, Pending, Progress, WriteTensors, write_by_threads
 from ...jobs.plan import Plan
@@ -27,6 +30,7 @@ from ...quantize.gguf_source import gguf_source
 from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
 from ...runtime.graph.ops import ExpertLinear
+from ...runtime.output_gradients import gradients_of, group_cost
 from ...runtime.placement.torch_devices import import_torch
 from ...runtime.timing import products
 from ...simd.workers import ALONE, Workers
@@ -34,6 +38,7 @@ from ..common.figures import duration, size_text
 from ..common.forecast import Forecast
 from ..common.memory import memory_budget
 from ..common.messages import note, warn
+from ..common.reading import TORCH_BYTES, TORCH_STARTING
 
 if TYPE_CHECKING:
     from ...runtime.backends.torch.stream_steps import MatrixInput, StreamStep
@@ -167,8 +172,10 @@ class SequentialEncoding:
         """A forecast of the plan with what the streams take."""
         distinct, kept = set(self._inputs(plan).values()), self._kept_bytes(plan) if self._folder(plan) is None else 0
         sums = max((self._bytes_of(one) for one in distinct), default=0)
-        seconds = {**(other.seconds or {}), "streams": self._seconds(distinct)}
-        return replace(other, seconds=seconds, memory=(other.memory or 0) + kept + sums)
+        seconds, streams = other.seconds, self._seconds(distinct)
+        if seconds is not None:
+            seconds = {**seconds, "torch": TORCH_STARTING / self._threads, "streams": streams}
+        return replace(other, seconds=seconds, memory=(other.memory or 0) + TORCH_BYTES + kept + sums)
 
     def _in_files(self, one: MatrixInput) -> bool:
         """Whether sums are kept in files: there is no memory for those of a single matrix."""
@@ -189,13 +196,19 @@ class SequentialEncoding:
         return each * min(one.matrices, self._threads_for(one, self._threads))
 
     def _seconds(self, inputs: Collection[MatrixInput]) -> float:
-        """Of both streams and of the sums, roughly, on a machine that does nothing else; attention is not counted."""
+        """Of both streams and of the sums, roughly, on a machine that does nothing else. What ops do beside the products of
+        weights is counted for gradients, which go forth twice, and back at the cost of both: two
+        streams are half of it."""
         import torch
 
         from ...runtime.backends.torch.product_speed import products_per_second
 
         tokens = self.windows.size
         streams = 2 * tokens * sum(one.per_token for one in products(self._graph.ops))
+        with suppress(PlanError):  # of an op without a derivative
+            gradients, n_ctx = gradients_of(self._model), self.windows.shape[1]
+            cost, groups = group_cost(gradients, n_ctx), ceil(len(self.windows) / gradients.windows_of_group(n_ctx))
+            streams += groups * (cost.products + WRITING * cost.written) / 2
         sums = 0
         for one in inputs:
             seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1

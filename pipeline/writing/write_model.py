@@ -156,6 +156,8 @@ def write_model(
 
         timing = (options.timing or predict_seconds) if options.is_timed else None
         taken = forecast(plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest)
+        if options.sequential is not None:
+            taken = options.sequential.added_to(taken, plan)
         return WriteResult("planned", paths, plan, taken)
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()

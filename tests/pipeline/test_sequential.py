@@ -12,6 +12,7 @@ from ggufmill import compute_imatrix, quantize_model, run_recipe
 from ggufmill.errors import MillError, UsageError
 from ggufmill.formats import open_gguf
 from ggufmill.jobs.journal import Journal
+from ggufmill.pipeline.common.reading import TORCH_BYTES
 from ggufmill.pipeline.planning import Quantization
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.writing import sequential as module
@@ -148,6 +149,14 @@ def test_values_in_files(moments, written, tmp_path, monkeypatch):
     assert set(folders) == {tmp_path, None}  # of values, and of sums
     assert (tmp_path / "a.gguf").read_bytes() == written.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_a_dry_run_has_the_time_and_memory_of_streams(moments, tmp_path):
+    forecasts = [quantize(moments, tmp_path / "a.gguf", dry_run=True, no_timing=each).forecast for each in (False, True)]
+    timed, untimed = forecasts
+    assert {"torch", "streams"} < set(timed.seconds)
+    assert untimed.seconds is None
+    assert timed.memory == untimed.memory > TORCH_BYTES
 
 
 def test_dry_run_says_what_it_takes(moments, tmp_path, caplog):
