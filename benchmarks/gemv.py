@@ -4,10 +4,11 @@
 
 Every type multiplies random packed rows, --megabytes of them, so that weights come from memory and not from a cache (mind the
 size of the last-level cache). `share` is bytes per second over those of a plain sum of the same bytes with as many threads,
-measured alternately with each product. `decode` is the time of decoding the same rows to float32 over that of the product:
-the least that a product of decoded rows costs. Times are processor time of the slowest thread, so that other processes disturb
-less; these still use memory bandwidth, and threads that never run at the same time do not compete for it: measure several
-threads on an idle machine.
+measured alternately with each product. `cycles` is what 256 weights take from a second-level cache: what arithmetic takes.
+`cycles_of_memory` is what the plain sum takes to read them from memory; the larger of the two bounds the type. `decode` is the
+time of decoding the same rows to float32 over that of the product: the least that a product of decoded rows costs. Times are
+processor time of the slowest thread, so that other processes disturb less; these still use memory bandwidth, and threads that
+never run at the same time do not compete for it: measure several threads on an idle machine.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import EQUAL_SLICES, FIELDS, JOBS, gemv, run_parts
+from ggufmill.simd.compile import kernel
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip
 COLUMNS = 4096
+_CACHED = 600 << 10  # bytes, of rows of half as many columns
 
 
 def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int) -> float:
@@ -51,14 +54,6 @@ def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int)
     return max(seconds)
 
 
-def quantised(x: np.ndarray, block: int) -> list[np.ndarray]:
-    """float32 [tokens, columns] as codes int8, scales float32 of `block` columns each, and sums of codes int16."""
-    (n, columns), dtypes = x.shape, (np.int8, np.float32, np.int16)
-    arrays = [np.empty((n, columns // run), dtype) for run, dtype in zip((1, block, RUN), dtypes, strict=True)]
-    quantise_run(x.reshape(-1), block, arrays[0].view(np.uint8).reshape(-1), *(array.reshape(-1) for array in arrays[1:]))
-    return arrays
-
-
 class Product:
     """One type's product with `memory` as its weights, in slices of 64 rows."""
 
@@ -70,7 +65,11 @@ class Product:
         rows = len(memory) // row_bytes // 64 * 64
         self.bytes, self.slices = rows * row_bytes, rows // 64
         x = np.random.default_rng(1).standard_normal((tokens, columns)).astype(np.float32)
-        inputs = [x] if not product.activations else quantised(x, product.activations)
+        inputs = [x]
+        if product.activations:  # codes, scales and sums
+            kinds = ((1, np.uint8), (product.activations, np.float32), (RUN, np.int16))
+            inputs = [np.empty(x.size // run, kind) for run, kind in kinds]
+            quantise_run(x.reshape(-1), product.activations, *inputs)
         addresses = [a.ctypes.data for a in inputs] + [0, 0]
         out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
         self.table = np.zeros(FIELDS, np.int64)
@@ -104,7 +103,38 @@ class Product:
         return (time.thread_time() - begin) / rows.nbytes
 
 
-def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: int = 5) -> dict:
+def cycles_per_second(steps: int = 1 << 24) -> float:
+    """Of a core of x86, where a multiplication and an exclusive or that wait for each other take four cycles."""
+    _chain(1)
+    seconds = []
+    for _ in range(5):
+        begin = time.thread_time()
+        _chain(steps)
+        seconds.append(time.thread_time() - begin)
+    return 4 * steps / min(seconds)
+
+
+@kernel
+def _chain(steps):
+    value = np.uint64(1)
+    for i in range(steps):
+        value = value * np.uint64(6364136223846793005) ^ np.uint64(i)
+    return value
+
+
+def seconds_in_cache(name: str, memory: np.ndarray, tokens: int, repeats: int = 40) -> float:
+    """Processor seconds per weight of a product with rows that fit a second-level cache, the least of many."""
+    product = Product(name, memory[:_CACHED], tokens, COLUMNS // 2)
+    product(0, product.slices)
+    seconds = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        product(0, product.slices)
+        seconds.append(time.thread_time() - begin)
+    return min(seconds) / (product.bytes // int(product.table[2]) * COLUMNS // 2)
+
+
+def measure(name: str, memory: np.ndarray, tokens: int, threads: int, clock: float, repeats: int = 5) -> dict:
     """Medians over `repeats` rounds, in each of which the product and the plain sum alternate."""
     product = Product(name, memory, tokens)
     words = memory[: product.bytes // 8 * 8].view(np.int64)
@@ -119,6 +149,11 @@ def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: i
         rates.append(product.bytes / run_on_threads(product, product.slices, threads) / 1e9)
         shares.append(rates[-1] / best)
     rate, weights = float(np.median(rates)), product.bytes / product.table[2] * COLUMNS
+    block = 256 * clock  # cycles of 256 weights for each second of one
+    cycles = {
+        "cycles": round(seconds_in_cache(name, memory, tokens) * block, 1),
+        "cycles_of_memory": round(product.bytes / weights / (rate / float(np.median(shares)) * 1e9 / threads) * block, 1),
+    }
     return {
         "type": name,
         "threads": threads,
@@ -126,6 +161,7 @@ def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: i
         "gigabytes_per_second": round(rate, 2),
         "share": round(float(np.median(shares)), 3),
         "lowest_share": round(min(shares), 3),
+        **cycles,
         "giga_products_per_second": round(rate * weights / product.bytes * tokens, 1),
         "decode": round(product.decode_seconds_per_byte() * rate * 1e9 / threads, 1),
         "compile_seconds": round(product.compile, 2),
@@ -143,9 +179,14 @@ def main() -> None:
     rng = np.random.default_rng(0)
     # Small floats whatever they are read as: no time is lost on denormals or on NaN.
     memory = np.tile(rng.integers(20, 60, 1 << 20, np.uint8), options.megabytes)
-    rows = [measure(name, memory, options.tokens, threads) for name in options.types for threads in options.threads]
+    clock = cycles_per_second()
+    rows = [measure(name, memory, options.tokens, threads, clock) for name in options.types for threads in options.threads]
     if options.json:
-        json.dump({"columns": COLUMNS, "megabytes": options.megabytes, "rows": rows}, sys.stdout, indent=1)
+        json.dump(
+            {"columns": COLUMNS, "megabytes": options.megabytes, "gigahertz": round(clock / 1e9, 2), "rows": rows},
+            sys.stdout,
+            indent=1,
+        )
         return
     print(" | ".join(["| type", *list(rows[0])[1:], ""]))
     print("|" + "---|" * len(rows[0]))

@@ -64,6 +64,13 @@ class Instruction(NamedTuple):
         return bool(re.search(r"\[sp\b|\(%rsp\b|\[rsp\b", self.operands))
 
     @property
+    def is_vector(self) -> bool:
+        """Whether it works on vector registers of x86; a load, a store or a copy does not, but under a mask."""
+        return "%xmm" in (wide := re.sub("%[yz]mm", "%xmm", self.operands)) and (
+            not self.name.startswith("vmov") or "{%k" in wide
+        )
+
+    @property
     def is_call(self) -> bool:
         return self.name in ("bl", "blr", "call", "callq")
 

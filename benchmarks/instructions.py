@@ -1,16 +1,20 @@
 """Instructions of the inner loops of matrix products, NEON beside x86, as the page docs/instructions.md.
 
+    python benchmarks/gemv.py TYPE ... --threads 1 --json > benchmarks/results/gemv_zen4.json
     python benchmarks/instructions.py [--types TYPE ...] > docs/instructions.md
 
 Code is generated for each level, whatever processor this is, optimised as numba does it but without unrolling, and the lines of
 assembly of one iteration are counted: all of them, prefetches, addresses and the loop's own comparison and jump included. It
 says nothing of time: instructions differ in what they cost, and an AVX2 one works on 256 bits, an AVX-512 one on 512, one of
-NEON on 128.
+NEON on 128. What generation took on one processor, as gemv.py and runtime.py measured it, stands beside what counting gives as
+least for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -25,6 +29,7 @@ TYPES = (
     "iq6_k", "iq4_ks", "iq5_ks", "iq4_kss", "iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_kt",
     "iq2_kt", "iq3_kt", "iq4_kt", "mxfp4", "q4_k_r4", "iq4_k_r4", "q8_0_r8", "f16", "bf16", "f32",
 )  # fmt: skip
+RESULTS = Path(__file__).parent / "results"
 FLOATS = ("f16", "bf16", "f32")
 WEIGHTS, PRODUCTS = 256, 4096
 
@@ -52,6 +57,42 @@ def _table(head: str, rows: list[tuple[str, list[str]]]) -> str:
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)]) + "\n"
 
 
+MEASURED = """## Generation on an AMD EPYC (Zen 4), one thread: per {weights} weights
+
+`python benchmarks/gemv.py TYPE ... --threads 1 --json > benchmarks/results/gemv_zen4.json`: {columns} columns, {gigahertz} GHz,
+other work on the machine, processor time. Cycles: of a product whose rows come from the second-level cache (2,048 columns). The
+least: what counting gives for its loop, half of its vector instructions (of 512 bits two start per cycle) or a sixth of all.
+Memory: cycles that a plain sum of the same bytes takes to read them. The larger of the first and the third bounds the type.
+`share` is the speed from memory over that of the plain sum. `ratio` to ik_llama.cpp 8337e4cd is that of a dense model of 0.4 B
+weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)).
+
+| type | instructions | of vectors | cycles | least | memory | bound by | share | ratio |
+|---|--:|--:|--:|--:|--:|---|--:|--:|"""
+
+
+def _measured(names: list[str]) -> str:
+    """What gemv.py and runtime.py measured, beside counts of the same loops; nothing where there are no results."""
+    file, models = RESULTS / "gemv_zen4.json", RESULTS / "runtime_zen4_generation.json"
+    if not file.exists():
+        return ""
+    report, of = json.loads(file.read_text()), foreign_target("avx512-bf16")
+    rows = json.loads(models.read_text())["rows"] if models.exists() else []
+    ratios = {row["type"]: row["summary"]["tg"].get("ratio") for row in rows}
+    lines = [MEASURED.format(weights=WEIGHTS, columns=report["columns"], gigahertz=report["gigahertz"])]
+    for row in report["rows"]:
+        if row["type"] not in names:
+            continue
+        loop = gemv_loop(of, row["type"])
+        part = WEIGHTS / loop.products
+        vectors = part * sum(instruction.is_vector for instruction in loop.instructions)
+        least = max(vectors / 2, loop.per(WEIGHTS) / 6)
+        bound = "arithmetic" if row["cycles"] > row["cycles_of_memory"] else "memory"
+        ratio = ratios.get(row["type"])
+        numbers = f"{loop.per(WEIGHTS):.0f} | {vectors:.0f} | {row['cycles']:.0f} | {least:.0f} | {row['cycles_of_memory']:.0f}"
+        lines.append(f"| {row['type']} | {numbers} | {bound} | {row['share']:.2f} | {f'{ratio:.2f}' if ratio else ''} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="+", default=TYPES, metavar="TYPE")
@@ -61,6 +102,8 @@ def main() -> None:
     print(INTRODUCTION.format(llvm=version, llvmlite=llvmlite.__version__))
     print(f"## Matrix-vector products, one token: per {WEIGHTS} weights\n")
     print(_table("type", [(name, [_cell(gemv_loop(of, name), WEIGHTS) for of in targets]) for name in names]))
+    if measured := _measured(names):
+        print(measured)
     print(f"## Matrix products: per {PRODUCTS} products, {WEIGHTS} weights times 16 tokens\n")
     tiles = []
     for group, has_terms, most in ((32, False, 15), (32, True, 15), (32, False, 255), (16, False, 15), (16, True, 3)):

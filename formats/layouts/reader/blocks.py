@@ -250,6 +250,27 @@ class BlockReader:
             scale = level if f.d is None else builder.fmul(scale, level)
         return scale if f.unit == 1 else builder.fmul(scale, constant(F32, [f.unit] * LANES))
 
+    @property
+    def has_minima_beside(self) -> bool:
+        """Whether scales and minima of a step fit the lanes of one vector, and differ in nothing but their place and factor."""
+        f = self.layout
+        if f.scales is None or f.minima is None or f.dmin is None or self.rows > 1 or 2 * self.numbers != LANES:
+            return False
+        plain = (f.level_table, f.level_step, f.level_zero, f.unit, f.d_format, f.flags) == (None, 1, 0, 1, "f16", None)
+        return plain and not self.lowest and f.scales.shape == f.minima.shape
+
+    def scales_beside_terms(self, emit: Emitter, base: Any) -> Any:
+        """<16 x float>: `scale` of the groups, then `term` of the groups, for a type that `has_minima_beside`."""
+        f, builder = self.layout, emit.builder
+        assert f.d is not None
+        assert f.dmin is not None
+        bits = np.concatenate([self._in_all_blocks(each)[0] for each in (f.scales, f.minima) if each is not None])
+        level = emit.to_float(emit.numbers(base, bits, self.size))
+        d, dmin = (emit.half_to_float(emit.load(base, int(each[0, 0, 0]) // 8, I16)) for each in (f.d, f.dmin))
+        first = constant(vector(I1, LANES), np.arange(LANES) < self.numbers)
+        factor = builder.select(first, emit.splat(d), emit.splat(builder.fneg(dmin)))
+        return builder.fmul(factor, level)
+
     def term(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
         """<16 x float>: what is added to all weights of these groups; None if the type adds nothing."""
         f, builder = self.layout, emit.builder

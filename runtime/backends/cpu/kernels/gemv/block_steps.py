@@ -123,8 +123,11 @@ class BlockStep:
         r = self.reader
         is_sparse = r.rows > 1 and r.size >= r.rows * r.columns
         emit.prefetch(base, *(SPARSE_PREFETCH if is_sparse else (r.size,)))
-        scales = [r.scale(emit, base, v) for v in r.scale_vectors]
-        offsets = [self.offset(emit, base, v, scale) for v, scale in zip(r.scale_vectors, scales, strict=True)]
+        if r.has_minima_beside:
+            scales = offsets = [r.scales_beside_terms(emit, base)]
+        else:
+            scales = [r.scale(emit, base, v) for v in r.scale_vectors]
+            offsets = [self.offset(emit, base, v, scale) for v, scale in zip(r.scale_vectors, scales, strict=True)]
         for token in tokens:
             token.start_step(self, emit, scales)
             if offsets[0] is not None:
@@ -186,6 +189,8 @@ class TokenSums:
         order = tuple((np.arange(LANES) % step.reader.rows).tolist())
         for i, numbers in enumerate(step.reader.scale_vectors):
             places = np.where(numbers < step.reader.numbers, numbers // step.reader.rows, -1)
+            if step.reader.has_minima_beside:
+                places = np.roll(places, step.reader.numbers)
             factor = offsets[i] if self.of_blocks is None else emit.builder.fmul(offsets[i], self.of_blocks[i])
             self.add(order, emit.shuffle(sums, places), factor, emit)
 
