@@ -37,9 +37,9 @@ def names() -> list[str]:
 
 
 def find(name: str | Path) -> Path:
-    """The path itself if it exists, else the bundled recipe of that name (with or without suffix)."""
+    """The path itself if there is such a file, else the bundled recipe of that name (with or without suffix)."""
     path = Path(name)
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return path
     shipped = [FOLDER / path.name, *(FOLDER / (path.name + suffix) for suffix in SUFFIXES)]
     return next((p for p in shipped if p.is_file()), path)

@@ -204,6 +204,14 @@ def test_dry_run(recipe, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_bundled_recipe_is_found_beside_a_folder_of_its_name(tmp_path, capsys, monkeypatch):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "demo", "--dry-run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["file_bytes"] > 0
+
+
 @pytest.mark.process
 def test_a_killed_run_is_continued(recipe, tmp_path):
     command = [sys.executable, "-m", "ggufmill", "run", str(recipe()), "-o"]
