@@ -1,15 +1,17 @@
 """The pages: generated parts are current, links lead somewhere, commands and Python examples are real."""
 
 import importlib.util
+import json
 import re
 import shlex
-from importlib import import_module
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 
-from ggufmill import VERBS, module_of
+from ggufmill import VERBS, compute_imatrix, convert_model, quantize_model
+from ggufmill.cli.program import group
 from ggufmill.formats import TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -63,31 +65,113 @@ def test_every_type_described_is_in_the_table():
     assert not TYPES.by_id(36).is_known  # i2_s, as the page says
 
 
-def _commands():
-    for page in PAGES:
-        for language, body in FENCE.findall(page.read_text("utf-8")):
-            if language == "sh":
-                for line in body.replace("\\\n", " ").splitlines():
-                    words = shlex.split(line, comments=True)
-                    if words[:1] == ["ggufmill"] and len(words) > 1 and words[1] != "VERB":
-                        yield pytest.param(words[1:], id=f"{page.stem}: {line.strip()[:60]}")
+INDENTED = re.compile(r"^ {4}\S.*(?:\n {4}.*\S.*)*", re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", list(_commands()))
-def test_commands_exist(words):
-    """Every flag of every command shown is one that the command has."""
-    if words[0].startswith("-"):
-        return
-    assert words[0] in VERBS
-    command, words = import_module(f"ggufmill.cli.{module_of(words[0])}").command, words[1:]
+def _commands(page):
+    """(line, words after `ggufmill`) of each command that a page shows, in fences and in indented blocks."""
+    text = page.read_text("utf-8")
+    fences = [body for language, body in FENCE.findall(text) if language in ("sh", "")]
+    for block in [*fences, *INDENTED.findall(FENCE.sub("", text))]:
+        for line in block.replace("\\\n", " ").splitlines():
+            shown = re.match(r"\s*(?:\w+\$ )?ggufmill (?!VERB)(.+)", line)
+            if shown:
+                yield line.strip(), shlex.split(shown[1], comments=True)
+
+
+def _parsed(words):
+    """(verb, parameter's name -> word or words) of a command; raises for a verb or a flag that there is not."""
+    command, words = group, list(words)
     while isinstance(command, click.Group):
-        sub = command.get_command(click.Context(command), words[0]) if words else None
-        if sub is not None:
-            words = words[1:]
-        command = sub or command.commands["compute"]
-    flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    used = {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)}
-    assert used <= flags | {"--help"}, used - flags
+        context = click.Context(command)
+        sub = command.get_command(context, words[0]) if words else None
+        command, words = (sub, words[1:]) if sub else (command.commands["compute"], words)
+    return command.name, command.make_parser(click.Context(command)).parse_args(words)[0]
+
+
+COMMANDS = [(page, line, words) for page in PAGES for line, words in _commands(page) if not words[0].startswith("-")]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=f"{page.stem}: {line[:60]}") for page, line, words in COMMANDS])
+def test_commands_exist(words):
+    assert words[0] in VERBS
+    _parsed(words)
+
+
+# Commands that do not end, need a connection or a device, need data that does not come with the program, or measure for long.
+NOT_RUN = re.compile(
+    r"ggufmill (serve|chat)\b|hf:|tcp:|--yes|--device cuda|adapter|--lora|--mmproj|--hellaswag|--winogrande|--multiple-choice"
+    r"|--nextn|--mtp|--draft-max|--only-shards|-0000|/shared|ggufmill upload|--calibration"
+)
+NEEDS_TORCH = re.compile(r"curv|--sequential|ggufmill tune")
+# What is added to some commands, so that little is computed.
+LESS = {
+    "make|run|tune|search .*--curvature|quantize .*--curvature": ["--dry-run"],
+    "search": ["--types", "q2_K,q4_K"],
+    "search .*-f": ["--chunks", "1", "--measurements", "1"],
+    r"imatrix \S+ -f": ["--chunks", "3"],
+    "generate": ["-n", "4"],
+}
+WRITTEN = {"out", "plot", "kl_divergence_base"}  # parameters that name what a command writes; of `imatrix compute` these, too
+COLLECTED = {"covariance", "curvature"}
+SEPARATORS = re.compile("[=,:]")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """What a name ends in -> a file or folder of that kind, made of the demo. The first that fits."""
+    out, demo = tmp_path_factory.mktemp("inputs"), ROOT / "recipes" / "demo"
+    (out / "text").write_text((demo / "calibration.txt").read_text("utf-8")[:16000])
+    (out / "questions").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    (out / "chats").write_text(json.dumps({"text": (out / "text").read_text()}) + "\n")
+    (out / "recipe").write_text("ffn_down=q4_K\n")
+    bf16, quant, quants = out / "bf16.gguf", out / "iq4_k.gguf", out / "quants"
+    convert_model(demo, bf16)
+    compute_imatrix(bf16, out / "text", out / "imatrix", covariance=out / "covariance", covariance_experts=True)
+    quantize_model(bf16, quant, "IQ4_K", imatrix=out / "imatrix")
+    quants.mkdir()
+    shutil.copy(quant, quants)
+    kinds = dict.fromkeys(("recipe.txt", "my.txt", "small.txt"), out / "recipe") | {
+        "gsm8k.jsonl": out / "questions",
+        "quants/": quants,
+    }
+    kinds |= {"bf16.gguf": bf16, "model.gguf": bf16, "qwen3.gguf": bf16, "q8_0.gguf": bf16, ".gguf": quant, "/": demo}
+    kinds |= {".imatrix": out / "imatrix", ".dat": out / "imatrix", ".cov": out / "covariance"}
+    return kinds | {".txt": out / "text", ".raw": out / "text", ".jsonl": out / "chats"}
+
+
+def _prepare(verb, values, inputs):
+    """Links to what a command reads, where it is not there yet. What it is to write goes: pages show two ways to one file."""
+    written = WRITTEN | COLLECTED if verb == "compute" else WRITTEN
+    for name, value in values.items():
+        for word in (value,) if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
+            for part in SEPARATORS.split(word or ""):
+                if name in written and Path(part).exists():
+                    shutil.rmtree(part) if Path(part).is_dir() else Path(part).unlink()
+                source = next((inputs[kind] for kind in inputs if part.endswith(kind)), None)
+                if name not in written and source and not Path(part).exists() and not (ROOT / "recipes" / part).exists():
+                    Path(part).symlink_to(source)
+
+
+def _page_cases():
+    for page in PAGES:
+        lines = [line for shown_on, line, _ in COMMANDS if shown_on == page and not NOT_RUN.search(line)]
+        if lines:
+            marks = [pytest.mark.slow, *[pytest.mark.oracle] * any(NEEDS_TORCH.search(line) for line in lines)]
+            yield pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("page", list(_page_cases()))
+def test_commands_run(page, mill, inputs, tmp_path, monkeypatch):
+    """The commands of a page, in their order, in a folder where what they read is the demo, or made of it."""
+    monkeypatch.chdir(tmp_path)
+    for words in [words for shown_on, line, words in COMMANDS if shown_on == page and not NOT_RUN.search(line)]:
+        _prepare(*_parsed(words), inputs)
+        less = [word for pattern, more in LESS.items() if re.match(rf"({pattern})\b", shlex.join(words)) for word in more]
+        code, _, err = mill(*words, *less)
+        assert code == 0, f"{shlex.join(words)}: {err}"
+        if Path("model.curv").exists():
+            inputs = inputs | {".curv": tmp_path / "model.curv"}
 
 
 @pytest.fixture(scope="module")
