@@ -14,7 +14,7 @@ peak.py). After each model file the results
 are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
 setting round_bf16: bf16 weights take activations rounded to bf16, as the rival's do.
 --processor-time counts processor time, of one thread, in place of the clock, for a machine that has other work: of the rival
-three of four runs of each test.
+what several runs of a test (three, or 256 tokens) take beyond one, of ours as many runs.
 """
 
 from __future__ import annotations
@@ -77,6 +77,12 @@ def needed_per_token(path: Path) -> dict[str, int]:
     return sums
 
 
+def runs_of(tokens: int) -> int:
+    """How often a test of so many tokens runs for one sample of processor time: one of a few tokens ends before starting the
+    rival's process stops scattering."""
+    return max(3, 256 // tokens)
+
+
 def rival_by_processor_time(program: Path, model: Path, prompt: int, generation: int) -> dict[str, float] | None:
     """As `run_rival` with one thread, by processor time: loading and warming up are in the shorter of two processes, too."""
 
@@ -88,10 +94,12 @@ def rival_by_processor_time(program: Path, model: Path, prompt: int, generation:
 
     out = {}
     for name, p, n in (("pp", prompt, 0), ("tg", 0, generation)):
-        short, long = seconds(p, n, 1), seconds(p, n, 4)
-        if short is None or long is None:
-            return None
-        out[name] = 3 * (p + n) / (long - short)
+        if p + n:
+            runs = runs_of(p + n)
+            short, long = seconds(p, n, 1), seconds(p, n, 1 + runs)
+            if short is None or long is None:
+                return None
+            out[name] = runs * (p + n) / (long - short)
     return out
 
 
@@ -117,9 +125,13 @@ def measure(
     round_bf16: bool = False,
     processor_time: bool = False,
 ) -> dict[str, Any]:
-    """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}."""
+    """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}; a test of no tokens is left out.
+
+    processor_time: by it in place of the clock, of one thread."""
+    if processor_time and threads != 1:
+        raise click.UsageError("--processor-time is for one thread")
     runner = Runner(load_model(model, threads=threads, round_bf16=round_bf16))
-    tests = {"pp": Case(prompt, 0), "tg": Case(0, generation)}
+    tests = {key: case for key, case in (("pp", Case(prompt, 0)), ("tg", Case(0, generation))) if case.n_measured}
     for test in tests.values():
         runner.warm_up(test)
     samples: dict[str, dict[str, list[float]]] = {OURS: {key: [] for key in tests}}
@@ -132,9 +144,10 @@ def measure(
         for key, value in (theirs or {}).items():
             samples.setdefault(RIVAL, {}).setdefault(key, []).append(value)
         for key, test in tests.items():
-            used, clocked = -time.process_time(), runner.seconds(test)
+            runs = runs_of(test.n_measured) if processor_time else 1
+            used, clocked = -time.process_time(), sum(runner.seconds(test) for _ in range(runs))
             used += time.process_time()
-            samples[OURS][key].append(test.n_measured / (used if processor_time else clocked))
+            samples[OURS][key].append(runs * test.n_measured / (used if processor_time else clocked))
     return samples
 
 
@@ -263,8 +276,6 @@ def main(
 ) -> None:
     began, file = time.monotonic(), out / f"{name}.json"
     names, counts = types.split(",") if types else with_repacked(list(TARGETS)), [int(t) for t in threads.split(",")]
-    if processor_time and counts != [1]:
-        raise click.UsageError("--processor-time is for --threads 1")
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds, "processor_time": processor_time}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
     old_rows = old.get("rows", []) if all(old.get(k, False) == v for k, v in settings.items()) else []

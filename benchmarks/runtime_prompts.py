@@ -2,10 +2,11 @@
 
 \b
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench -t 1 out/models/*.gguf
+    python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --processor-time -p 2,8,32 -n 0 out/models/*.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
 
 `models` lets both process and generate the same number of tokens with the same file and threads, in turns, so that a busy
-machine slows down both. Medians are shown.
+machine slows down both; or counts processor time, of one thread (as runtime.py does). Medians are shown.
 `products` multiplies one matrix on one thread, in G multiply-adds per second: 'tiles' with bf16 tiles (AMX), 'bytes' with
 8-bit activations, as on processors without them.
 """
@@ -42,26 +43,39 @@ def main() -> None:
     help="llama-bench of ik_llama.cpp; without it only ours is measured.",
 )
 @click.option("-t", "--threads", default=1, show_default=True)
-@click.option("-p", "--prompt", default=512, show_default=True, help="Tokens of a prompt.")
-@click.option("-n", "--generation", default=32, show_default=True, help="Tokens that are generated.")
+@click.option("-p", "--prompt", "prompts", default="512", show_default=True, help="Tokens of a prompt; several: 2,8,32.")
+@click.option("-n", "--generation", default=32, show_default=True, help="Tokens that are generated; 0: none.")
+@click.option("--rounded", is_flag=True, help="With round_bf16, as generation and serving run.")
+@click.option("--processor-time", is_flag=True, help="Count processor time, of one thread, in place of the clock.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the table.")
 def models(
-    files: tuple[Path, ...], rival: Path | None, threads: int, prompt: int, generation: int, rounds: int, as_json: bool
+    files: tuple[Path, ...],
+    rival: Path | None,
+    threads: int,
+    prompts: str,
+    generation: int,
+    rounded: bool,
+    processor_time: bool,
+    rounds: int,
+    as_json: bool,
 ) -> None:
-    """Tokens per second of complete models: of prompts (pp) and of generation (tg)."""
+    """Tokens per second of complete models: of prompts (pp) and of generation (tg), and the largest distance of a round from
+    the median."""
     rows = []
     for path in files:
-        samples = measure(path, rival, threads, prompt, generation, rounds)
-        row: dict[str, Any] = {"model": path.stem, "threads": threads, "samples": samples}
-        for key in ("pp", "tg"):
-            row |= {f"{key} {name}": median(speeds[key]) for name, speeds in samples.items()}
-            if RIVAL in samples:
-                row[f"{key} ratio"] = row[f"{key} {OURS}"] / row[f"{key} {RIVAL}"]
-        rows.append(row)
-        if not as_json:
-            numbers = "".join(f"  {key} {value:.2f}" for key, value in row.items() if isinstance(value, float))
-            click.echo(f"{row['model']:24s} {threads} threads{numbers}")
+        for prompt in map(int, prompts.split(",")):
+            samples = measure(path, rival, threads, prompt, generation, rounds, rounded, processor_time)
+            row: dict[str, Any] = {"model": path.stem, "threads": threads, "prompt": prompt, "samples": samples}
+            for key in samples[OURS]:
+                row |= {f"{key} {name}": median(speeds[key]) for name, speeds in samples.items()}
+                if RIVAL in samples:
+                    row[f"{key} ratio"] = row[f"{key} {OURS}"] / row[f"{key} {RIVAL}"]
+            row["spread"] = max(abs(v / median(s) - 1) for speeds in samples.values() for s in speeds.values() for v in s)
+            rows.append(row)
+            if not as_json:
+                numbers = "".join(f"  {key} {value:.2f}" for key, value in row.items() if isinstance(value, float))
+                click.echo(f"{row['model']:24s} {threads} threads, {prompt} tokens{numbers}")
     if as_json:
         click.echo(json.dumps({"rows": rows}, indent=1))
 

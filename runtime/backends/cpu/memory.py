@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Block:
-    """Bytes from the start of a cache line on. records: which tasks have read and written them (see `schedule`)."""
+    """Bytes from the start of a cache line on. records: the tasks that have read and written
+    them: their group (see `schedule`), whether it has written, the bytes of rows from and to, the generation."""
 
     __slots__ = ("address", "array", "generation", "nbytes", "records")
 
@@ -26,7 +28,7 @@ class Block:
             array = memory[start : start + nbytes]
         self.array = array
         self.address = self.array.ctypes.data
-        self.records: list[Any] = []
+        self.records: list[tuple[Any, bool, int, int, int]] = []
 
 
 class Pool:
@@ -46,7 +48,12 @@ class Pool:
         if nbytes >= _LARGE:
             found = min((b for b in self._free if nbytes <= b.nbytes <= 8 * nbytes), key=lambda b: b.nbytes, default=None)
         else:
-            found = next((b for b in self._free if nbytes <= b.nbytes <= 2 * nbytes + 256), None)
+            most = 2 * nbytes + 256
+            for found in self._free:
+                if nbytes <= found.nbytes <= most:
+                    break
+            else:
+                found = None
         if found is not None:
             self._free.remove(found)
             found.generation += 1
@@ -78,9 +85,9 @@ class Pool:
         self._free.append(block)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: a pass makes a thousand, and a frozen one takes four times as long
 class View:
-    """Rows of a block, one per token (or per token and expert), each of heads of numbers.
+    """Rows of a block, one per token (or per token and expert), each of heads of numbers. Never changed once made.
 
     offset     bytes from the block's start to row 0
     rows       number of rows, row_bytes apart
@@ -88,6 +95,9 @@ class View:
     width      numbers of a head, contiguous
     dtype      float32 nearly always
     axis       what the rows are
+    address    of row 0
+    size       numbers of a row
+    low, high  the bytes of a row that may be read or written, counted from the block's first row
     """
 
     block: Block
@@ -99,15 +109,16 @@ class View:
     width: int
     dtype: type = np.float32
     axis: str = TOKENS
+    address: int = field(init=False)
+    size: int = field(init=False)
+    low: int = field(init=False)
+    high: int = field(init=False)
 
-    @property
-    def address(self) -> int:
-        return self.block.address + self.offset
-
-    @property
-    def size(self) -> int:
-        """Numbers of a row."""
-        return self.heads * self.width
+    def __post_init__(self) -> None:
+        self.address, self.size = self.block.address + self.offset, self.heads * self.width
+        self.low = self.offset % self.row_bytes if self.row_bytes else 0
+        item = 4 if self.dtype is np.float32 else np.dtype(self.dtype).itemsize
+        self.high = self.low + (self.heads - 1) * self.head_bytes + item * self.width
 
     @property
     def is_row(self) -> bool:
@@ -118,12 +129,6 @@ class View:
     def is_dense(self) -> bool:
         """Whether all numbers are contiguous."""
         return self.is_row and (self.rows == 1 or self.row_bytes == 4 * self.size)
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The bytes of a row that may be read or written, counted from the block's first row."""
-        start = self.offset % self.row_bytes if self.row_bytes else 0
-        return start, start + (self.heads - 1) * self.head_bytes + np.dtype(self.dtype).itemsize * self.width
 
     @property
     def array(self) -> np.ndarray:
@@ -145,15 +150,17 @@ class View:
         """The same numbers as other heads; needs `is_row`."""
         assert self.is_row
         assert heads * width == self.size
-        return replace(self, heads=heads, head_bytes=4 * width, width=width)
+        return View(self.block, self.offset, self.rows, self.row_bytes, heads, 4 * width, width, self.dtype, self.axis)
 
     def columns(self, first: int, width: int) -> View:
         """Numbers first ... first + width - 1 of every head."""
-        return replace(self, offset=self.offset + 4 * first, width=width)
+        at, sizes = self.offset + 4 * first, (self.rows, self.row_bytes, self.heads, self.head_bytes)
+        return View(self.block, at, *sizes, width, self.dtype, self.axis)
 
     def row_range(self, first: int, count: int) -> View:
         """Rows first ... first + count - 1."""
-        return replace(self, offset=self.offset + first * self.row_bytes, rows=count)
+        at, sizes = self.offset + first * self.row_bytes, (self.row_bytes, self.heads, self.head_bytes, self.width)
+        return View(self.block, at, count, *sizes, self.dtype, self.axis)
 
 
 def with_heads(view: View, heads: int, width: int) -> View:
@@ -185,7 +192,7 @@ class Partition:
     columns: int
     column_step: int
 
-    @property
+    @cached_property
     def parts(self) -> int:
         return -(-self.rows // self.row_step) * self.across
 
@@ -193,13 +200,14 @@ class Partition:
     def across(self) -> int:
         return -(-self.columns // self.column_step)
 
-    @property
+    @cached_property
     def key(self) -> tuple:
         """Equal for tasks whose parts with the same number take the same rows, and the same columns if these are divided."""
         if self.across == 1:
             return self.axis, self.rows, self.row_step
         return self.axis, self.rows, self.row_step, self.columns, self.column_step
 
+    @cached_property
     def words(self) -> tuple[int, int, int, int]:
         """The numbers of the field `partition` of records (see kernels.task_kernel)."""
         return self.rows, self.row_step, self.columns, self.column_step

@@ -121,12 +121,15 @@ class PassMemory:
         if last_use[value.index] > self.position or sum(value in op.inputs for op in self.ops) > 1:
             return False
         view = self.values[value.index].view
-        low, high = view.span
-        for index, other in self.values.items():
-            if other.view.block is view.block and last_use[index] > self.position:
-                other_low, other_high = other.view.span
-                if other_low < high and low < other_high:
-                    return False
+        for index, each in self.values.items():
+            other = each.view
+            if (
+                other.block is view.block
+                and last_use[index] > self.position
+                and other.low < view.high
+                and view.low < other.high
+            ):
+                return False
         return True
 
     def result(self, value: Value, source: Value, partition: Partition | None, rows: bool = False) -> View:

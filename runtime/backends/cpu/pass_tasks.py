@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class PassTasks(PassMemory):
         self.schedule, self.run_inputs = Schedule(), RunInputs()
         self.cache_addresses = np.zeros((len(compiled.layers), len(names), self.n, 2), np.int64)
         self._cache_views: dict[tuple[int, str], View] = {}
+        self._by_rows: dict[tuple[str, int, int], Partition] = {}
 
     def task(self, kernel: OperandKernel, parts: Partition | int, **operands: Any) -> None:
         """Adds a task: see `Schedule.task`."""
@@ -64,11 +66,19 @@ class PassTasks(PassMemory):
 
     def by_rows(self, view: View) -> Partition:
         """Runs of rows, all columns of each."""
-        return Partition(view.axis, view.rows, min(self.row_step, max(view.rows, 1)), view.size, view.size)
+        key = view.axis, view.rows, view.size
+        if key not in self._by_rows:
+            self._by_rows[key] = Partition(view.axis, view.rows, min(self.row_step, max(view.rows, 1)), view.size, view.size)
+        return self._by_rows[key]
 
     def by_cells(self, view: View, row_step: int = 1) -> Partition:
         """Runs of CELL columns of `row_step` rows."""
         return Partition(view.axis, view.rows, row_step, view.size, CELL)
+
+    @cached_property
+    def all_tokens(self) -> int:
+        """The address of the job of a product with one matrix: int64 [1, 4] (see gemv.gemv and gemm_kernels)."""
+        return self.schedule.numbers((0, 0, self.n, 0))
 
     def constant(self, array: np.ndarray) -> int:
         """The address of an array, which then lives as long as the pass."""

@@ -19,7 +19,7 @@ from ....simd import team
 from ....simd.workers import Workers
 from .kernels import row_kernels
 from .kernels.task_kernel import OperandKernel
-from .memory import Block, Partition, View
+from .memory import Partition, View
 
 _RECORD_BYTES = 1 << 15  # of memory for records that is taken at a time
 _NO_PARTITION = 0, 0, 0, 0
@@ -39,21 +39,6 @@ class Group:
         self.into: Group | None = None
         self.program: np.ndarray | None = None
         self.row = 0
-
-
-class _Record:
-    """A task of a group has read or written bytes `low` to `high` of each row of a block."""
-
-    __slots__ = ("generation", "group", "high", "low", "writes")
-
-    def __init__(self, group: Group, writes: bool, low: int, high: int, generation: int):
-        self.group, self.writes, self.low, self.high, self.generation = group, writes, low, high, generation
-
-
-def _last(group: Group) -> Group:
-    while group.into is not None:
-        group = group.into
-    return group
 
 
 class Schedule:
@@ -101,7 +86,7 @@ class Schedule:
 
         reads, writes: memory beside that of the operands.
         """
-        words = parts.words() if isinstance(parts, Partition) else _NO_PARTITION
+        words = parts.words if isinstance(parts, Partition) else _NO_PARTITION
         record = self.record(kernel.pack(words, operands))
         read, written = list(reads), list(writes)
         for name, operand in kernel.operands.items():
@@ -121,9 +106,16 @@ class Schedule:
         group = self._find_group(key, count, reads := tuple(reads), writes := tuple(writes))
         group.tasks.append((function, argument))
         for view in reads:
-            self._note(group, view, False)
+            block = view.block
+            block.records.append((group, False, view.low, view.high, block.generation))
         for view in writes:
-            self._note(group, view, True)
+            block, low, high = view.block, view.low, view.high
+            generation = block.generation
+            if low == 0 and high >= view.row_bytes:
+                block.records.clear()
+            else:  # what lies within the same bytes of rows need not be asked any longer
+                block.records = [r for r in block.records if r[4] != generation or r[2] < low or r[3] > high]
+            block.records.append((group, True, low, high, generation))
         return group
 
     def call(self, function: Callable[[], None]) -> None:
@@ -142,15 +134,16 @@ class Schedule:
         chains = key is not None
         for views, writing in ((reads, False), (writes, True)):
             for view in views:
-                low, high = view.span
-                block = view.block
-                for record in block.records:
-                    if not (writing or record.writes):
+                low, high, block = view.low, view.high, view.block
+                generation = block.generation
+                for group, writes_too, first, end, at_generation in block.records:
+                    if not (writing or writes_too):
                         continue
-                    same = record.generation == block.generation
-                    if same and (record.low >= high or record.high <= low):
+                    same = at_generation == generation
+                    if same and (first >= high or end <= low):
                         continue
-                    group = _last(record.group)
+                    while group.into is not None:
+                        group = group.into
                     if group.epoch is not self._epoch or group.level < level:
                         continue
                     if group.level > level:
@@ -168,18 +161,6 @@ class Schedule:
         group = Group(level + 1, key, parts, self._epoch)
         self._groups.append(group)
         return group
-
-    def _note(self, group: Group, view: View, writes: bool) -> None:
-        block: Block = view.block
-        low, high = view.span
-        if writes:
-            everything = low == 0 and high >= view.row_bytes
-            block.records = [
-                record
-                for record in block.records
-                if not (everything or (record.generation == block.generation and low <= record.low and record.high <= high))
-            ]
-        block.records.append(_Record(group, writes, low, high, block.generation))
 
     def _finish_program(self) -> None:
         self._epoch = object()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,10 @@ class OperandKernel(TaskKernel):
         dtype = np.dtype(fields, align=True)
         super().__init__(function, dtype)
         self.operands = dict(operands)
+        self._fields = {
+            name: (attrgetter(*names), (0,) * len(names)) if (names := operand.dtype.names) else (None, (0,))
+            for name, operand in operands.items()
+        }
         self._struct = struct.Struct("4q" + "".join(map(_format, operands.values())))
         assert self._struct.size == dtype.itemsize
 
@@ -69,15 +74,17 @@ class OperandKernel(TaskKernel):
         names for; None: zeros. partition: the numbers of that field."""
         if values.keys() != self.operands.keys():
             raise TypeError(f"{self.function.__name__} takes {', '.join(self.operands)}, not {', '.join(values)}")
-        numbers = list(partition)
-        for name, operand in self.operands.items():
+        numbers: list[int | float] = list(partition)
+        for name, (fields, zeros) in self._fields.items():
             value = values[name]
-            if names := operand.dtype.names:
-                numbers += [0] * len(names) if value is None else [getattr(value, each) for each in names]
-            elif isinstance(value, np.ndarray):
-                numbers.append(value.ctypes.data)
+            if value is None:
+                numbers += zeros
+            elif fields is not None:
+                numbers += fields(value)
+            elif isinstance(value, int | float):
+                numbers.append(value)
             else:
-                numbers.append(0 if value is None else getattr(value, "address", value))
+                numbers.append(value.ctypes.data if isinstance(value, np.ndarray) else getattr(value, "address", value))
         return self._struct.pack(*numbers)
 
 

@@ -39,14 +39,12 @@ def multiply_matrix(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) 
         block = matrix.gemv_block
         if block not in stored.inputs:
             stored.inputs[block] = gemv_inputs(out, view, block, input_partition(out, stored), take)
-        jobs = out.schedule.numbers([0, 0, out.n, 0])
-        gemv_task(out, plan, stored.inputs[block], to, jobs, 1)
+        gemv_task(out, plan, stored.inputs[block], to, out.all_tokens, 1)
     elif matrix.gemm_plan is not None:
         form = matrix.gemm_plan.form
         if form not in stored.inputs:
             stored.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
-        jobs = gemm.Jobs(out.schedule.numbers([0, 0, out.n, 0]), 1, 1.0)
-        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, jobs)
+        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, gemm.Jobs(out.all_tokens, 1, 1.0))
     else:
         source, target = out.dense(x).matrix, to.matrix
 

@@ -21,7 +21,7 @@ def test_bytes_are_those_of_the_codec(type_name):
     addresses = np.array([[cache.ctypes.data + (1 + t) * row_bytes, cache.strides[0]] for t in range(TOKENS)])
     rows = View(Block(x.nbytes, x.view(np.uint8).reshape(-1)), 0, TOKENS, x.strides[0], HEADS, x.strides[1], WIDTH)
     partition = Partition("tokens", TOKENS, 2, rows.size, rows.size)
-    record = np.frombuffer(store.pack(partition.words(), {"x": rows, "addresses": addresses}), np.int64)
+    record = np.frombuffer(store.pack(partition.words, {"x": rows, "addresses": addresses}), np.int64)
     team.run(0, np.array([[0, store.address, record.ctypes.data, partition.parts]]))
     expected = encode_with_nan(x.reshape(-1, WIDTH), type_name).reshape(TOKENS, HEADS, row_bytes)
     assert np.array_equal(cache[:, 1 : 1 + TOKENS], expected.transpose(1, 0, 2))
