@@ -115,8 +115,9 @@ class View:
     high: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.address, self.size = self.block.address + self.offset, self.heads * self.width
-        self.low = self.offset % self.row_bytes if self.row_bytes else 0
+        offset, row_bytes = self.offset, self.row_bytes
+        self.address, self.size = self.block.address + offset, self.heads * self.width
+        self.low = offset % row_bytes if offset and row_bytes else 0
         item = 4 if self.dtype is np.float32 else np.dtype(self.dtype).itemsize
         self.high = self.low + (self.heads - 1) * self.head_bytes + item * self.width
 

@@ -92,10 +92,12 @@ class Schedule:
         for name, operand in kernel.operands.items():
             value = operands[name]
             if isinstance(value, View):
-                read += [value] * operand.reads
-                written += [value] * operand.writes
+                if operand.reads:
+                    read.append(value)
+                if operand.writes:
+                    written.append(value)
             elif isinstance(value, np.ndarray):
-                self.keep(value)
+                self._kept.append(value)
         return self.place(kernel.address, record, parts, read, written)
 
     def place(

@@ -30,6 +30,9 @@ HEADS = np.dtype([(name, np.int64) for name in ("address", "row_bytes", "head_by
 ARRAY = np.dtype(np.int64)
 
 
+_NUMBERS = int, float
+
+
 class Operand(NamedTuple):
     """A field of a record. reads, writes: what the kernel does with the memory that the field describes."""
 
@@ -81,10 +84,10 @@ class OperandKernel(TaskKernel):
                 numbers += zeros
             elif fields is not None:
                 numbers += fields(value)
-            elif isinstance(value, int | float):
-                numbers.append(value)
+            elif isinstance(value, np.ndarray):
+                numbers.append(value.ctypes.data)
             else:
-                numbers.append(value.ctypes.data if isinstance(value, np.ndarray) else getattr(value, "address", value))
+                numbers.append(value if isinstance(value, _NUMBERS) else getattr(value, "address", value))
         return self._struct.pack(*numbers)
 
 
