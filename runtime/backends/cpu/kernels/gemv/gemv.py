@@ -98,8 +98,8 @@ def write_product(
 
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
-    together: tokens of a pass."""
-    arranged = arranges(name)
+    together: tokens of a pass; two are multiplied together, too (a draft and what it follows): a token's sums are the same."""
+    arranged, two = arranges(name), min(2, together)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
@@ -133,6 +133,9 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
                 if n - t >= together:
                     _multiply(name, level, together, weights, columns, c, s, u, out + t * stride, stride)
                     t += together
+                elif n - t >= two:
+                    _multiply(name, level, two, weights, columns, c, s, u, out + t * stride, stride)
+                    t += two
                 else:
                     _multiply(name, level, 1, weights, columns, c, s, u, out + t * stride, stride)
                     t += 1
