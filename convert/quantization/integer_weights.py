@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import FormatError
-from ...formats.floats import bf16_to_f32, f16_to_f32, fp8_to_f32
+from ...formats.floats import bf16_to_f32, f16_to_f32
+from ...formats.fp8 import fp8_to_f32
 from ...formats.safetensors import StoredTensor
 from ...simd.compile import kernel
 from .stored_weights import Rows, StoredWeight

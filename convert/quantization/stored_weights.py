@@ -15,7 +15,8 @@ from math import prod
 import numpy as np
 
 from ...formats import TYPES, FormatError, TensorScale, TensorType
-from ...formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, fp8_to_bf16, fp8_to_f32
+from ...formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32
+from ...formats.fp8 import fp8_to_bf16, fp8_to_f32
 from ...formats.safetensors import StoredTensor
 
 Rows = slice | np.ndarray  # of a matrix: a run (with start and stop), or row numbers in any order

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import TYPES
-from ...formats.floats import fp8_to_f32
+from ...formats.fp8 import fp8_to_f32
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus

@@ -2,7 +2,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ggufmill.formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, f32_to_bf16, fp8_to_bf16, fp8_to_f32
+from ggufmill.formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, f32_to_bf16
+from ggufmill.formats.fp8 import fp8_to_bf16, fp8_to_f32
 
 ALL_WORDS = np.arange(65536, dtype=np.uint16)
 
