@@ -14,6 +14,7 @@ from ...quantize.covariance.timing import Encodings
 from ...quantize.search.row_sample import COUPLED_ROWS, COUPLED_RUNS, RUN_ROWS
 from ...quantize.timing import encode_speed
 from ...runtime import load_model
+from ...runtime.evaluate.sensitivity import most_rows_kept
 from ..common.forecast import Forecast, Planned
 from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..planning import KEPT_IN_SEARCH
@@ -45,7 +46,8 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     kept = 2 * options.chunks * options.n_ctx * model.graph.n_embd  # outputs of the second halves of windows
     largest = max(tensor.n_elements for tensor in search.tensors.values())
     cached = min(4 * largest, model.settings.cache_bytes or (4 << 30))
-    more = memory - _STARTED + kept + cached
+    rows = min(_encoded_bytes(search) // (1 if options.refine else groups), most_rows_kept())
+    more = memory - _STARTED + kept + cached + rows
     return Planned(work | {"runs": runs}, reading_forecast(seconds, reading + more, [model], folder))
 
 
@@ -76,6 +78,12 @@ def _whole(search: SearchJob) -> Iterator[tuple[SourceTensor, TensorType, int, i
     for name, tensor in search.tensors.items():
         kinds = search.candidates[name]
         yield from ((tensor, kind, tensor.n_elements // len(kinds), None) for kind in kinds)
+
+
+def _encoded_bytes(search: SearchJob) -> int:
+    """Of all tensors, as if each had an equal part of each of its types. Refining keeps them, measuring a group those of it."""
+    each = ((tensor, search.candidates[name]) for name, tensor in search.tensors.items())
+    return sum(sum(kind.nbytes(tensor.shape) for kind in kinds) // len(kinds) for tensor, kinds in each)
 
 
 def _by_type(

@@ -56,8 +56,7 @@ class Reference:
         self.model = load_model(source, **settings)
         self.windows = make_windows(self.model, text, n_ctx, chunks)
         self._outputs = self._hidden(self.model)
-        free = free_bytes()
-        self._encoded = _EncodedRows(_KEPT_BYTES if free is None else free // _KEPT_SHARE)
+        self._encoded = _EncodedRows(most_rows_kept())
 
     def _hidden(self, model: Model) -> list[np.ndarray]:
         """For each window the outputs that predict its second half, float32 [scored, n_embd]."""
@@ -95,6 +94,12 @@ class Reference:
         self._encoded.choose(types, importance, covariances)
         quantised = {name: self._encoded.tensor(self.source.tensors[name], kind) for name, kind in types.items()}
         return self.divergence(replace(self.source, tensors={**self.source.tensors, **quantised}))
+
+
+def most_rows_kept() -> int:
+    """Bytes of encoded rows that a reference keeps, at the most."""
+    free = free_bytes()
+    return _KEPT_BYTES if free is None else free // _KEPT_SHARE
 
 
 class _EncodedRows:

@@ -286,3 +286,12 @@ def test_dry_run_predicts_time_and_disk(mill, llama, tmp_path):
     text = mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run")[1]
     assert re.search(r"disk: .* needed, .* free\nmemory: .* beside .*\ntime: about .* on this machine", text)
     assert "time:" not in mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--no-timing")[1]
+
+
+def test_rows_kept_for_the_next_measurement_count_as_memory(mill, tmp_path):
+    """Up to a quarter of what is free, and a refined search was said to take as much as one that is not."""
+    text = ("-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 1, "-t", 1, "--rows", 8, "--measurements", 8)
+    arguments = ("search", DEMO, tmp_path / "r.txt", "--types", "q8_0", *text, "--target-bpw", 9, "--dry-run", "--json")
+    plain, refined = (json.loads(mill(*arguments, *more)[1])["memory"]["peak"] for more in ((), ("--refine", 1)))
+    weights = 8.4e6 * 1.0625 * 7 / 8  # those of seven groups of eight
+    assert refined - plain == pytest.approx(weights, rel=0.2)
