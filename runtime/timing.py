@@ -212,8 +212,10 @@ def _pair_seconds(width: int, v_width: int, latent: int, n: int, threads: int) -
     heads, (filled, v_filled) = 2 * threads, (-(-each // _LANES) * _LANES for each in (width, v_width))
     q, out = np.full((n, heads, width), 0.01, np.float32), np.empty((n, heads, v_width), np.float32)
     keys, values = (CacheRows.of(np.zeros((heads, n, columns), np.float32)) for columns in (filled, v_filled))
-    shared = (SharedValues(np.zeros((n, latent), np.float32), False), np.empty((heads, latent))) if latent else ()
-    segment, params = Segment(q, keys, values, 0, out, *shared), AttentionParams(1.0)
+    segment, params = Segment(q, keys, values, 0, out), AttentionParams(1.0)
+    if latent:
+        shared = SharedValues(np.zeros((n, latent), np.float32), False)
+        segment = Segment(q, keys, values, 0, out, shared, np.empty((heads, latent)))
     return _seconds(lambda: attend([segment], heads, params, _workers(threads)), time.process_time) / (heads * n * n / 2)
 
 

@@ -26,6 +26,16 @@ _VALUES_SHARE = 4  # of the memory, at most, for what is kept of windows between
 _WORKING_SHARE = 4  # the same of what threads work with, of which there is one at least
 
 
+def gradient_work(gradients: Gradients, cost: GroupCost, count: int, n_ctx: int) -> tuple[float, float]:
+    """Multiplications of the layers and of the head, roughly, in whose time gradients of so many windows of n_ctx tokens are
+    computed: decoding weights, and what ops do beside products, are counted as such. cost: of a group."""
+    groups, tokens, every = ceil(count / gradients.windows_of_group(n_ctx)), count * n_ctx, list(products(gradients.graph.ops))
+    decoding = groups * _DECODING * sum(one.size * one.matrices for one in every)
+    layers = _FORTH_AND_BACK * (_UNEVEN * tokens * sum(one.per_token for one in every) + decoding)
+    layers += groups * (cost.products + WRITING * cost.written)
+    return layers, _HEAD_PRODUCTS * _UNEVEN * tokens * sum(op.multiplied for op in gradients.graph.head)
+
+
 class GradientRun:
     """Runs windows forth and back for the gradients at the outputs of a model's matrices.
 
@@ -53,13 +63,9 @@ class GradientRun:
         """What so many passes take, without sums, and how long the model's threads wait meanwhile, all together: a rough
         estimate from the number of multiplications and of bytes that ops write. A thread computes a group of windows at a time:
         those that have none wait, but for the head, of which all compute some tokens."""
-        graph, windows = self._model.graph, self._calibration.windows
+        windows = self._calibration.windows
         groups = ceil(len(windows) / self._group)
-        every, cost = list(products(graph.ops)), self._cost
-        decoding = groups * _DECODING * sum(one.size * one.matrices for one in every)
-        layers = _FORTH_AND_BACK * (_UNEVEN * windows.size * sum(one.per_token for one in every) + decoding)
-        layers += groups * (cost.products + WRITING * cost.written)
-        head = _HEAD_PRODUCTS * _UNEVEN * windows.size * sum(op.multiplied for op in graph.head)
+        layers, head = gradient_work(self.gradients, self._cost, *windows.shape)
         run, most = self.gradients, windows.size
         one, some, all_threads = (run.products_per_second(pieces) for pieces in (1, groups, most))
         seconds, work = (passes * each for each in (layers / some + head / all_threads, (layers + head) / one))

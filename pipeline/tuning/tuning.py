@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +17,18 @@ import numpy as np
 from ...errors import PlanError
 from ...formats.file_range import range_checksum
 from ...formats.gguf import open_shards
+from ...imatrix.covariance.gradient_run import gradient_work
 from ...jobs.execute import FinishTensors, OpenFiles
 from ...jobs.plan import Plan
 from ...operating_system.files import write_at
 from ...quantize.gguf_source import gguf_source
 from ...runtime import Model, load_model
-from ...runtime.timing import products
+from ...runtime.output_gradients import group_cost
 from ..common.figures import duration, size_text
+from ..common.forecast import Forecast
 from ..common.messages import note
 from ..common.progress import WINDOWS, OnProgress, Stage
+from ..common.reading import TORCH_BYTES, TORCH_STARTING
 from .descent import FORWARDS, Descent, Progressed, judging
 
 if TYPE_CHECKING:
@@ -105,6 +108,7 @@ class Tuning:
     device: str = "cpu"
     divergences: list[float] = field(default_factory=list)
     tuned: int = 0
+    _taken: tuple[float, int] = (0.0, 0)  # seconds, and bytes
 
     def __post_init__(self) -> None:
         """Raises PlanError where no window judges."""
@@ -115,24 +119,29 @@ class Tuning:
             )
 
     def describe(self, quantised: Model, weights: TunableWeights) -> None:
-        """Says what it takes."""
-        from ...runtime.backends.torch.product_speed import products_per_second
-        from ...runtime.output_gradients import group_cost
-
+        """Says what it takes, and keeps it for `added_to`."""
         gradients = self._gradients(quantised, weights)
         count, windows = sum(x.size for x in weights.changes.values()), self.windows
         kept, tokens = 4 * windows.size * self.original.graph.n_embd, windows.shape[1]
-        batch = min(4, len(windows))
-        working = group_cost(gradients, tokens).of(self.threads, batch)
-        memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + working
-        passes = self.epochs * (FORWARDS * (~judging(len(windows))).sum() + judging(len(windows)).sum()) + len(windows)
-        work = float(passes) * tokens * sum(one.per_token for one in products(quantised.graph.ops))
+        batch, cost, judges = min(4, len(windows)), group_cost(gradients, tokens), int(judging(len(windows)).sum())
+        memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + cost.of(self.threads, batch)
+        layers, head = gradient_work(gradients, cost, 1, tokens)
+        forth = (self.epochs + 1) * judges + len(windows)  # windows without gradients; the head is computed by both models
+        work = self.epochs * (len(windows) - judges) * layers + forth * layers / FORWARDS
+        work += 2 * head * (self.epochs * len(windows) + judges)
+        self._taken = work / gradients.products_per_second(batch), memory
         note(
             f"tune: {count:,} numbers of {len(weights.vectors)} norms and {len(weights.matrices)} matrices, on {len(windows)} "
-            f"windows of {tokens} tokens, of which {judging(len(windows)).sum()} judge; about {size_text(memory)} of memory "
+            f"windows of {tokens} tokens, of which {judges} judge; about {size_text(memory)} of memory "
             f"beside both models ({size_text(kept)} for what the original makes of the text), about "
-            f"{duration(work / products_per_second(gradients.device, self.threads))}"
+            f"{duration(self._taken[0])}"
         )
+
+    def added_to(self, other: Forecast) -> Forecast:
+        """A forecast of writing with what tuning takes, once that has been described."""
+        seconds, memory = self._taken
+        parts = other.seconds and {**other.seconds, "torch": TORCH_STARTING / self.threads, "tune": seconds}
+        return replace(other, seconds=parts, memory=(other.memory or 0) + TORCH_BYTES + memory)
 
     def finisher(self, plan: Plan, report: OnProgress, *, resume: bool) -> FinishTensors:
         """What changes the tensors of a plan that are written; resume: from where an interrupted one of this plan was."""

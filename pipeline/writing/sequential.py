@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from ...quantize.gguf_source import gguf_source
 from ...quantize.tensor_outputs import TensorRows
 from ...runtime import load_model
 from ...runtime.graph.ops import ExpertLinear
-from ...runtime.output_gradients import gradients_of, group_cost
+from ...runtime.output_gradients import GroupCost, gradients_of, group_cost
 from ...runtime.placement.torch_devices import import_torch
 from ...runtime.timing import products
 from ...simd.workers import ALONE, Workers
@@ -175,7 +175,7 @@ class SequentialEncoding:
         seconds, streams = other.seconds, self._seconds(distinct)
         if seconds is not None:
             seconds = {**seconds, "torch": TORCH_STARTING / self._threads, "streams": streams}
-        return replace(other, seconds=seconds, memory=(other.memory or 0) + TORCH_BYTES + kept + sums)
+        return replace(other, seconds=seconds, memory=(other.memory or 0) + TORCH_BYTES + kept + sums + self._working_bytes)
 
     def _in_files(self, one: MatrixInput) -> bool:
         """Whether sums are kept in files: there is no memory for those of a single matrix."""
@@ -195,6 +195,19 @@ class SequentialEncoding:
         each = max(finding, FOLLOWING * one.columns**2 + MISSED // 2 * one.missed_rows * one.columns)
         return each * min(one.matrices, self._threads_for(one, self._threads))
 
+    @cached_property
+    def _group(self) -> tuple[GroupCost, int] | None:
+        """What gradients of a group of windows take, and how many these are; None where an op has no derivative."""
+        with suppress(PlanError):
+            gradients, n_ctx = gradients_of(self._model), self.windows.shape[1]
+            return group_cost(gradients, n_ctx), gradients.windows_of_group(n_ctx)
+        return None
+
+    @property
+    def _working_bytes(self) -> int:
+        """Of the threads that compute groups of windows: forth takes half of what forth and back does."""
+        return self._threads * self._group[0].part // 2 if self._group is not None else 0
+
     def _seconds(self, inputs: Collection[MatrixInput]) -> float:
         """Of both streams and of the sums, roughly, on a machine that does nothing else. What ops do beside the products of
         weights is counted for gradients, which go forth twice, and back at the cost of both: two
@@ -205,10 +218,9 @@ class SequentialEncoding:
 
         tokens = self.windows.size
         streams = 2 * tokens * sum(one.per_token for one in products(self._graph.ops))
-        with suppress(PlanError):  # of an op without a derivative
-            gradients, n_ctx = gradients_of(self._model), self.windows.shape[1]
-            cost, groups = group_cost(gradients, n_ctx), ceil(len(self.windows) / gradients.windows_of_group(n_ctx))
-            streams += groups * (cost.products + WRITING * cost.written) / 2
+        if self._group is not None:
+            cost, size = self._group
+            streams += ceil(len(self.windows) / size) * (cost.products + WRITING * cost.written) / 2
         sums = 0
         for one in inputs:
             seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1

@@ -158,6 +158,8 @@ def write_model(
         taken = forecast(plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest)
         if options.sequential is not None:
             taken = options.sequential.added_to(taken, plan)
+        if options.tuning is not None:
+            taken = options.tuning.added_to(taken)
         return WriteResult("planned", paths, plan, taken)
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()

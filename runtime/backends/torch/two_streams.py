@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ....operating_system.files import reserve_space
+from ....operating_system.memory import trim_free_memory
 from ....quantize.covariance.drift import DriftSums
 from ...graph import Graph, Observer, Op, ops
 from ...graph.values import RoutingValue, Weight
@@ -81,8 +82,10 @@ class TwoStreams:
             with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 for step in self.steps:
                     self._compute(pool, step, partial(on_windows, step))
+                    trim_free_memory()  # what threads had of values lies between what is kept: 60 MiB a layer of the demo
                     for one in step.inputs:
                         on_input(one, KnownInput(self, pool, one))
+                    trim_free_memory()
         finally:
             torch.set_num_threads(before)
 
