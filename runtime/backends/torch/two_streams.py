@@ -158,12 +158,13 @@ class TwoStreams:
         have to make, for their weighted sum to be that."""
         n_ctx = self.windows.shape[1]
         at = slice(window * n_ctx, window * n_ctx + n_ctx)
+        tokens = self._sent(one, at, matrix)[0] if one.kind == "experts" else slice(None)
         original, changed = (each.values for each in self._streams)
-        parts = [(original[index][0][at] - changed[index][0][at]).reshape(n_ctx, -1) for index in stream]
+        parts = [(original[index][0][at][tokens] - changed[index][0][at][tokens]).flatten(1) for index in stream]
         missed = torch.stack(parts).sum(dim=0)
         if one.kind == "experts":
-            total = changed[one.op.routing.index][1][at].sum(dim=1, keepdim=True)  # type: ignore[attr-defined]
-            missed = torch.where(total > 0, missed / total, 0)[self._sent(one, at, matrix)[0]]
+            total = changed[one.op.routing.index][1][at][tokens].sum(dim=1, keepdim=True)  # type: ignore[attr-defined]
+            missed = torch.where(total > 0, missed / total, 0)
         return missed.to(self.device)
 
 
