@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ...formats.pretokenizers import PRE_TOKENIZERS
@@ -112,8 +112,13 @@ def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, s
 
     'default' if no known rule splits the same; a rule that differs only in `ignore_merges` is taken, and the problem says so.
     """
+    return _identified(json.dumps(pre_tokenizer), ignore_merges)
+
+
+@lru_cache(16)  # a job opens its checkpoint for each of its steps
+def _identified(pre_tokenizer: str, ignore_merges: bool) -> tuple[str, str]:
     try:
-        split = _splitter(pre_tokenizer)
+        split = _splitter(json.loads(pre_tokenizer))
         pieces = [split(text) for text in _probe()]
     except Exception as error:  # `tokenizers` raises bare exceptions
         return "default", f"the pre-tokenizer of tokenizer.json cannot be built ({error}); written as 'default'"

@@ -143,7 +143,11 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
     hparams = HParams(dict(metadata), "the model")
-    settings = use.settings(hparams).of_layer(layer, n_layers(hparams))
+    return _token_bytes(hparams, use.settings(hparams), layer, tensors)
+
+
+def _token_bytes(hparams: HParams, settings: Settings, layer: int, tensors: Collection[str]) -> int:
+    settings = settings.of_layer(layer, n_layers(hparams))
     if hparams.architecture == _COMPRESSED:
         parts = _entry_parts(hparams, settings, layer, tensors)
         return sum(part.token_bytes for part in parts.values())
@@ -228,7 +232,8 @@ def place(
     for rule in overrides:
         if rule.device not in devices:
             raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
-    n_layer = HParams(dict(metadata), "the model").size("block_count", maximum=MAX_LAYERS)
+    hparams = HParams(dict(metadata), "the model")
+    n_layer = hparams.size("block_count", maximum=MAX_LAYERS)
     layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
     placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
     matched, pairs = dict.fromkeys(map(str, overrides), ""), dict[tuple[str, str], tuple[str, str]]()
@@ -244,11 +249,11 @@ def place(
         placement.places[weight.name] = pairs.setdefault((device, why), (device, why))
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
-    names, tokens = placement.places, sequence_length(HParams(dict(metadata), "the model"), use.n_ctx)
+    names, tokens, settings = placement.places, sequence_length(hparams, use.n_ctx), use.settings(hparams)
     _copy_tied_output(placement, weights, layers[n_layer])
     for layer in range(n_layer):
         state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
-        devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
+        devices[layers[layer]].cache += tokens * _token_bytes(hparams, settings, layer, names) + 2 * state
         devices[CPU].cache += Settings.checkpoints * state
     buffer = compute_bytes(metadata, use) if gpus else processor_bytes(metadata, use)
     for name in gpus or [CPU]:

@@ -156,5 +156,4 @@ _TYPES = (
     IqkType("iq5_ks", 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
-IQK_TYPES = {t.name: t for t in _TYPES}
 CODECS = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}
