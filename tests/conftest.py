@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ggufmill.cli import main
+from ggufmill.runtime.text.tokenizer import Tokenizer
 
 pytest_plugins = ["end_of_run", "selection"]
 
@@ -38,6 +39,25 @@ def short_timing():
     """Forecasts time each encoder by a call or two, not for a tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ggufmill.quantize.timing.SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def texts_are_encoded_once():
+    """Hundreds of tests read the demo's texts, which take longer to encode than their windows to compute: each process does it
+    once for a vocabulary."""
+    known, encode = {}, Tokenizer._encode_valid
+
+    def encode_once(self, text):
+        if len(text) < 100_000:
+            return encode(self, text)
+        key = text, self._thousands, self._backend.to_str()
+        if key not in known:
+            known[key] = encode(self, text)
+        return list(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "_encode_valid", encode_once)
         yield
 
 

@@ -26,7 +26,7 @@ def ptx_of(name: str) -> str:
 
 
 def test_products_and_sums_are_not_fused():
-    code = ptx_of("q4_K")
+    code = ptx_of("iq4_nl")
     assert re.search(r"\bfma\.rn\.f32\b", code)
     assert re.search(r"\bmul\.rn\.f32\b", code)
     assert not re.findall(r"\b(?:mul|add|sub)\.f(?:32|64)\b|\.approx\b|\.ftz\b", code)

@@ -20,7 +20,7 @@ LANES_OF_ITEMS = {
     "q4_0": 1, "q4_1": 1, "q5_0": 1, "q5_1": 1, "q6_0": 1, "iq1_s": 16, "iq1_m": 16, "iq2_xxs": 16, "iq2_xs": 16, "iq2_s": 16,
     "iq3_xxs": 16, "iq3_s": 16, "iq3_k": 16, "iq4_k": 16, "iq5_k": 16, "iq6_k": 16,
 }  # fmt: skip
-QUICK = "q4_K", "iq2_k"
+QUICK = ("iq4_nl",)
 ROUNDED = "q4_0", "q4_1", "q5_0", "q5_1"  # without importance, by the processor
 N = 512
 

@@ -156,7 +156,7 @@ def kinds_of_routes(limits_of_routes):
     return {id(limits): (path, limits) for path, limits in limits_of_routes.items()}.values()
 
 
-@pytest.mark.slow(keep=["several models"])  # with one model's routes among them
+@pytest.mark.slow
 def test_ten_times_as_much_of_any_field_is_refused(make, limits_of_routes):
     """What is larger than 1 MB is tried once for each limit: it takes long to send."""
     tried, made, large = 0, {}, set()
