@@ -38,7 +38,7 @@ class Client:
         return self.end.timings.cached_tokens
 
 
-@pytest.fixture(scope="module", params=["Q4_K_M", "fp8"])
+@pytest.fixture(scope="module", params=["Q4_K_M", pytest.param("fp8", marks=pytest.mark.slow)])
 def model(request, tmp_path_factory):
     """The demo: latent attention, a mixture of experts."""
     path = FOLDER / "demo"
