@@ -1,11 +1,14 @@
-"""Complete jobs on one model, alternately: our quantize against llama-quantize, our repack against cp.
+"""Whole jobs beside others, in turns: `quantize` beside llama-quantize, `repack`, `split` and `merge`
+beside cp, `imatrix` beside `perplexity`.
 
-\\b
-    python benchmarks/jobs.py MODEL WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
+\b
+    python benchmarks/slices.py out/slice --model Llama-3.1-8B --set hidden_size=2048 \\
+        --set intermediate_size=8192 --set num_hidden_layers=4 --set vocab_size=8192
+    python benchmarks/jobs.py out/slice WORK_FOLDER --rival path/to/llama-quantize --json benchmarks/results/jobs.json
 
-MODEL is a GGUF in bf16, or a Hugging Face folder, which is converted to it first. Every command is timed from start to end, the
-program's start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat,
-and the median.
+MODEL is a Hugging Face folder with a calibration.txt, which is converted to bf16 first. Every command is a process from start
+to end; figures are seconds of the processor, and of the clock until all is on the disk: ours before and after the other, so
+that what else runs is seen. Ratios are of the processor's.
 """
 
 from __future__ import annotations
@@ -14,71 +17,81 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import click
+from true_size import MILL
 
-MILL = [sys.executable, "-m", "ggufmill"]
+from ggufmill.operating_system.processors import processor_name
 
 
-def timed(command: list[str], output: Path) -> float:
-    """Seconds that the command takes to make the output and bring it to disk."""
-    output.unlink(missing_ok=True)
+def timed(command: list[str], outputs: list[Path]) -> tuple[float, float]:
+    """Seconds of the processor, and of the clock, that the command takes to make the outputs and bring them to disk."""
+    for output in outputs:
+        output.unlink(missing_ok=True)
     os.sync()
     began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(command)}")
     os.sync()
-    return time.perf_counter() - began
+    return usage.ru_utime + usage.ru_stime, time.perf_counter() - began
 
 
-def race(commands: dict[str, tuple[list[str], Path]], repeat: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(repeat):
-        for name, (command, output) in commands.items():
-            times[name].append(timed(command, output))
-    return times
+def race(ours: list[str], theirs: list[str] | None, outputs: list[Path], others: list[Path]) -> dict[str, Any]:
+    """Ours, the other, and ours again."""
+    first = timed(ours, outputs)
+    other = timed(theirs, others) if theirs is not None else None
+    again = timed(ours, outputs)
+    figures: dict[str, Any] = {"ours": [first[0], again[0]], "ours, clock": [first[1], again[1]]}
+    if other is not None:
+        figures |= {"theirs": other[0], "theirs, clock": other[1], "ratio": 2 * other[0] / (first[0] + again[0])}
+    return figures
 
 
 @click.command(help=__doc__)
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--llama-quantize", "rival", type=click.Path(exists=True, dir_okay=False), help="The C++ quantiser.")
-@click.option("--types", default="q8_0,q4_K,q6_K,iq4_k,iq4_ks,iq2_k", show_default=True)
+@click.option("--rival", type=click.Path(exists=True, dir_okay=False), help="The C++ quantiser.")
+@click.option("--types", default="q4_K,q6_K,iq4_k,iq2_k,iq3_xxs", show_default=True)
 @click.option("-t", "--threads", default=2, show_default=True)
-@click.option("--repeat", default=2, show_default=True)
+@click.option("--windows", default=16, show_default=True, help="Of 512 tokens, of perplexity and imatrix.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
-def main(model: Path, folder: Path, rival: str | None, types: str, threads: int, repeat: int, json_file: Path | None) -> None:
+def main(model: Path, folder: Path, rival: str | None, types: str, threads: int, windows: int, json_file: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = {n: folder / f"{n}.gguf" for n in ("bf16", "ours", "theirs", "one", "copy", "packed")}
-    t = str(threads)
-    results: dict[str, dict[str, list[float]]] = {}
-    if model.is_dir():
-        subprocess.run([*MILL, "convert", str(model), str(names["bf16"]), "--outtype", "bf16", "-t", t], check=True)
-    else:
-        names["bf16"] = model
-    for type_name in types.split(","):
-        commands = {
-            "ours": ([*MILL, "quantize", str(names["bf16"]), str(names["ours"]), type_name, "--pure", "-t", t], names["ours"])
-        }
-        if threads > 1:
-            single = [*MILL, "quantize", str(names["bf16"]), str(names["one"]), type_name, "--pure", "-t", "1"]
-            commands["ours, 1 thread"] = (single, names["one"])
-        if rival:
-            other = [rival, "--pure", str(names["bf16"]), str(names["theirs"]), type_name.upper(), t]
-            commands["llama-quantize"] = (other, names["theirs"])
-        results[f"quantize to {type_name}"] = race(commands, repeat)
-        if type_name == "iq4_k":
-            repack = [*MILL, "repack", str(names["ours"]), str(names["packed"]), "-t", t]
-            copy = ["cp", str(names["ours"]), str(names["copy"])]
-            results["repack to iq4_k_r4"] = race({"repack": (repack, names["packed"]), "cp": (copy, names["copy"])}, repeat)
-    for job, times in results.items():
-        cells = [f"{name} {min(t):.1f} s (median {median(t):.1f})" for name, t in times.items()]
-        click.echo(f"{job}: " + ", ".join(cells))
+    at = {n: folder / f"{n}.gguf" for n in ("bf16", "ours", "theirs", "copy", "packed", "whole", "part")}
+    bf16, t = str(at["bf16"]), ["-t", str(threads)]
+    subprocess.run([*MILL, "convert", str(model), bf16, "--outtype", "bf16", *t], check=True)
+    results: dict[str, Any] = {}
+
+    def run(job: str, ours: list[str], theirs: list[str] | None, outputs: list[Path], others: list[Path]) -> None:
+        found = results[job] = race([*MILL, *ours, *t], theirs, outputs, others)
+        print(f"{job}: " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+
+    for name in types.split(","):
+        other = [rival, "--pure", bf16, str(at["theirs"]), name.upper(), str(threads)] if rival else None
+        run(f"quantize to {name}", ["quantize", bf16, str(at["ours"]), name, "--pure"], other, [at["ours"]], [at["theirs"]])
+        if name == "iq4_k":
+            copy = ["cp", str(at["ours"]), str(at["copy"])]
+            run("repack to iq4_k_r4, beside cp", ["repack", *copy[1:2], str(at["packed"])], copy, [at["packed"]], [at["copy"]])
+    parts, size = sorted(folder.glob("part-*.gguf")), max(1, at["bf16"].stat().st_size // 3)
+    copy = ["cp", bf16, str(at["copy"])]
+    subprocess.run([*MILL, "split", bf16, str(folder / "part"), "--split-max-size", str(size)], check=True)
+    parts = sorted(folder.glob("part*-of-*.gguf"))
+    run("split, beside cp", ["split", bf16, str(folder / "part"), "--split-max-size", str(size)], copy, parts, [at["copy"]])
+    run("merge, beside cp", ["merge", str(parts[0]), str(at["whole"])], copy, [at["whole"]], [at["copy"]])
+    read = [bf16, "-f", str(model / "calibration.txt"), "-c", "512", "--chunks", str(windows), *t]
+    text, made = [*MILL, "perplexity", *read], [folder / name for name in ("o.imatrix", "o.cov")]
+    collect = ["imatrix", "-m", *read[:-2], "-o", str(made[0])]
+    run("imatrix, beside perplexity", collect, text, made[:1], [])
+    run("imatrix --covariance, beside perplexity", [*collect, "--covariance", str(made[1])], text, made, [])
     if json_file:
-        json_file.write_text(json.dumps({"threads": threads, "seconds": results}, indent=1) + "\n")
+        about = {"processor": processor_name(), "threads": threads, "load": os.getloadavg()[0], "jobs": results}
+        json_file.write_text(json.dumps(about, indent=1) + "\n")
     shutil.rmtree(folder)
 
 

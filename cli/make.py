@@ -44,16 +44,14 @@ def _text(result: MakeResult) -> str:
         file = shlex.quote(result.run.report["files"][0])
         run = [f"run it: ggufmill serve {file} {shlex.join(result.options)}"] if result.options is not None else []
         return "\n\n".join([report_lines(result.run.report), f"again: ggufmill run {shlex.quote(str(result.recipe))}", *run])
-    forecast, quant = result.forecast, result.run.quants[0]
+    forecast, stages, quant = result.forecast, result.run.stages, result.run.quants[0]
     size = f"{result.recipe.with_suffix('.gguf')}: at most {file_text(quant.most_bytes)}; {result.fit.why}"
-    total = sum(forecast.seconds.values())
-    memory = {stage: size_text(nbytes) for stage, nbytes in forecast.memory.items() if nbytes is not None}
-    rows = [(stage, duration(seconds), memory.get(stage, "")) for stage, seconds in forecast.seconds.items()]
+    assert result.run.forecast is not None
+    rows = [(stage, duration(each.total), size_text(each.memory) if each.memory else "") for stage, each in stages.items()]
     parts = [size, f"collected: {result.data or 'nothing'}"]
-    parts.append(table(("stage", "about", "memory"), [*rows, ("together", duration(total), "")]))
+    parts.append(table(("stage", "about", "memory"), [*rows, ("together", duration(result.run.forecast.total), "")]))
     low, high = forecast.divergence
     how = "tried without data on two windows" if forecast.is_measured else "a rule of thumb"
     parts.append(f"KL divergence to expect: {low:.2g} to {high:.2g} ({how})")
-    assert result.run.forecast is not None
-    disk = replace(result.run.forecast, memory=None)
+    disk = replace(result.run.forecast, memory=None, seconds=None)
     return "\n\n".join([*parts, disk.text, result.text.rstrip()])

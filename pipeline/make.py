@@ -36,7 +36,8 @@ from .requests.make import MakeRequest
 from .requests.quantize import QuantizeRequest
 from .requests.run import RunRequest
 from .requests.verb import verb
-from .run import RunResult, run_recipe
+from .run import RunResult, forecasts_of, run_recipe
+from .run import planned as planned_run
 
 _LARGEST = "q8_0"  # the type beyond which more bits are not worth it
 
@@ -51,7 +52,7 @@ class MakeResult:
     data      what was collected: '', imatrix, covariance or curvature
     run       what `run_recipe` gave
     options   of llama.cpp's programs, and of this one's, with which the file fits; None: it does not, or with dry_run
-    forecast  times, and the KL divergence to expect; only with dry_run
+    forecast  the KL divergence to expect; only with dry_run. What it takes, `run` has
     """
 
     recipe: Path
@@ -66,7 +67,15 @@ class MakeResult:
         """What --json prints: recipe, file_bytes_at_most, why, data, options, the report of the run, or with dry_run its plan
         and `forecast`."""
         head = {"recipe": str(self.recipe), "file_bytes_at_most": self.fit.nbytes, "why": self.fit.why, "data": self.data}
-        forecast = {"forecast": self.forecast.as_json()} if self.forecast is not None else {}
+        forecast = {}
+        if self.forecast is not None and self.run.forecast is not None:
+            stages = self.run.stages
+            seconds = {stage: each.total for stage, each in stages.items()}
+            memory = {stage: each.memory for stage, each in stages.items()}
+            forecast = {
+                "forecast": {"seconds": seconds, "memory": memory, **self.forecast.as_json()},
+                **self.run.forecast.as_json(),
+            }
         return {**head, "options": self.options, **forecast, "run": self.run.as_json()}
 
 
@@ -122,10 +131,11 @@ def make_model(request: MakeRequest) -> MakeResult:
             made.options = run_options(sizes, opened.metadata, fit)
             return made
         with tempfile.TemporaryDirectory() as elsewhere:
-            planned = recipe_text(request, job.source, collection.level, fit, there, working)
-            made.run = _run(replace(asked, recipe=Path(elsewhere) / recipe.name), planned)
-            copy, planned = largest if working is not None else None, Path(elsewhere) / recipe.name
-            made.forecast = forecast_make(request, planned, job.source, copy, running, there, windows, collection, report)
+            planned = Path(elsewhere) / recipe.name
+            write_text(planned, recipe_text(request, job.source, collection.level, fit, there, working))
+            run, forecasts = forecasts_of(replace(asked, recipe=planned), report)
+            made.run = planned_run(run, forecasts)
+            made.forecast = forecast_make(forecasts, collection.level, there, report)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from .writing.write_model import WriteResult, finished_without_source, write_mod
 from .writing.write_options import WriteOptions, write_options
 
 if TYPE_CHECKING:
-    from .recipe_search.search_job import SearchJob
+    from .common.forecast import Forecast
 
 
 @verb(QuantizeRequest)
@@ -66,8 +66,9 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
 
         sequential = sequential_encoding(request, job.source, job.device)
     with reporting(asked.progress) as report:
+        searching = None
         if job.target is not None:
-            text = _searched(job, job.target, options, inputs, report)
+            text, searching = _searched(job, job.target, options, inputs, report)
             call = call.with_found(text) if call is not None else None
         plan = job.plan(text)
         if text is not None:
@@ -84,7 +85,7 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
             from ..quantize.covariance.timing import predict_seconds_with
 
             timing = partial(predict_seconds_with, job.covariances, job.source)
-        return write_model(
+        result = write_model(
             plan,
             "quantize",
             job.source,
@@ -94,6 +95,9 @@ def quantize_model(request: QuantizeRequest) -> WriteResult:
             delete_source_shards=asked.delete_source_shards,
             partial_requant=asked.partial_requant,
         )
+        if result.forecast is not None and searching is not None and is_timed:
+            result.forecast = result.forecast.with_stage("search", searching())
+        return result
 
 
 def _check(job: Quantization, options: WriteOptions) -> None:
@@ -113,32 +117,37 @@ def _check(job: Quantization, options: WriteOptions) -> None:
         raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
 
 
-def _searched(job: Quantization, target: SearchTarget, options: WriteOptions, inputs: list[Path], report: OnProgress) -> str:
-    """The text of the recipe that is searched for. inputs: gets the text that is measured on."""
+def _searched(
+    job: Quantization, target: SearchTarget, options: WriteOptions, inputs: list[Path], report: OnProgress
+) -> tuple[str, Callable[[], Forecast] | None]:
+    """The text of the recipe that is searched for, and with a dry run what says what that takes. inputs: gets the text that is
+    measured on; a dry run does not read it, so that types are those of the least errors."""
     # a search runs models, whose kernels take half a second to import: without a target they are not
     from .cluster.measuring import search_workers
     from .recipe_search.search_job import SearchJob
 
     asked, search = job.asked, job.search_options(job.asked.threads)
     inputs += [search.text] if search.text is not None else []
+    if options.dry_run:
+        from .recipe_search.forecast import search_forecast
+
+        if search.text is not None:
+            note("note: what is measured on a text decides the types: those of the plan are a guess by errors alone")
+        whole = SearchJob(job, search, report=report)
+        guess = SearchJob(job, replace(search, text=None), report=report)
+        return guess.find(target).text, lambda: search_forecast(whole, Path(asked.out).parent).forecast
     changed = asked.prune_layers or asked.include_weights or asked.exclude_weights
     if changed and asked.cluster is not None:
         note("note: --prune-layers, --include-weights and --exclude-weights: types are measured here, not by workers")
-    state = None if asked.dry_run else _beside(Path(asked.out), ".state.json")
+    out = Path(asked.out)
     with search_workers(None if changed else asked.cluster, job, search) as workers:
-        return _find_recipe(SearchJob(job, search, state=state, workers=workers, report=report), target, options, inputs)
-
-
-def _find_recipe(search: SearchJob, target: SearchTarget, options: WriteOptions, inputs: Sequence[Path]) -> str:
-    """The text of the recipe for a target. Raises PlanError for what stands in the way of the output before any measuring."""
-    if not options.dry_run:
-        out = Path(search.job.request.out)
-        read = [*search.source.files, *inputs]
+        measured = SearchJob(job, search, state=_beside(out, ".state.json"), workers=workers, report=report)
+        read = [*job.source.files, *inputs]
         refuse_inputs([_beside(out, ".recipe.txt"), _beside(out, ".state.json")], read)
-        plan, disk = search.smallest_plan(target, out), search.largest_file(target)
-        again = options.resume and search.measurements.errors  # the output may be this job's, which is known by its recipe
+        plan, disk = measured.smallest_plan(target, out), measured.largest_file(target)
+        again = options.resume and measured.measurements.errors  # the output may be this job's, which is known by its recipe
         preflight(plan, force=bool(options.force or again), resume=options.resume, inputs=read, needed=disk)
-    return search.find(target).text
+        return measured.find(target).text, None
 
 
 def _beside(out: Path, suffix: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from ..quantize.verify import Verification
 from ..recipes import find
 from .common.arguments import refuse_unused
 from .common.dropped_config import warn_on_dropped_config
-from .common.forecast import Forecast
+from .common.forecast import Forecast, free_space
 from .common.messages import json_text, note, warn
-from .common.progress import reporting
+from .common.progress import OnProgress, reporting
 from .common.shown import shown
 from .common.vocabulary_check import vocabulary_differences
 from .reports.html_page import page_text
@@ -28,9 +28,9 @@ from .reports.report_data import report_json
 from .requests.run import RunRequest
 from .requests.verb import verb
 from .stages.folder import RunFolder
+from .stages.forecast import StageForecasts
 from .stages.quant import Quant
 from .stages.run import Run
-from .writing.forecast import forecast
 
 
 @dataclass
@@ -68,7 +68,7 @@ class RunResult:
 
     folder    where the results are
     quants    with dry_run: what is known of each file; else []
-    forecast  disk space that the run takes; only with dry_run
+    forecast  disk space, memory and time that the run takes; stages: memory and time of each; only with dry_run
     report    all figures, as in report.json; {} with dry_run
     reports   report.json, report.md, report.html and the draft of a model card, README.md
     """
@@ -76,6 +76,7 @@ class RunResult:
     folder: Path
     quants: list[QuantForecast] = field(default_factory=list)
     forecast: Forecast | None = None
+    stages: dict[str, Forecast] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
 
@@ -109,29 +110,48 @@ def run_recipe(request: RunRequest) -> RunResult:
     """
     if request.cluster is None:
         refuse_unused(request, "--cluster", "cluster_output")
-    path = find(request.recipe)
-    loaded = load_recipe(path, several=True)
-    folder = RunFolder(Path(request.out) if request.out is not None else Path("out") / path.stem, path.stem)
+    folder = _folder_of(request)
     with nullcontext() if request.dry_run else folder.locked(), reporting(request.progress) as report:
-        run = Run(loaded, path, folder, request, report)
-        warn_on_dropped_config(run.source)
-        for text in [*run.source.notes, *vocabulary_differences(run.source)]:
-            note(f"note: {text}", detail=True)
-        plans = run.check()
-        return _forecast(run, plans) if request.dry_run else _carry_out(run, plans)
+        run, plans = _checked(request, folder, report)
+        return planned(run, StageForecasts(run, plans, report)) if request.dry_run else _carry_out(run, plans)
 
 
-def _forecast(run: Run, plans: list[Plan]) -> RunResult:
+def forecasts_of(request: RunRequest, report: OnProgress) -> tuple[Run, StageForecasts]:
+    """The run that a request asks for, of which nothing is done, and what it takes."""
+    run, plans = _checked(request, _folder_of(request), report)
+    return run, StageForecasts(run, plans, report)
+
+
+def _folder_of(request: RunRequest) -> RunFolder:
+    path = find(request.recipe)
+    return RunFolder(Path(request.out) if request.out is not None else Path("out") / path.stem, path.stem)
+
+
+def _checked(request: RunRequest, folder: RunFolder, report: OnProgress) -> tuple[Run, list[Plan]]:
+    """The run, and its plans, after all checks that need no work."""
+    path = find(request.recipe)
+    run = Run(load_recipe(path, several=True), path, folder, request, report)
+    warn_on_dropped_config(run.source)
+    for text in [*run.source.notes, *vocabulary_differences(run.source)]:
+        note(f"note: {text}", detail=True)
+    return run, run.check()
+
+
+def planned(run: Run, forecasts: StageForecasts) -> RunResult:
+    """The result of a dry run."""
     quants = []
-    for quant, plan in zip(run.quants, plans, strict=True):
+    for quant, plan in zip(run.quants, forecasts.checked, strict=True):
         target = quant.target.text if quant.target is not None else None
         repacked = (quant.folder.repacked.name, quant.repacked_bytes) if quant.repacked_bytes else None
         quants.append(QuantForecast(quant.recipe.label, plan, target, quant.has_rules, quant.file_bytes, repacked))
         if not quant.has_rules:
             note(f"note: types for {target} have to be searched for; the plan has the smallest allowed")
         warn(_labelled(quant, plan.warnings), detail=True)
-    takes = forecast(plans[0], run.source, run.disk_needed)
-    return RunResult(run.folder.path, quants, replace(takes, disk_peak=run.disk_peak))
+    free = free_space(forecasts.checked[0].files[0].path.parent)
+    takes = Forecast(run.disk_needed, free, disk_peak=run.disk_peak, threads=forecasts.threads)
+    for stage, each in forecasts.stages.items():
+        takes = takes.with_stage(stage, each)
+    return RunResult(run.folder.path, quants, takes, forecasts.stages)
 
 
 def _labelled(quant: Quant, texts: list[str]) -> list[str]:

@@ -73,6 +73,31 @@ def simulate_quantization(source: TensorSource, plan: Plan) -> TensorSource:
     return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
 
 
+def planned_source(source: TensorSource, plan: Plan) -> TensorSource:
+    """The model that the plan would write, with weights that mean nothing: to say what running it takes."""
+    simulated = simulate_quantization(source, plan)
+    matrices = {
+        t.name: planned_tensor(t, t.stored) for t in simulated.tensors.values() if len(t.shape) > 1 and t.stored is not None
+    }
+    return replace(simulated, tensors={**simulated.tensors, **matrices})
+
+
+def planned_tensor(tensor: SourceTensor, kind: TensorType, *, is_decoded: bool = False) -> SourceTensor:
+    """A tensor in a type, all bytes 0: nothing is encoded, and decoding takes what it takes. is_decoded: there are no rows of
+    this type, they are read decoded."""
+    columns = tensor.shape[0]
+    row = np.zeros((1, kind.row_bytes(columns)), np.uint8)
+
+    def raw(start: int, stop: int) -> np.ndarray:
+        return np.broadcast_to(row, (stop - start, row.shape[1]))
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return _decode_rows(lambda first, last: np.ascontiguousarray(raw(first, last)), kind, columns, start, stop)
+
+    stored = {} if is_decoded else {"raw": raw, "stored": kind}
+    return SourceTensor(tensor.name, tensor.shape, kind.name, read, **stored)
+
+
 def simulated_tensor(output: Output) -> SourceTensor:
     """One tensor of a plan as a source tensor: `read` encodes and decodes, `raw` gives the encoded bytes."""
 

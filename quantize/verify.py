@@ -101,6 +101,11 @@ def verify(plan: Plan, source: TensorSource, progress: Callable[[int, str], None
     return Verification(checks)
 
 
+def sampled_weights(plan: Plan) -> int:
+    """How many are compared, at the most."""
+    return sum(n * min(kind.n_elements, RUNS_PER_TENSOR * RUN_ELEMENTS) for kind, n in plan.outputs.counts())
+
+
 def _check_tensor(plan: Plan, output: Output, location: Location, tensor: SourceTensor | None) -> TensorCheck:
     if tensor is not None and tensor.shape != output.shape:
         tensor = None

@@ -107,6 +107,12 @@ def head_seconds(model: Model, tokens: float, against: Model | None = None) -> f
     return made + tokens * model.n_vocab * _scoring(against is not None)
 
 
+def generation_seconds(model: Model, tokens: int) -> float:
+    """Seconds of a thread for so many tokens that are generated one by one."""
+    every = [*products(model.graph.ops), *products(model.graph.head)]
+    return _products_seconds(model, every, tokens, tokens)
+
+
 def attention_seconds(model: Model, n_ctx: int, is_observed: bool = False) -> float:
     """Of queries with keys and their weights with values, of a token on average in windows of n_ctx. Observed latents are
     weighted beside the values."""

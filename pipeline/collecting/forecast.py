@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,9 @@ class CollectionForecast:
     windows     of the text; tokens: in all of them
     covariance  the same of covariances, None if none are collected
     disk_free   bytes where the files go; None if unknown
-    seconds     of starting, and running the text through the model in all passes; sum_seconds: of the sums of covariances;
-                rough estimates. threads: that share the work; idle: seconds of which they wait, added up
+    seconds     of running the text through the model in all passes; sum_seconds: of the sums of covariances; rough estimates.
+                starting: of the program, and of torch, by part
+    threads     that share the work; idle: seconds of which they wait, added up
     """
 
     entries: int
@@ -115,6 +116,7 @@ class CollectionForecast:
     memory_bytes: int | None = None
     threads: int = 1
     idle: float = 0.0
+    starting: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def disk_needed(self) -> int:
@@ -125,7 +127,7 @@ class CollectionForecast:
     @property
     def forecast(self) -> Forecast:
         """Disk, memory and time alone."""
-        disk, seconds = (self.disk_needed, self.disk_free), {"run": self.seconds, "sums": self.sum_seconds}
+        disk, seconds = (self.disk_needed, self.disk_free), {**self.starting, "run": self.seconds, "sums": self.sum_seconds}
         return Forecast(*disk, seconds, memory=self.memory_bytes, threads=self.threads, idle=self.idle)
 
     def as_json(self) -> dict[str, Any]:
@@ -159,7 +161,9 @@ def forecast_collection(
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds, idle = job.expected_seconds()
     threads, folder = model.workers.count, (path or Path("x")).parent
-    starting = start_seconds([model]) + (TORCH_STARTING if job is not None and job.curvature is not None else 0)
+    starting = {"start": start_seconds([model]) / threads}
+    if job is not None and job.curvature is not None:
+        starting["torch"] = TORCH_STARTING / threads
     return CollectionForecast(
         len(shapes),
         nbytes,
@@ -167,12 +171,13 @@ def forecast_collection(
         tokens,
         covariance,
         free_space(folder),
-        seconds + starting / threads,
+        seconds,
         sum_seconds,
         experts_of(model, tokens),
         _memory(model, windows, options, shapes.values(), job, covariance),
         threads,
         idle,
+        starting,
     )
 
 

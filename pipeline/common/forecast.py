@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .figures import duration, size_text
 from .shown import shown
 
 _COMPILED, _TIMED = 1.6e-3, 0.02  # seconds that compiling `json.decoder` takes on a Zen 4, and for which that is measured here
+_ONCE = "start", "torch"  # parts of a program that stages share
 _BYTECODE = 0.64  # of a start that compiles all modules, one that finds their bytecode (Zen 4: 0.92 s of 1.43)
 
 
@@ -39,6 +40,11 @@ class Forecast:
     threads: int = 1
     idle: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """Seconds of all parts."""
+        return sum((self.seconds or {}).values())
+
     def as_json(self) -> dict[str, Any]:
         """The keys `disk`, `memory` and, if the job was timed, `predicted`: seconds, those of the processor (of all threads
         together), and those of each part."""
@@ -50,6 +56,19 @@ class Forecast:
         if self.seconds is not None:
             figures["predicted"] = predicted(self.seconds, self.threads, self.idle)
         return figures
+
+    def with_stage(self, name: str, other: Forecast) -> Forecast:
+        """With what another stage of the same program takes, which starts once."""
+        ours, theirs = self.seconds or {}, other.seconds or {}
+        once = {part: max(ours.get(part, 0.0), theirs.get(part, 0.0)) for part in _ONCE if part in ours or part in theirs}
+        more = {name: sum(seconds for part, seconds in theirs.items() if part not in _ONCE)}
+        memory = max(self.memory or 0, other.memory or 0) or None
+        return replace(self, seconds={**ours, **once, **more}, memory=memory, idle=self.idle + other.idle)
+
+    @classmethod
+    def of_one_thread(cls, part: str, seconds: float, threads: int) -> Forecast:
+        """Of what one thread does, for which the others wait."""
+        return cls(0, None, {part: seconds}, threads=threads, idle=(threads - 1) * seconds)
 
     @property
     def text(self) -> str:

@@ -162,7 +162,8 @@ class Bars:
             if progress.item:
                 self._bar.set_postfix_str(printable(progress.item), refresh=False)
             done = progress.done + round(progress.share, 2) if progress.share else progress.done
-            self._bar.update(max(0, done - self._bar.n))  # windows of a pass are counted when they are scored, too
+            self._bar.n = max(done, self._bar.n)  # windows of a pass are counted when they are scored, too
+            self._bar.update(0)
 
     def refresh(self) -> bool:
         """Draws the bar anew, with the time that has passed; False if there is none, or not yet."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...formats import TYPES, SourceTensor, TensorType, dims
@@ -11,16 +13,19 @@ from ...operating_system.processors import available_cpus
 from ...quantize.covariance.matrix.prepared import prepared_bytes
 from ...quantize.covariance.refine import triangles_of
 from ...quantize.covariance.timing import Encodings
+from ...quantize.gguf_source import planned_tensor
 from ...quantize.search.row_sample import COUPLED_ROWS, COUPLED_RUNS, RUN_ROWS
+from ...quantize.search.type_search import TypeSearch, group_tensors
 from ...quantize.timing import encode_speed
-from ...runtime import load_model
+from ...runtime import Model, load_model
 from ...runtime.evaluate.sensitivity import most_rows_kept
 from ..common.forecast import Forecast, Planned
 from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..planning import KEPT_IN_SEARCH
 from .search_job import PROBES, SearchJob
 
-_STARTED, _PER_THREAD = 130 << 20, 30 << 20  # bytes of the program, and of what a thread has of rows
+# Bytes of the program, and of what a thread has of rows, at the most, and for each weight.
+_STARTED, _PER_THREAD, _ROW_BYTES = 130 << 20, 30 << 20, 28
 _ENCODED_AGAIN = 5  # times that refining encodes all tensors: the choice, a step up, one down and back, and the new choice
 
 
@@ -28,17 +33,25 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     """What is left to measure, without what an earlier search has measured. folder: of the recipe."""
     options, threads = search.options, search.options.threads or available_cpus()
     seconds = _by_type(search, threads, _samples(search))
-    memory = _STARTED + threads * _PER_THREAD + _prepared_memory(search, threads)
+    rows = max(_ROW_BYTES * _sampled(search, tensor)[0] for tensor in search.tensors.values())
+    memory = _STARTED + threads * min(_PER_THREAD, rows) + _prepared_memory(search, threads)
     work = {"tensors": len(search.tensors), "types": len({t.name for types in search.candidates.values() for t in types})}
     if options.text is None:
         return Planned(work, Forecast(0, None, seconds, memory=memory, threads=threads))
     model = load_model(search.running_source, **search.running_settings)
-    groups = min(options.measurements, len(search.tensors))
-    runs = divergence_runs(groups, options.refine)
-    encoded = sum(_by_type(search, threads, _whole(search)).values())
-    times = len(PROBES) + _ENCODED_AGAIN * options.refine
-    seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded * times}
-    seconds["reading"] = runs * options.chunks * reading_seconds(model, options.n_ctx, options.n_ctx)
+    tokens, (variant, loading) = options.chunks * options.n_ctx, _variant(search)
+    plain, changed = (reading_seconds(each, tokens, options.n_ctx, model) + loading / threads for each in (model, variant))
+    groups, probes = _probes(search)
+    kinds = sum(map(len, search.candidates.values())) / len(search.candidates)
+    steps = round(len(PROBES) * groups * (1 - 1 / kinds))  # of a round: from the smallest type there is none down
+    rounds = steps * options.refine + 1 + options.refine
+    encoded = sum(_by_type(search, threads, _measured(search, probes)).values())
+    if options.refine:
+        encoded += _ENCODED_AGAIN * options.refine * sum(_by_type(search, threads, _whole(search)).values())
+    seconds = {"errors of types": sum(seconds.values()), "encoding of groups": encoded}
+    seconds["reading"] = reading_seconds(model, tokens, options.n_ctx, is_scored=False)
+    seconds["reading"] += len(probes) * (plain + (changed - plain) / groups) + rounds * changed
+    runs = 1 + len(probes) + rounds
     together = most_together([model], options.n_ctx, options.chunks)
     reading = reading_memory([model], options.n_ctx, together, model)
     if reading is None:
@@ -51,9 +64,28 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     return Planned(work | {"runs": runs}, reading_forecast(seconds, reading + more, [model], folder))
 
 
-def divergence_runs(groups: int, refine: int) -> int:
-    """How often the text is read where the sensitivity of so many groups of tensors is measured, in so many further rounds."""
-    return len(PROBES) * groups * (1 + refine) + 2
+def _probes(search: SearchJob) -> tuple[int, list[dict[str, TensorType]]]:
+    """Groups of tensors, and types of each measurement of their sensitivities that is not known yet."""
+    groups = group_tensors(list(search.tensors), search.options.measurements)
+    probes = TypeSearch(search.tensors, search.candidates, {}, groups).probes(PROBES, {})
+    return len(groups), [types for _, types in probes if not search.is_measured(types)]
+
+
+def _measured(
+    search: SearchJob, probes: Iterable[Mapping[str, TensorType]]
+) -> Iterator[tuple[SourceTensor, TensorType, int, int | None]]:
+    for types in probes:
+        yield from ((search.tensors[name], kind, search.tensors[name].n_elements, None) for name, kind in types.items())
+
+
+def _variant(search: SearchJob) -> tuple[Model, float]:
+    """The model with all tensors in a type in the middle of theirs, and seconds that loading it takes."""
+    chosen = ((search.tensors[name], kinds[len(kinds) // 2]) for name, kinds in search.candidates.items())
+    planned = {tensor.name: planned_tensor(tensor, kind, is_decoded=True) for tensor, kind in chosen}
+    source = search.running_source
+    changed = replace(source, tensors={**source.tensors, **planned}, identity=f"{source.identity} changed")
+    begun = time.thread_time()
+    return load_model(changed, **search.running_settings), time.thread_time() - begun
 
 
 def _samples(search: SearchJob) -> Iterator[tuple[SourceTensor, TensorType, int, int | None]]:

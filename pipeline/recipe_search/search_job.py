@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,15 +96,8 @@ class SearchJob:
     # -- measuring
 
     @cached_property
-    def search(self) -> TypeSearch:
-        """The knapsack, with all errors and sensitivities measured."""
-        try:
-            return self._measured_search()
-        except KeyboardInterrupt:
-            self.measurements.save(now=True)
-            raise KeyboardInterrupt(INTERRUPTED) from None
-
-    def _measured_search(self) -> TypeSearch:
+    def _by_errors(self) -> TypeSearch:
+        """The knapsack, with all errors measured."""
         options, known = self.options, self.measurements
         known.save(now=True)  # fails here if it cannot be written to
         for line in self.weighting.notes:
@@ -123,8 +117,13 @@ class SearchJob:
         errors = {name: known.errors[name] for name in self.tensors}
         if self.weighting.curvature:
             errors = on_one_scale(errors, self.weighting.diagonal)
-        search = TypeSearch(self.tensors, self.candidates, errors, group_tensors(list(self.tensors), options.measurements))
-        if options.text is None:
+        return TypeSearch(self.tensors, self.candidates, errors, group_tensors(list(self.tensors), options.measurements))
+
+    @cached_property
+    def search(self) -> TypeSearch:
+        """The knapsack, with all errors and sensitivities measured."""
+        search, known = self._by_errors, self.measurements
+        if self.options.text is None:
             return search
         probes = search.probes(PROBES, known.probes.setdefault(self._text_key, {}))
         stage = Stage(self._report, "sensitivity", len(probes), "group")
@@ -148,6 +147,10 @@ class SearchJob:
             known[key] = [measured.mean, measured.error]
             self.measurements.save()
         return known[key][0], known[key][1]
+
+    def is_measured(self, types: Mapping[str, TensorType]) -> bool:
+        """Whether the divergence with these tensors quantised is known."""
+        return types_key(types) in self.measurements.divergences.get(self._text_key, {})
 
     def _on_windows(self, windows: float) -> None:
         self._stage.within(windows / self.options.chunks)
@@ -226,9 +229,17 @@ class SearchJob:
 
     def find(self, target: SearchTarget, command: str = "") -> SearchResult:
         """The recipe for a target. command: goes into its header. Raises PlanError when the types allowed cannot reach it."""
+        try:
+            return self._found(target, command)
+        except KeyboardInterrupt:
+            self.measurements.save(now=True)
+            raise KeyboardInterrupt(INTERRUPTED) from None
+
+    def _found(self, target: SearchTarget, command: str) -> SearchResult:
         self.smallest_plan(target)
-        assignment = self._solve(target)
-        if self.options.text is not None and self.options.refine:
+        finest = self._finest_within(target) if target.divergence is None else None
+        assignment = finest or self._solve(target)
+        if finest is None and self.options.text is not None and self.options.refine:
             assignment = self._refined(assignment, target)
         types = use_packed_types(assignment.types, self.tensors, target.gpu) if self.options.repacked else assignment.types
         measured = None
@@ -246,14 +257,10 @@ class SearchJob:
 
     def _refined(self, assignment: TypeAssignment, target: SearchTarget) -> TypeAssignment:
         """The best of the choice and of those after each round of measuring around the one before."""
-        try:
-            tried = [assignment]
-            for _ in range(self.options.refine):
-                self._refine_sensitivities(tried[-1])
-                tried.append(self._solve(target))
-        except KeyboardInterrupt:
-            self.measurements.save(now=True)
-            raise KeyboardInterrupt(INTERRUPTED) from None
+        tried = [assignment]
+        for _ in range(self.options.refine):
+            self._refine_sensitivities(tried[-1])
+            tried.append(self._solve(target))
         if target.divergence is not None:
             return min(tried, key=lambda f: f.nbytes)
         return min(tried, key=lambda f: self.divergence(f.types)[0])
@@ -323,6 +330,14 @@ class SearchJob:
             others += excess << max(0, attempt - 2)
         raise MillError(f"no recipe of at most {target.text} was found; ask for a little more")
 
+    def _finest_within(self, target: SearchTarget) -> TypeAssignment | None:
+        """The type of the least error for each tensor, if all fit: then it is the best, whatever their sensitivities are."""
+        finest = self._by_errors.assignment({name: self._finest(name) for name in self.tensors})
+        plan = self.plan(self._recipe_text(finest, target) + RESERVE)
+        if target.gpu is not None or target.size_of(plan) > target.limit(self._elements):
+            return None
+        return finest if self.options.text is None else replace(finest, predicted=self.divergence(finest.types)[0])
+
     def _refine_sensitivities(self, assignment: TypeAssignment) -> None:
         """Corrects the groups' sensitivities by what a step up and a step down from the choice do to the divergence."""
         search = self.search
@@ -386,7 +401,8 @@ class SearchJob:
         return best
 
     def _finest(self, name: str) -> TensorType:
-        return min(self.candidates[name], key=lambda type: (self.search.errors[name][type.name], type.name))
+        errors, shape = self._by_errors.errors[name], self.tensors[name].shape
+        return min(self.candidates[name], key=lambda type: (errors[type.name], type.nbytes(shape)))
 
     # -- writing
 

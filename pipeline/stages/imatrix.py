@@ -33,7 +33,8 @@ def imatrix_request(model: str | Path, folder: RunFolder, request: RunRequest, g
     return replace(asked, **{name: path for name, path in files.items() if getattr(asked, name) is True})
 
 
-def _windows(model: Model, text: StageText) -> Calibration:
+def windows_of(model: Model, text: StageText) -> Calibration:
+    """The windows of a text that the stage reads."""
     return cut_windows(model, text.segments, text.n_ctx, chunks=text.chunks)
 
 
@@ -53,7 +54,7 @@ def compute(
     assert request.out is not None
     if request.force:
         state_path(Path(request.out)).unlink(missing_ok=True)
-    collection = collection_of(request, model, _windows(model, text))
+    collection = collection_of(request, model, windows_of(model, text))
     elsewhere = None
     if request.cluster is not None:
         there = model_address(model, model, {}, reading)
@@ -70,4 +71,4 @@ def expected(model: Model, text: StageText, request: ImatrixRequest, effort: int
     path = moments_path(request)
     assert path is not None
     inputs = observed_inputs(model, request.covariance_experts, curvature_options(request))
-    return expected_covariances(model, inputs, _windows(model, text), path, effort)
+    return expected_covariances(model, inputs, windows_of(model, text), path, effort)

@@ -132,7 +132,7 @@ class Quant:
     def _imatrix_key(self) -> str:
         return self.run.imatrix_key if self.with_imatrix else ""
 
-    def _with_data(self, job: Quantization, importance: Importance | None) -> Quantization:
+    def with_data(self, job: Quantization, importance: Importance | None) -> Quantization:
         """The job with these importance data, and with what is known of covariances where both have yet to be collected."""
         job.source, job.importance = self.run.source, importance
         job.__dict__.pop("covariances", None)
@@ -143,14 +143,14 @@ class Quant:
     def _final(self, importance: Importance | None) -> Quantization:
         """The job by the recipe, or by the result of its search."""
         if self.target is None:
-            return self._with_data(self.job, importance)
+            return self.with_data(self.job, importance)
         asked = replace(self.job.request, recipe=self.folder.recipe, target_size=None, target_bpw=None, max_kld=None)
-        return self._with_data(Quantization(asked), importance)
+        return self.with_data(Quantization(asked), importance)
 
     # -- search
 
     def _search_job(self, importance: Importance | None, state: Path | None, workers: SearchWorkers | None = None) -> SearchJob:
-        job = self._with_data(self.job, importance)
+        job = self.with_data(self.job, importance)
         running = self.run.working_source
         return SearchJob(job, self.search_options, state=state, workers=workers, report=self.run.report, running=running)
 
@@ -192,7 +192,7 @@ class Quant:
 
         def work() -> dict[str, Any]:
             self.run.forget_measurements(self.measurements)
-            job = self._with_data(self.job, importance)
+            job = self.with_data(self.job, importance)
             with search_workers(self.run.request.cluster, job, self.search_options) as workers:
                 result = self._search_job(importance, self.measurements, workers).find(target)
             write_text(self.folder.recipe, result.text)
@@ -227,7 +227,7 @@ class Quant:
         """What can be checked before any work. Returns the plan, exact but for the importance data, and the types that tensors
         may get; of a recipe with a target whose search is not finished, the plan with the smallest types allowed."""
         run, importance = self.run, self.run.expected_importance() if self.with_imatrix else None
-        self._sequential(self.job)  # raises for what it lacks: torch, text for a window, windows to tune on
+        self.sequential(self.job)  # raises for what it lacks: torch, text for a window, windows to tune on
         if self.target is not None:
             refuse_inputs([self.folder.recipe, self.measurements], run.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
@@ -270,13 +270,14 @@ class Quant:
 
         def work() -> dict[str, Any]:
             call = self._cluster_call() if run.request.cluster is not None else None
-            sequential = self._sequential(self._final(self._importance()))
+            sequential = self.sequential(self._final(self._importance()))
             return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call, sequential)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)
         return plan
 
-    def _sequential(self, job: Quantization) -> SequentialEncoding | None:
+    def sequential(self, job: Quantization) -> SequentialEncoding | None:
+        """What encodes the matrices of a job in the order of the model, if it asks for that."""
         if job.request.sequential is None:
             return None
         from ..writing.sequential import sequential_encoding

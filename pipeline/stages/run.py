@@ -163,6 +163,11 @@ class Run:
         moments = moments_path(self.collecting)
         return [self.folder.imatrix, *([moments] if moments is not None else [])] if "imatrix" in self.texts else []
 
+    @property
+    def has_imatrix(self) -> bool:
+        """Whether what the imatrix stage collects is there."""
+        return self.cache.has("imatrix", self.imatrix_key, self._collected_files)
+
     @cached_property
     def imatrix_key(self) -> str:
         """A digest of all that decides what is in the imatrix."""
@@ -220,8 +225,8 @@ class Run:
         if self.working is not None:
             self.working.check()
         check_space(self.folder.path, self.disk_needed, [file.part for plan in plans for file in plan.files])
-        if self._validation is not None:
-            self._validation.check(self._source_model)
+        if self.validation is not None:
+            self.validation.check(self._source_model)
         return plans
 
     @property
@@ -237,7 +242,8 @@ class Run:
     # -- validate
 
     @cached_property
-    def _validation(self) -> Validation | None:
+    def validation(self) -> Validation | None:
+        """What [validate] asks for; None without."""
         text = self.texts.get("validate")
         if text is None:
             return None
@@ -248,7 +254,7 @@ class Run:
 
     def validate(self, plans: Sequence[Plan]) -> list[dict[str, Any] | None]:
         """What `Validation.measure` finds of each quant's file, the baseline run once for all; None without [validate]."""
-        validation = self._validation
+        validation = self.validation
         if validation is None:
             return [None] * len(plans)
         names = [quant.stage_name("validate") for quant in self.quants]
@@ -268,7 +274,7 @@ class Run:
 
     def stock(self) -> list[dict[str, Any]]:
         """The figures of the stock mixes that [validate] names, which no file is made of; see `Validation.measure_stock`."""
-        validation = self._validation
+        validation = self.validation
         if validation is None or not validation.stock:
             return []
         imatrix = self.imatrix_key if self.imatrix_path is not None else ""
@@ -293,12 +299,12 @@ class Run:
 
     def failures(self, figures: dict[str, Any] | None) -> list[str]:
         """The figures of `validate` that exceed the recipe's limits, in words."""
-        return self._validation.failures(figures) if self._validation is not None and figures is not None else []
+        return self.validation.failures(figures) if self.validation is not None and figures is not None else []
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits of figures that the recipe sets."""
-        return self._validation.limits if self._validation is not None else {}
+        return self.validation.limits if self.validation is not None else {}
 
     @property
     def source_line(self) -> str:

@@ -75,7 +75,7 @@ class Validation:
         return self.text.digest, self.text.n_ctx, self.text.chunks, self.asked.baseline, self.asked.mtp
 
     @property
-    def _windows(self) -> int:
+    def windows(self) -> int:
         """That are read of the text."""
         count = len(self.text.tokens) // self.text.n_ctx
         return count if self.text.chunks is None else min(count, self.text.chunks)
@@ -87,7 +87,7 @@ class Validation:
         Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
         baseline, results = self._baseline(), [load_model(open_source(plan.files[0].path)) for plan in plans]
-        measured = self._figures(baseline, results, Stage(report, "validate", self._windows, WINDOWS))
+        measured = self._figures(baseline, results, Stage(report, "validate", self.windows, WINDOWS))
         floor = self._noise_floor(baseline, report)
         layers = Stage(report, "layers", len(results), WINDOWS)
         for result, figures in zip(results, measured, strict=True):
@@ -108,15 +108,18 @@ class Validation:
         given: dict[str, Any] = {"importance": importance, "ignore_imatrix_rules": True}
         plans = [plan_quantize(self.source, "stock.gguf", type=name, **given) for name in names]
         models = [load_model(simulate_quantization(self.source, plan)) for plan in plans]
-        measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", self._windows, WINDOWS))
+        measured = self._figures(self._baseline(), models, Stage(report, "stock mixes", self.windows, WINDOWS))
         return [
             {"label": name, "file_bytes": plan.file_bytes, "bits_per_weight": plan.bits_per_weight, "validation": figures}
             for name, plan, figures in zip(names, plans, measured, strict=True)
         ]
 
+    def baseline_source(self) -> TensorSource:
+        """What is compared with."""
+        return self.running() if self.running is not None else simulate_quantization(self.source, self.baseline_plan)
+
     def _baseline(self, **settings: bool) -> Model:
-        source = self.running() if self.running is not None else simulate_quantization(self.source, self.baseline_plan)
-        return load_model(source, **settings)
+        return load_model(self.baseline_source(), **settings)
 
     def _figures(self, baseline: Model, results: Sequence[Model], stage: Stage) -> list[dict[str, Any]]:
         """The figures of each result, with their values after each window."""
@@ -139,7 +142,7 @@ class Validation:
     def _noise_floor(self, baseline: Model, report: OnProgress) -> NoiseFloor:
         """On the first windows of the text."""
         text, rounded = self.text, self._baseline(round_activations=True)
-        chunks = min(self._windows, FLOOR_WINDOWS)
+        chunks = min(self.windows, FLOOR_WINDOWS)
         stage = Stage(report, "noise floor", chunks, WINDOWS)
         with stage.watching(baseline, rounded):
             figures = perplexity(

@@ -21,7 +21,7 @@ from ...imatrix.covariance.gradient_run import gradient_work
 from ...jobs.execute import FinishTensors, OpenFiles
 from ...jobs.plan import Plan
 from ...operating_system.files import write_at
-from ...quantize.gguf_source import gguf_source
+from ...quantize.gguf_source import gguf_source, planned_source
 from ...runtime import Model, load_model
 from ...runtime.output_gradients import group_cost
 from ..common.figures import duration, size_text
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ...runtime.backends.torch.tunable import TunableWeights
 
 
+_STARTED = TORCH_BYTES + (62 << 20)  # bytes of the program
 _SHARE = 0.05  # of the time that writing may take
 
 
@@ -108,7 +109,6 @@ class Tuning:
     device: str = "cpu"
     divergences: list[float] = field(default_factory=list)
     tuned: int = 0
-    _taken: tuple[float, int] = (0.0, 0)  # seconds, and bytes
 
     def __post_init__(self) -> None:
         """Raises PlanError where no window judges."""
@@ -119,28 +119,40 @@ class Tuning:
             )
 
     def describe(self, quantised: Model, weights: TunableWeights) -> None:
-        """Says what it takes, and keeps it for `added_to`."""
-        gradients = self._gradients(quantised, weights)
+        """Says what it takes."""
         count, windows = sum(x.size for x in weights.changes.values()), self.windows
-        kept, tokens = 4 * windows.size * self.original.graph.n_embd, windows.shape[1]
+        seconds, memory = self._takes(quantised, weights)
+        note(
+            f"tune: {count:,} numbers of {len(weights.vectors)} norms and {len(weights.matrices)} matrices, on {len(windows)} "
+            f"windows of {windows.shape[1]} tokens, of which {int(judging(len(windows)).sum())} judge; about "
+            f"{size_text(memory)} of memory beside both models ({size_text(self._kept_bytes)} for what the original makes of "
+            f"the text), about {duration(seconds)}"
+        )
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Of what the original makes of the text."""
+        return 4 * self.windows.size * self.original.graph.n_embd
+
+    def _takes(self, quantised: Model, weights: TunableWeights) -> tuple[float, int]:
+        """Seconds, and bytes beside both models."""
+        gradients, windows = self._gradients(quantised, weights), self.windows
+        kept, tokens = self._kept_bytes, windows.shape[1]
         batch, cost, judges = min(4, len(windows)), group_cost(gradients, tokens), int(judging(len(windows)).sum())
         memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + cost.of(self.threads, batch)
         layers, head = gradient_work(gradients, cost, 1, tokens)
         forth = (self.epochs + 1) * judges + len(windows)  # windows without gradients; the head is computed by both models
         work = self.epochs * (len(windows) - judges) * layers + forth * layers / FORWARDS
         work += 2 * head * (self.epochs * len(windows) + judges)
-        self._taken = work / gradients.products_per_second(batch), memory
-        note(
-            f"tune: {count:,} numbers of {len(weights.vectors)} norms and {len(weights.matrices)} matrices, on {len(windows)} "
-            f"windows of {tokens} tokens, of which {judges} judge; about {size_text(memory)} of memory "
-            f"beside both models ({size_text(kept)} for what the original makes of the text), about "
-            f"{duration(self._taken[0])}"
-        )
+        return work / gradients.products_per_second(batch), memory
 
-    def added_to(self, other: Forecast) -> Forecast:
-        """A forecast of writing with what tuning takes, once that has been described."""
-        seconds, memory = self._taken
+    def added_to(self, other: Forecast, plan: Plan) -> Forecast:
+        """A forecast of writing a plan with what tuning what it writes takes."""
+        quantised = load_model(planned_source(self.original.source, plan), threads=self.threads)
+        seconds, memory = self._takes(quantised, self.weights_of(quantised))
         parts = other.seconds and {**other.seconds, "torch": TORCH_STARTING / self.threads, "tune": seconds}
+        if other.seconds is not None and "torch" in other.seconds:  # what was done before gave back what it had
+            return replace(other, seconds=parts, memory=max(other.memory or 0, _STARTED + memory))
         return replace(other, seconds=parts, memory=(other.memory or 0) + TORCH_BYTES + memory)
 
     def finisher(self, plan: Plan, report: OnProgress, *, resume: bool) -> FinishTensors:

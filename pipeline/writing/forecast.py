@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sized
 from itertools import pairwise
 
-from ...formats import TensorSource
+from ...formats import TensorSource, dims
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
 from ...simd.compile.compile_time import compilation_seconds
@@ -22,6 +22,8 @@ _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json,
 # vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 4e-6, 8.5e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
+_PREPARING = 20 << 20  # of a program that prepares covariances
+_APART = 16  # bytes of a weight, of what is smaller than a chunk of rows
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 _TIMED_BYTES = 1 << 30  # of a job whose types are timed first, which takes a tenth of a second each, with covariances some
 
@@ -56,8 +58,11 @@ def forecast(
         taken = max(0.0, time.process_time() - compilation_seconds() - begun) if is_timed_first(plan) else 0.0
         seconds = {"start": (interpreting() * starting + taken) / threads, **parts}
     if seconds is not None and has_manifest:
-        seconds["checksums"] = 2 * plan.total_bytes * _hashing_seconds() / threads
-    memory = _STARTED + max(checking, _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes)
+        seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
+    memory = _STARTED + max(
+        checking,
+        _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
+    )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
 
@@ -69,7 +74,7 @@ def is_timed_first(plan: Plan) -> bool:
     return len(types) > 1 and plan.total_bytes >= _TIMED_BYTES
 
 
-def _hashing_seconds() -> float:
+def hashing_seconds() -> float:
     """Of a thread, for a byte."""
     data = bytes(_HASHED)
     begun = time.thread_time()
@@ -79,8 +84,10 @@ def _hashing_seconds() -> float:
 
 def _thread_bytes(plan: Plan) -> int:
     """What a thread takes for rows: runs of those that are encoded together are larger than others."""
+    matrices = (dims(kind.shape) for kind, _ in plan.outputs.counts())
+    usual = min(_PER_THREAD, _APART * max((columns * rows for columns, rows, _ in matrices), default=0))
     if not plan.covariance_bytes:
-        return _PER_THREAD
+        return usual
     ends = ((output, [*output.cuts, output.shape[1]]) for output in plan.outputs if output.cuts)
     runs = ((stop - start) * output.shape[0] for output, cuts in ends for start, stop in pairwise(cuts))
-    return max(_PER_THREAD, _TOGETHER * max(runs, default=0))
+    return max(usual, _TOGETHER * max(runs, default=0))

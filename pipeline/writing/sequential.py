@@ -169,13 +169,15 @@ class SequentialEncoding:
             warn([f"the moments of one input take {sums:,} bytes, more than the {self._memory:,} of --memory"])
 
     def added_to(self, other: Forecast, plan: Plan) -> Forecast:
-        """A forecast of the plan with what the streams take."""
+        """A forecast of the plan with what the streams take, and tuning after them."""
         distinct, kept = set(self._inputs(plan).values()), self._kept_bytes(plan) if self._folder(plan) is None else 0
         sums = max((self._bytes_of(one) for one in distinct), default=0)
         seconds, streams = other.seconds, self._seconds(distinct)
         if seconds is not None:
             seconds = {**seconds, "torch": TORCH_STARTING / self._threads, "streams": streams}
-        return replace(other, seconds=seconds, memory=(other.memory or 0) + TORCH_BYTES + kept + sums + self._working_bytes)
+        memory = (other.memory or 0) + TORCH_BYTES + kept + sums + self._working_bytes
+        taken = replace(other, seconds=seconds, memory=memory)
+        return taken if self.tuning is None else self.tuning.added_to(taken, plan)
 
     def _in_files(self, one: MatrixInput) -> bool:
         """Whether sums are kept in files: there is no memory for those of a single matrix."""

@@ -159,7 +159,7 @@ def write_model(
         if options.sequential is not None:
             taken = options.sequential.added_to(taken, plan)
         if options.tuning is not None:
-            taken = options.tuning.added_to(taken)
+            taken = options.tuning.added_to(taken, plan)
         return WriteResult("planned", paths, plan, taken)
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()

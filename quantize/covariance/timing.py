@@ -33,7 +33,7 @@ from .source import Covariances
 PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
 _WIDTHS = 1024, 4096  # columns at which types are timed; the second only where there are so many
 _NARROW = 256  # of a first run, which compiles kernels
-_ROWS, _COUPLED_ROWS = 32, 128  # of a sample
+_ROWS, _COUPLED_ROWS = 32, 256  # of a sample
 _ROW = 2.4  # columns whose time a row of those that are encoded together takes (iq3_k, q4_K, 128 to 1,024 rows, Zen 5)
 _RANK = 256  # of random inputs
 _timed_before: dict[tuple[object, ...], float] = {}
@@ -85,7 +85,8 @@ class Encodings:
             return {}
         used, sample = +self._weights, _Sample(self._covariances, self._tensors[min(self._tensors)] if self._tensors else None)
         widest = max(work.columns for work in used)
-        widths = _WIDTHS[0], max(_WIDTHS[0], min(_WIDTHS[1], widest, sample.columns))
+        narrow_width = min(_WIDTHS[0], widest, sample.columns)
+        widths = narrow_width, max(narrow_width, min(_WIDTHS[1], widest, sample.columns))
         preparing, lines, seconds = _preparing_seconds(sample, widths[1]), {}, dict[str, float]()
         for work, count in used.items():
             kind = work.type_name, work.together > 1
@@ -93,7 +94,7 @@ class Encodings:
                 lines[kind] = [_seconds_of_a_weight(sample, *kind, n, threads) for n in widths]
             narrow, wide = lines[kind]
             slope = max(0.0, wide - narrow) / max(1, widths[1] - widths[0])
-            more = max(0, work.columns - _WIDTHS[0]) + _ROW * max(0, work.together - _COUPLED_ROWS)
+            more = max(0, work.columns - narrow_width) + _ROW * max(0, work.together - _COUPLED_ROWS)
             each = narrow + slope * more + REST
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
         cubes = sum((columns / widths[1]) ** 3 for columns in self._prepared.values())
@@ -135,7 +136,7 @@ class _Sample:
     @cached_property
     def _inputs(self) -> Covariance | None:
         moments = self.covariances.moments_of(self._tensor, self._matrix) if self._tensor is not None else None
-        if not isinstance(moments, Covariance | FoldedCovariance) or moments.columns < _WIDTHS[0]:
+        if not isinstance(moments, Covariance | FoldedCovariance) or moments.columns < min(_NARROW, _WIDTHS[0]):
             return None
         return moments if isinstance(moments, Covariance) else Covariance(moments.matrix, moments.tokens)
 

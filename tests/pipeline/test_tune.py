@@ -258,3 +258,15 @@ def test_without_torch(quantised, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MillError, match="tune needs torch"):
         tune(quantised, tmp_path / "t.gguf")
+
+
+def test_a_dry_run_says_what_tuning_takes_after_encoding_in_order(tmp_path):
+    """Of a file that is not written yet nothing was said."""
+    given = {"covariance": tmp_path / "d.cov", "imatrix": tmp_path / "d.imatrix", "threads": 1}
+    compute_imatrix(DEMO, TEXT, given["imatrix"], covariance=given["covariance"], n_ctx=N_CTX, chunks=2)
+    asked = {"effort": 4, "sequential": TEXT, "sequential_chunks": 8, "dry_run": True}
+    plain, tuned = (
+        quantize_model(DEMO, tmp_path / "q.gguf", "q4_0", **given, **asked, tune=tune).forecast for tune in (False, True)
+    )
+    assert tuned.seconds["tune"] > 0
+    assert tuned.total > plain.total

@@ -1,0 +1,76 @@
+"""What a dry run says of jobs with several parts: each is counted, and as often as it is done."""
+
+import json
+
+import pytest
+
+import ggufmill
+from ggufmill.pipeline.common.forecast import Forecast
+from ggufmill.recipes import FOLDER
+
+DEMO = FOLDER / "demo"
+READ = {"text": DEMO / "calibration.txt", "n_ctx": 32, "chunks": 1, "measurements": 3, "threads": 1, "rows": 8}
+TYPES = "q4_0,q5_0,q8_0"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Models that read a text in place of the original, as they are measured."""
+    from ggufmill.runtime.evaluate.sensitivity import Reference
+
+    calls, with_types = [], Reference.with_types
+    monkeypatch.setattr(Reference, "with_types", lambda self, *given: calls.append(given[0]) or with_types(self, *given))
+    return calls
+
+
+@pytest.mark.parametrize("refine", [0, 1])
+def test_a_search_counts_the_models_that_it_measures(tmp_path, measured, refine):
+    arguments = {**READ, "types": TYPES, "target_bpw": 5.5, "refine": refine}
+    planned = ggufmill.search_recipe(DEMO, tmp_path / "r.txt", dry_run=True, **arguments)
+    assert not measured
+    ggufmill.search_recipe(DEMO, tmp_path / "r.txt", **arguments)
+    taken = len(measured) + 1  # the original reads it, too
+    assert taken == pytest.approx(planned.work["runs"], rel=0.2 * refine)
+    again = ggufmill.search_recipe(DEMO, tmp_path / "r.txt", dry_run=True, force=True, **arguments)
+    assert again.work["runs"] <= planned.work["runs"] - 16  # probes of sensitivities are known
+    assert again.forecast.total < planned.forecast.total
+
+
+def test_what_fits_in_its_finest_types_is_not_measured(tmp_path, measured):
+    arguments = {**READ, "types": TYPES, "target_bpw": 9}
+    found = ggufmill.search_recipe(DEMO, tmp_path / "r.txt", **arguments)
+    assert len(measured) == 1  # what is found
+    assert {kind.name for kind in found.types.values()} == {"q8_0"}
+
+
+def test_a_dry_run_of_a_target_measures_nothing_and_says_what_searching_takes(tmp_path, measured):
+    out, given = tmp_path / "q.gguf", {"types": TYPES, "target_bpw": 5.5, "dry_run": True, "threads": 1}
+    plain = ggufmill.quantize_model(DEMO, out, **given)
+    planned = ggufmill.quantize_model(DEMO, out, calibration=DEMO / "calibration.txt", **given)
+    assert not measured
+    assert 5 < planned.plan.bits_per_weight <= 5.5
+    assert planned.forecast.seconds["search"] > 10 * plain.forecast.seconds["search"] > 0
+    assert planned.forecast.memory > plain.forecast.memory
+
+
+def test_a_run_says_seconds_and_memory_of_its_stages(tmp_path):
+    recipe = tmp_path / "r.toml"
+    text = (FOLDER / "demo.toml").read_text().replace('"demo', f'"{FOLDER}/demo').replace("chunks = 80", "chunks = 2")
+    recipe.write_text(text.replace('baseline = "bf16"', 'baseline = "bf16"\nchunks = 2').replace("n = 48", "n = 2"))
+    planned = ggufmill.run_recipe(recipe, tmp_path / "out", dry_run=True)
+    done = ggufmill.run_recipe(recipe, tmp_path / "out")
+    assert set(planned.stages) == set(done.report["seconds"])
+    figures = planned.as_json()
+    assert figures["predicted"]["processor_seconds"] > sum(stage.total for stage in planned.stages.values()) / 2
+    assert figures["memory"]["peak"] == max(stage.memory or 0 for stage in planned.stages.values())
+    again = ggufmill.run_recipe(recipe, tmp_path / "out", dry_run=True)
+    assert not set(again.stages) - {"validate", "checksums"}
+
+
+def test_stages_share_a_program_that_starts_once():
+    first = Forecast(0, None, {"start": 1.0, "run": 2.0}, memory=10, threads=2)
+    second = Forecast(0, None, {"start": 3.0, "torch": 1.0, "sums": 4.0, "run": 1.0}, memory=20, threads=2, idle=1.5)
+    both = Forecast(7, None, threads=2).with_stage("one", first).with_stage("two", second)
+    assert both.seconds == {"start": 3.0, "one": 2.0, "torch": 1.0, "two": 5.0}
+    assert (both.memory, both.idle, both.disk_needed) == (20, 1.5, 7)
+    assert json.loads(json.dumps(both.as_json()))["predicted"]["processor_seconds"] == 2 * 11 - 1.5
