@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckFailed, PlanError, UsageError
+from ...formats import dims
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
 from ...jobs.patterns import NamePattern
@@ -29,6 +30,7 @@ from ..requests.running import settings_of
 from ..requests.verb import verb
 
 N_CTX = 512
+_WEIGHT_BYTES = 48  # that a thread has for a weight of what is smaller than a chunk of rows
 _WEIGHT_SECONDS = 1e-8  # of a thread, for a weight of both models (bf16 and q8_0, Zen 5)
 
 
@@ -164,5 +166,7 @@ def _planned(
         count = sum(a.source.tensors[name].n_elements for name in names)
         work |= {"tensors": len(names), "weights": count}
         seconds["weights"] = _WEIGHT_SECONDS * count / threads
-        beside = max(beside, threads * THREAD_BYTES)
+        shapes = (dims(a.source.tensors[name].shape) for name in names)
+        largest = max((columns * rows for columns, rows, _ in shapes), default=0)
+        beside = max(beside, threads * min(THREAD_BYTES, _WEIGHT_BYTES * largest))
     return Planned(work, reading_forecast(seconds, memory + beside if memory is not None else None, models, Path()))

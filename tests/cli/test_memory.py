@@ -145,7 +145,20 @@ def test_fewer_threads_compare_weights_in_less_memory(tmp_path):
     said = [
         json.loads(
             subprocess.run(
-                [sys.executable, "-m", "ggufmill", "compare", demo, demo, "-t", "8", "--memory", memory, "--dry-run", "--json"],
+                [
+                    sys.executable,
+                    "-m",
+                    "ggufmill",
+                    "compare",
+                    demo,
+                    demo,
+                    "-t",
+                    "16",
+                    "--memory",
+                    memory,
+                    "--dry-run",
+                    "--json",
+                ],
                 capture_output=True,
                 text=True,
                 check=True,
