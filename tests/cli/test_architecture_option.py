@@ -4,22 +4,10 @@ import json
 
 import pytest
 
-from ggufmill.cli import main
 from ggufmill.errors import UsageError
 from ggufmill.formats import PlanError, open_gguf
 from ggufmill.pipeline.common.models import open_model, settings_of_each
 from ggufmill.recipes import FOLDER
-
-
-@pytest.fixture
-def run(capsys):
-    def ended(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return ended
 
 
 def demo_with(folder, changes):
@@ -60,52 +48,52 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_that_takes_a_checkpoint_has_it(run, renamed, tmp_path, verb):
+def test_every_verb_that_takes_a_checkpoint_has_it(mill, renamed, tmp_path, verb):
     folder, name = renamed
     words = [w.format(model=folder, tmp=tmp_path, text=folder / "heldout.txt") for w in VERBS[verb]]
-    code, _, said = run(verb, *words)
+    code, _, said = mill(verb, *words)
     assert code == 1
     assert "unsupported architecture NewForCausalLM" in said
-    code, _, said = run(verb, *words, "--architecture", name)
+    code, _, said = mill(verb, *words, "--architecture", name)
     assert code == 0, said
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_that_takes_a_checkpoint_can_leave_settings_out(run, scaled, tmp_path, verb):
+def test_every_verb_that_takes_a_checkpoint_can_leave_settings_out(mill, scaled, tmp_path, verb):
     words = [w.format(model=scaled, tmp=tmp_path, text=scaled / "heldout.txt") for w in VERBS[verb]]
-    code, _, said = run(verb, *words)
+    code, _, said = mill(verb, *words)
     assert code == 1
     assert "dynamic rotary scaling" in said
     assert "--allow-lossy-config" in said
-    code, _, said = run(verb, *words, "--allow-lossy-config")
+    code, _, said = mill(verb, *words, "--allow-lossy-config")
     assert code == 0, said
     assert "is not all that its config.json says" in said
 
 
-def test_what_was_left_out_stays_in_the_file(run, scaled, tmp_path):
+def test_what_was_left_out_stays_in_the_file(mill, scaled, tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text('[convert]\nallow_lossy_config = true\n[quantize]\ntype = "q8_0"\n')
-    assert run("recipes", "explain", scaled, "--recipe", recipe)[0] == 0
-    code, _, said = run("quantize", scaled, tmp_path / "a.gguf", "--recipe", recipe)
+    assert mill("recipes", "explain", scaled, "--recipe", recipe)[0] == 0
+    code, _, said = mill("quantize", scaled, tmp_path / "a.gguf", "--recipe", recipe)
     assert code == 0, said
     (lost,) = open_gguf(tmp_path / "a.gguf").metadata["ggufmill.lost_config"]
     assert "dynamic rotary scaling" in lost
-    assert lost in run("inspect", tmp_path / "a.gguf")[1]
-    assert lost in run("perplexity", tmp_path / "a.gguf", "-f", scaled / "heldout.txt", "-c", 64, "--chunks", 1)[2]
+    assert lost in mill("inspect", tmp_path / "a.gguf")[1]
+    assert lost in mill("perplexity", tmp_path / "a.gguf", "-f", scaled / "heldout.txt", "-c", 64, "--chunks", 1)[2]
 
 
-def test_recipes_have_it(run, renamed, tmp_path):
+def test_recipes_have_it(mill, renamed, tmp_path):
     folder, name = renamed
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f'[convert]\narchitecture = "{name}"\n[quantize]\ntype = "q8_0"\n')
-    assert run("recipes", "explain", folder, "--recipe", recipe)[0] == 0
-    assert run("recipes", "explain", folder, "--type", "q8_0", "--architecture", name)[0] == 0
-    assert "unsupported architecture" in run("recipes", "explain", folder, "--type", "q8_0")[2]
+    assert mill("recipes", "explain", folder, "--recipe", recipe)[0] == 0
+    assert mill("recipes", "explain", folder, "--type", "q8_0", "--architecture", name)[0] == 0
+    assert "unsupported architecture" in mill("recipes", "explain", folder, "--type", "q8_0")[2]
 
 
-def test_a_file_and_an_open_model_keep_theirs(run, renamed, tmp_path):
+def test_a_file_and_an_open_model_keep_theirs(mill, renamed, tmp_path):
     folder, name = renamed
-    assert run("convert", folder, tmp_path / "a.gguf", "--architecture", name)[0] == 0
+    assert mill("convert", folder, tmp_path / "a.gguf", "--architecture", name)[0] == 0
     with pytest.raises(PlanError, match="whose architecture stays"):
         open_model(tmp_path / "a.gguf", {"architecture": name})
     model = open_model(tmp_path / "a.gguf", {})
@@ -114,6 +102,6 @@ def test_a_file_and_an_open_model_keep_theirs(run, renamed, tmp_path):
     both = settings_of_each((folder, tmp_path / "a.gguf"), {"architecture": name, "threads": 1})
     assert both == [{"architecture": name, "threads": 1}, {"threads": 1}]
     words = (folder, "-f", folder / "heldout.txt", "-c", 64, "--chunks", 1)
-    code, out, said = run("perplexity", *words, "--architecture", name, "--kl-divergence", tmp_path / "a.gguf", "--json")
+    code, out, said = mill("perplexity", *words, "--architecture", name, "--kl-divergence", tmp_path / "a.gguf", "--json")
     assert code == 0, said
     assert json.loads(out)["kld_mean"] < 1e-4

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from commands import exit_code
 
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix.covariance import open_covariance
@@ -20,13 +21,9 @@ SHORT = ("-c", 128, "-b", 256, "-t", 1)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The files of a run over twelve windows."""
-    from ggufmill.cli import main
-
     folder = tmp_path_factory.mktemp("covariance")
     job = ("imatrix", DEMO, "-f", TEXT, "-o", folder / "a.imatrix", "--covariance", folder / "a.cov", "--chunks", 12, *SHORT)
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in job])
-    assert ended.value.code == 0
+    assert exit_code(*job) == 0
     return folder
 
 

@@ -5,20 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.convert.hub.delete_shards import ShardDeleter
 from ggufmill.formats import TYPES, FormatError, open_gguf
 from ggufmill.formats.deleted_shards import record_path
 from ggufmill.formats.gguf_header import header_bytes
 
 N_SHARDS = 4
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in arguments])
-    return ended.value.code
 
 
 @pytest.fixture
@@ -35,7 +29,7 @@ def whole(tmp_path):
 
 
 def split(whole):
-    assert run("split", whole, whole.with_name("part"), "--split-max-tensors", "2", "--force") == 0
+    assert exit_code("split", whole, whole.with_name("part"), "--split-max-tensors", "2", "--force") == 0
     return sorted(whole.parent.glob("part-*.gguf"))
 
 
@@ -64,13 +58,13 @@ def interrupt_after(monkeypatch, n_tensors, at_deletion=lambda: None):
 
 def test_the_shards_are_deleted_and_the_output_is_the_same(whole, parts, tmp_path, capsys):
     job = ("merge", *parts, tmp_path / "out.gguf", "--delete-splits")
-    assert run(*job) == 0
+    assert exit_code(*job) == 0
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("part*"))
     capsys.readouterr()
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert "finished already, and the shards it was made of are deleted" in capsys.readouterr().out
-    assert run(*job, "--resume", "--force") == 1
+    assert exit_code(*job, "--resume", "--force") == 1
     assert f"{N_SHARDS} of {N_SHARDS} shards are missing" in capsys.readouterr().err
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
 
@@ -86,12 +80,12 @@ def test_an_interrupted_job_goes_on_without_the_deleted_shards(whole, parts, tmp
 
     with monkeypatch.context() as patch:
         interrupt_after(patch, n_tensors, deleted_but_mapped)
-        assert run(*job) == 130
+        assert exit_code(*job) == 130
     assert held == []  # a mapping would keep the space of a deleted file
     assert sum(path.exists() for path in parts) == left
     assert [record_path(path).exists() for path in parts] == [not path.exists() for path in parts]
     assert not (tmp_path / "out.gguf").exists()
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("part*"))
 
@@ -102,7 +96,7 @@ def interrupted(parts, tmp_path, monkeypatch):
     job = ("merge", parts[0], tmp_path / "out.gguf", "--delete-splits", "--threads", 1)
     with monkeypatch.context() as patch:
         interrupt_after(patch, 5)
-        assert run(*job) == 130
+        assert exit_code(*job) == 130
     return job
 
 
@@ -114,15 +108,15 @@ def test_what_would_lose_tensors_is_refused(interrupted, whole, parts, tmp_path,
     }
     for options, reason in refused.items():
         capsys.readouterr()
-        assert run(*interrupted, *options) == 1
+        assert exit_code(*interrupted, *options) == 1
         assert reason in capsys.readouterr().err
-    assert run("merge", parts[0], tmp_path / "out.gguf", "--resume") == 1
+    assert exit_code("merge", parts[0], tmp_path / "out.gguf", "--resume") == 1
     assert "deleted by `merge --delete-splits`, which --resume continues" in capsys.readouterr().err
-    assert run("merge", parts[0], tmp_path / "other.gguf", "--delete-splits", "--resume") == 1
+    assert exit_code("merge", parts[0], tmp_path / "other.gguf", "--delete-splits", "--resume") == 1
     assert "was deleted by a job that used it" in capsys.readouterr().err
     with pytest.raises(FormatError, match="2 of 4 shards are missing"):
         open_gguf(parts[0])
-    assert run(*interrupted, "--resume") == 0
+    assert exit_code(*interrupted, "--resume") == 0
     assert (tmp_path / "out.gguf").read_bytes() == whole.read_bytes()
 
 
@@ -132,14 +126,14 @@ def test_tensors_that_are_nowhere_any_more_are_named(interrupted, tmp_path, caps
     with part.open("r+b") as file:
         file.seek(open_gguf(tmp_path / "whole.gguf").tensors["blk.0.ffn_up.weight"].offset)
         file.write(b"damage")
-    assert run(*interrupted, "--resume") == 1
+    assert exit_code(*interrupted, "--resume") == 1
     assert "was deleted when its tensors had been written" in capsys.readouterr().err
 
 
 def test_a_damaged_record_is_one_line(interrupted, parts, capsys):
     record = record_path(parts[0])
     record.write_bytes(record.read_bytes()[:-100])
-    assert run(*interrupted, "--resume") == 1
+    assert exit_code(*interrupted, "--resume") == 1
     assert f"{record}: damaged" in capsys.readouterr().err
 
 
@@ -147,21 +141,21 @@ def test_a_kill_between_the_removals_of_records(whole, parts, tmp_path, monkeypa
     job = ("merge", parts[0], tmp_path / "out.gguf", "--delete-splits")
     with monkeypatch.context() as patch:
         patch.setattr(ShardDeleter, "close", lambda self: self._records[0].unlink())
-        assert run(*job) == 0
+        assert exit_code(*job) == 0
     assert len(list(tmp_path.glob("part*"))) == N_SHARDS - 1
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert "finished already" in capsys.readouterr().out
     assert not list(tmp_path.glob("part*"))
 
 
 def test_refused_before_anything_is_written(whole, parts, tmp_path, capsys):
     job = ("merge", parts[0], tmp_path / "out.gguf", "--delete-splits")
-    assert run(*job, "--verify") == 1
+    assert exit_code(*job, "--verify") == 1
     assert "--verify compares with the source" in capsys.readouterr().err
     os.link(parts[2], tmp_path / "second name")
-    assert run(*job) == 1
+    assert exit_code(*job) == 1
     assert "another name too (a hard link)" in capsys.readouterr().err
-    assert run("merge", whole, tmp_path / "out.gguf", "--delete-splits") == 1
+    assert exit_code("merge", whole, tmp_path / "out.gguf", "--delete-splits") == 1
     assert "is one file already" in capsys.readouterr().err
     assert all(path.exists() for path in parts)
     assert not (tmp_path / "out.gguf").exists()

@@ -13,6 +13,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from commands import exit_code
 
 from ggufmill.errors import MillError
 from ggufmill.formats.gguf_header import header_bytes
@@ -27,12 +28,8 @@ SHORT = ("-c", 128, "-b", 256, "-t", 1)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """One of a run over twelve windows."""
-    from ggufmill.cli import main
-
     out = tmp_path_factory.mktemp("imatrix") / "demo.imatrix"
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in ("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 12, "--process-output", *SHORT)])
-    assert ended.value.code == 0
+    assert exit_code("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 12, "--process-output", *SHORT) == 0
     return out
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
 
@@ -25,9 +25,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     paths = [folder / "bf16.gguf", folder / "q4.gguf"]
     for path, command in zip(paths, (["convert", DEMO], ["quantize", DEMO]), strict=True):
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, command), str(path), *(["q4_0", "--pure"] if command[0] == "quantize" else [])])
-        assert ended.value.code == 0
+        assert exit_code(*command, path, *(["q4_0", "--pure"] if command[0] == "quantize" else [])) == 0
     return paths
 
 

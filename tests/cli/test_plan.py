@@ -1,24 +1,16 @@
 """`plan` on DeepSeek-V3 in full size, against what ik_llama.cpp logged when it loaded the published files."""
 
 import json
+from functools import partial
 
 import pytest
-
-from ggufmill.cli import main
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def plan(capsys):
-    def call(*arguments):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main(["plan", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    return call
+def plan(mill):
+    return partial(mill, "plan")
 
 
 @pytest.mark.slow(keep=["deepseek-r1-0528-iq2_k_r4*"])
@@ -83,8 +75,7 @@ def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoi
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
     for file_type in ("bf16", "f16"):
         path = tmp_path / f"{file_type}.gguf"
-        with pytest.raises(SystemExit):
-            main(["convert", str(folder), str(path), "--outtype", file_type])
+        assert plan.func("convert", folder, path, "--outtype", file_type)[0] == 0
         result = json.loads(plan(path, "--json", "-c", 16)[1])
         assert result["recipe"] == file_type.upper()
         assert result["total_bytes"] == max(c["total_bytes"] for c in result["candidates"])
@@ -106,8 +97,7 @@ def test_the_smallest_is_shown_if_nothing_fits(plan, tiny_llama, write_checkpoin
 
 def test_a_quantised_file_counts_as_it_is(plan, tiny_llama, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
-    with pytest.raises(SystemExit):
-        main(["quantize", str(folder), str(tmp_path / "q.gguf"), "q8_0"])
+    assert plan.func("quantize", folder, tmp_path / "q.gguf", "q8_0")[0] == 0
     code, out, _ = plan(tmp_path / "q.gguf", "--cpu-moe", "-c", 256, "--tensors")
     assert code == 0
     assert "as it is" in out

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ggufmill.cli import main
 from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
 
@@ -55,15 +54,8 @@ def recipe(tmp_path):
     return write
 
 
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
-
-
-def test_a_second_run_repeats_no_stage(recipe, tmp_path, capsys):
-    code, out, err = run(capsys, recipe(), "-o", tmp_path / "out", "--json")
+def test_a_second_run_repeats_no_stage(recipe, tmp_path, mill):
+    code, out, err = mill("run", recipe(), "-o", tmp_path / "out", "--json")
     assert code == 0, err
     result = json.loads(out)
     assert result == json.loads((tmp_path / "out/report.json").read_text())
@@ -80,22 +72,22 @@ def test_a_second_run_repeats_no_stage(recipe, tmp_path, capsys):
     assert file.metadata["quantize.imatrix.chunks_count"] == 8
 
     before = (tmp_path / "out/small.gguf").stat().st_mtime_ns
-    code, out, err = run(capsys, recipe(), "-o", tmp_path / "out", "--json")
+    code, out, err = mill("run", recipe(), "-o", tmp_path / "out", "--json")
     assert code == 0
     assert err.count("done before, nothing has changed") == 5
     assert (tmp_path / "out/small.gguf").stat().st_mtime_ns == before
 
-    code, out, err = run(capsys, recipe(**{"exps=iq4_k_r4": "exps=q6_k_r4"}), "-o", tmp_path / "out", "--json")
+    code, out, err = mill("run", recipe(**{"exps=iq4_k_r4": "exps=q6_k_r4"}), "-o", tmp_path / "out", "--json")
     assert code == 0, err
     assert err.count("done before") == 1  # the imatrix
     assert json.loads(out)["validation"]["kld_mean"] < result["validation"]["kld_mean"]
-    assert run(capsys, recipe(), "-o", tmp_path / "out", "--force")[0] == 0
+    assert mill("run", recipe(), "-o", tmp_path / "out", "--force")[0] == 0
 
 
-def test_the_reports(recipe, tmp_path, capsys):
+def test_the_reports(recipe, tmp_path, mill):
     named = "[report]\nbase_model = 'someone/model'\nquantized_by = 'me: \"x\"'\n"
-    code, out, err = run(
-        capsys,
+    code, out, err = mill(
+        "run",
         recipe(named + "\n[repack]\npattern = 'attn'", **{"exps=iq4_k_r4": "exps=q4_0"}),
         "-o",
         tmp_path / "out",
@@ -151,8 +143,8 @@ def test_the_reports(recipe, tmp_path, capsys):
         assert 'text = "heldout.txt"' in html.unescape(written)
 
 
-def test_exceeded_limits_fail_and_keep_the_result(recipe, tmp_path, capsys):
-    code, out, err = run(capsys, recipe("max_kld = 1e-9"), "-o", tmp_path / "out")
+def test_exceeded_limits_fail_and_keep_the_result(recipe, tmp_path, mill):
+    code, out, err = mill("run", recipe("max_kld = 1e-9"), "-o", tmp_path / "out")
     assert code == 1
     assert "the recipe allows max_kld = 1e-09" in err
     assert (tmp_path / "out/small.gguf").exists()
@@ -185,29 +177,29 @@ def test_exceeded_limits_fail_and_keep_the_result(recipe, tmp_path, capsys):
         ({"{demo}/calibration.txt": "."}, "is a folder"),
     ],
 )
-def test_problems_are_reported_before_any_work(recipe, tmp_path, capsys, changes, message):
+def test_problems_are_reported_before_any_work(recipe, tmp_path, mill, changes, message):
     (tmp_path / "latin.txt").write_bytes("Grüße ".encode("latin-1") * 1000)
-    code, _, err = run(capsys, recipe(**changes), "-o", tmp_path / "out")
+    code, _, err = mill("run", recipe(**changes), "-o", tmp_path / "out")
     assert code == 1
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_dry_run(recipe, tmp_path, capsys):
-    code, out, _ = run(capsys, recipe(), "-o", tmp_path / "out", "--dry-run", "--json")
+def test_dry_run(recipe, tmp_path, mill):
+    code, out, _ = mill("run", recipe(), "-o", tmp_path / "out", "--dry-run", "--json")
     assert code == 0
     plan = json.loads(out)
     assert plan["disk"]["needed"] == plan["file_bytes"] > plan["total_bytes"] > 0
-    both = json.loads(run(capsys, recipe("[repack]\npattern = 'attn'"), "-o", tmp_path / "out", "--dry-run", "--json")[1])
+    both = json.loads(mill("run", recipe("[repack]\npattern = 'attn'"), "-o", tmp_path / "out", "--dry-run", "--json")[1])
     assert both["disk"]["needed"] == 2 * both["file_bytes"]
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bundled_recipe_is_found_beside_a_folder_of_its_name(tmp_path, capsys, monkeypatch):
+def test_a_bundled_recipe_is_found_beside_a_folder_of_its_name(tmp_path, mill, monkeypatch):
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, "demo", "--dry-run", "--json")
+    code, out, err = mill("run", "demo", "--dry-run", "--json")
     assert code == 0, err
     assert json.loads(out)["file_bytes"] > 0
 
@@ -226,21 +218,21 @@ def test_a_killed_run_is_continued(recipe, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
 
 
-def test_a_conversion_alone(tiny_llama, write_checkpoint, tmp_path, capsys):
+def test_a_conversion_alone(tiny_llama, write_checkpoint, tmp_path, mill):
     """[convert] outtype is what `convert --outtype` writes, without [quantize] and for what its rules leave."""
     folder = write_checkpoint(tmp_path / "model", *tiny_llama(num_hidden_layers=1))
     path = tmp_path / "only.toml"
     path.write_text("[source]\nmodel = 'model'\n[convert]\nouttype = 'f16'\n")
-    assert run(capsys, path, "-o", tmp_path / "out")[0] == 0
+    assert mill("run", path, "-o", tmp_path / "out")[0] == 0
     made = open_gguf(tmp_path / "out" / "only.gguf")
     assert {t.type.name for t in made.tensors.values() if len(t.shape) > 1} == {"f16"}
     path.write_text(path.read_text() + "[quantize]\nrules = 'ffn_up=q8_0'\n")
-    assert run(capsys, path, "-o", tmp_path / "mixed")[0] == 0
+    assert mill("run", path, "-o", tmp_path / "mixed")[0] == 0
     mixed = open_gguf(tmp_path / "mixed" / "only.gguf")
     assert mixed.tensors["blk.0.ffn_up.weight"].type.name == "q8_0"
     assert mixed.tensors["blk.0.ffn_down.weight"].type.name == "f16"
     path.write_text(f"[source]\nmodel = '{made.path}'\n[convert]\nmla_layout = 'mainline'\n")
-    code, _, err = run(capsys, path, "-o", tmp_path / "again")
+    code, _, err = mill("run", path, "-o", tmp_path / "again")
     assert code == 1
     assert "has the MLA layout it has: another (mainline) is made from the checkpoint" in err
     assert folder.exists()

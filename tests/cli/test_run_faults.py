@@ -10,17 +10,8 @@ from contextlib import nullcontext
 import pytest
 
 from ggufmill import run_recipe
-from ggufmill.cli import main
 from ggufmill.formats import MillError, open_gguf
 from ggufmill.recipes import FOLDER
-
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
-
 
 SHORT = """
 [source]
@@ -53,17 +44,17 @@ def short(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, capsys):
+def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, mill):
     hard = {"exps=q4_0": "attn_q_a.weight=iq2_xxs"}
     out = tmp_path / "out"
     for table in ("", "[imatrix]\n"):
-        code, _, err = run(capsys, short(table, **hard), "-o", out)
+        code, _, err = mill("run", short(table, **hard), "-o", out)
         assert code == 1
         assert "needs importance data" in err
-    planned = json.loads(run(capsys, short(IMATRIX, **hard), "-o", out, "--dry-run", "--json")[1])
+    planned = json.loads(mill("run", short(IMATRIX, **hard), "-o", out, "--dry-run", "--json")[1])
     assert {"iq2_xxs", "q8_0"} <= planned["types"].keys()
     assert not out.exists()
-    code, text, err = run(capsys, short(IMATRIX, **hard), "-o", out, "--json")
+    code, text, err = mill("run", short(IMATRIX, **hard), "-o", out, "--json")
     assert code == 0, err
     assert json.loads(text)["imatrix"] == str(out / "short.imatrix")
     assert (out / "short.gguf").stat().st_size == planned["file_bytes"]
@@ -71,7 +62,7 @@ def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, caps
     assert result.tensors["blk.2.attn_q_a.weight"].type.name == "iq2_xxs"
 
     given = short(f"[imatrix]\nfile = '{out / 'short.imatrix'}'\n", **hard)
-    code, text, err = run(capsys, given, "-o", tmp_path / "again", "--json")
+    code, text, err = mill("run", given, "-o", tmp_path / "again", "--json")
     assert code == 0, err
     assert json.loads(text)["imatrix"] == str(out / "short.imatrix")
     again = open_gguf(tmp_path / "again/short.gguf")
@@ -79,13 +70,13 @@ def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
+def test_a_damaged_output_is_written_again(short, tmp_path, mill):
     recipe, file = short(), tmp_path / "out/short.gguf"
-    assert run(capsys, recipe, "-o", tmp_path / "out")[0] == 0
+    assert mill("run", recipe, "-o", tmp_path / "out")[0] == 0
     whole = file.read_bytes()
 
     os.utime(file, ns=(1, 1))
-    code, _, err = run(capsys, recipe, "-o", tmp_path / "out")
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out")
     assert code == 0
     assert "done before" in err
     state = json.loads((tmp_path / "out/state.json").read_text())
@@ -95,7 +86,7 @@ def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
     flipped[-100] ^= 1
     for damaged, said in ((whole[:-5000], "bytes, not the"), (bytes(flipped), "has changed since"), (None, "is gone")):
         file.write_bytes(damaged) if damaged is not None else file.unlink()
-        code, _, err = run(capsys, recipe, "-o", tmp_path / "out")
+        code, _, err = mill("run", recipe, "-o", tmp_path / "out")
         assert code == 0
         assert said in err
         assert "done before" not in err
@@ -104,24 +95,24 @@ def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b"\xff\xfe", b'{"quantize": 5}', b'{"quantize": {"key": 1}}', b"[" * 9999])
-def test_a_damaged_state_is_ignored(short, tmp_path, capsys, junk):
-    assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
+def test_a_damaged_state_is_ignored(short, tmp_path, mill, junk):
+    assert mill("run", short(), "-o", tmp_path / "out")[0] == 0
     (tmp_path / "out/state.json").write_bytes(junk)
-    code, _, err = run(capsys, short(), "-o", tmp_path / "out")
+    code, _, err = mill("run", short(), "-o", tmp_path / "out")
     assert code == 1
     assert "state.json is damaged" in err
     assert "short.gguf exists; use --force" in err.splitlines()[-1]
-    code, _, err = run(capsys, short(), "-o", tmp_path / "out", "--force")
+    code, _, err = mill("run", short(), "-o", tmp_path / "out", "--force")
     assert code == 0
-    assert "done before, nothing" in run(capsys, short(), "-o", tmp_path / "out")[2]
+    assert "done before, nothing" in mill("run", short(), "-o", tmp_path / "out")[2]
 
 
-def test_the_imatrix_is_computed_again_for_other_tokens(short, tmp_path, capsys):
+def test_the_imatrix_is_computed_again_for_other_tokens(short, tmp_path, mill):
     (tmp_path / "a.txt").write_text("some words of a text " * 40)
     named = {"{demo}/calibration.txt": "a.txt", "chunks = 2": "chunks = 1"}
 
     def again(**changes):
-        code, _, err = run(capsys, short(IMATRIX, **named, **changes), "-o", tmp_path / "out")
+        code, _, err = mill("run", short(IMATRIX, **named, **changes), "-o", tmp_path / "out")
         assert code == 0, err
         return "imatrix: done before" not in err
 
@@ -137,7 +128,7 @@ def test_the_imatrix_is_computed_again_for_other_tokens(short, tmp_path, capsys)
     assert again()
 
 
-def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, monkeypatch, python_handlers):
+def test_an_interrupted_run_offers_the_same_command(short, tmp_path, mill, monkeypatch, python_handlers):
     def interrupted(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
@@ -145,10 +136,10 @@ def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, mon
     for options, offer in (((), "the same command"), (("--force",), "the same command without --force")):
         with monkeypatch.context() as patch:
             patch.setattr("ggufmill.pipeline.writing.carry_out.execute", interrupted)
-            code, _, err = run(capsys, short(), "-o", tmp_path / "out", *options)
+            code, _, err = mill("run", short(), "-o", tmp_path / "out", *options)
         assert code == 128 + signal.SIGTERM
         assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} continues it"
-    assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
+    assert mill("run", short(), "-o", tmp_path / "out")[0] == 0
 
 
 def test_an_interrupted_importance_matrix_is_resumed(short, tmp_path, monkeypatch):
@@ -181,41 +172,41 @@ def test_an_interrupted_importance_matrix_is_resumed(short, tmp_path, monkeypatc
     assert 1 in counts
 
 
-def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):
+def test_one_run_at_a_time_in_a_folder(short, tmp_path, mill, monkeypatch):
     out, seen = tmp_path / "new" / "out", []
 
     def second(*_, **__):
         if not seen:
-            seen.append(run(capsys, short(), "-o", out, "--force"))
+            seen.append(mill("run", short(), "-o", out, "--force"))
         raise MillError("the end")
 
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.writing.carry_out.execute", second)
-        assert run(capsys, short(), "-o", out)[0] == 1
+        assert mill("run", short(), "-o", out)[0] == 1
     code, _, err = seen[0]
     assert code == 1
     assert err.endswith(f"ggufmill: another run works in {out}; wait for its end, or give another folder (-o)\n")
-    assert run(capsys, short(), "-o", out)[0] == 0
+    assert mill("run", short(), "-o", out)[0] == 0
 
 
-def test_a_refused_run_leaves_no_folders(short, tmp_path, capsys):
-    assert run(capsys, short(**{"exps=q4_0": "exps=iq2_xxs"}), "-o", tmp_path / "new" / "out")[0] == 1
+def test_a_refused_run_leaves_no_folders(short, tmp_path, mill):
+    assert mill("run", short(**{"exps=q4_0": "exps=iq2_xxs"}), "-o", tmp_path / "new" / "out")[0] == 1
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_is_named_and_nothing_is_left(short, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_named_and_nothing_is_left(short, tmp_path, mill, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
-    code, _, err = run(capsys, short(), "-o", tmp_path / "out")
+    code, _, err = mill("run", short(), "-o", tmp_path / "out")
     assert code == 1
     assert err.splitlines()[-1] == f"ggufmill: {tmp_path}/out/state.json cannot be written: No space left on device"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_a_run_never_overwrites_its_inputs(short, tmp_path, capsys):
+def test_a_run_never_overwrites_its_inputs(short, tmp_path, mill):
     out = tmp_path / "out"
     out.mkdir()
     words = "words of a text " * 100
@@ -230,23 +221,23 @@ def test_a_run_never_overwrites_its_inputs(short, tmp_path, capsys):
         "short.gguf.part",
     ):
         (out / name).write_text(words)
-        code, _, err = run(capsys, short(IMATRIX, **{"{demo}/calibration.txt": f"out/{name}"}), "-o", out, "--force")
+        code, _, err = mill("run", short(IMATRIX, **{"{demo}/calibration.txt": f"out/{name}"}), "-o", out, "--force")
         assert code == 1
         assert f"{name} is an input of this job" in err
         assert (out / name).read_text() == words
         (out / name).unlink()
 
 
-def test_a_damaged_checkpoint(tiny_llama, write_checkpoint, short, tmp_path, capsys):
+def test_a_damaged_checkpoint(tiny_llama, write_checkpoint, short, tmp_path, mill):
     config, tensors = tiny_llama(intermediate_size=64)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
     write_checkpoint(tmp_path / "model", config, tensors)
     recipe = short(**{"{demo}": "model"})
-    code, _, err = run(capsys, recipe, "-o", tmp_path / "out")
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out")
     assert code == 1
     assert "--allow-nonfinite writes 0 instead" in err
     assert "the same command continues it" in err
     assert "--resume" not in err
-    code, _, err = run(capsys, recipe, "-o", tmp_path / "out", "--allow-nonfinite")
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out", "--allow-nonfinite")
     assert code == 0
     assert "blk.0.ffn_up.weight: 1 weights were not finite and are written as 0" in err

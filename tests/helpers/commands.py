@@ -1,7 +1,9 @@
-"""The commands of the program, and the options of each."""
+"""The commands of the program, the options of each, and how a test runs one."""
 
 import click
+import pytest
 
+from ggufmill.cli import main
 from ggufmill.cli.program import group
 
 
@@ -19,3 +21,10 @@ def commands():
 
 
 COMMANDS = commands()
+
+
+def exit_code(*arguments):
+    """Of the command line, run in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code

@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 
@@ -63,9 +63,7 @@ def open_peer(monkeypatch):
 @pytest.mark.parametrize(("kind", "noise"), [("f32", 0.001), ("q8_0", 0.03), ("q6_K", 0.03), ("q4_K", 0.03)])
 def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, open_peer, kind, noise):
     path = tmp_path / "model.gguf"
-    with pytest.raises(SystemExit) as ended:
-        main(["quantize", str(checkpoint), str(path), "--custom-q", f".*={kind}"])
-    assert ended.value.code == 0
+    assert exit_code("quantize", checkpoint, path, "--custom-q", f".*={kind}") == 0
     peer = open_peer(path, logits_all=True)
     ours = load_model(path, exact=True)
 
@@ -86,8 +84,7 @@ def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, open_peer, kind, no
 
 def test_greedy_text_is_the_same(checkpoint, tmp_path, open_peer):
     path = tmp_path / "model.gguf"
-    with pytest.raises(SystemExit):
-        main(["convert", str(checkpoint), str(path), "--outtype", "f32"])
+    assert exit_code("convert", checkpoint, path, "--outtype", "f32") == 0
     peer = open_peer(path)
     ours = load_model(path)
     prompt = ours.tokenizer.encode(TEXT)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.runtime import generate, load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity
 
@@ -93,9 +93,7 @@ def trained(request, tmp_path_factory):
     if not folder.exists():
         pytest.skip("GGUFMILL_SHARED does not hold data/story")
     path = tmp_path_factory.mktemp(request.param) / "model.gguf"
-    with pytest.raises(SystemExit) as ended:
-        main(["convert", str(folder), str(path), "--outtype", "f32"])
-    assert ended.value.code == 0
+    assert exit_code("convert", folder, path, "--outtype", "f32") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return load_model(path, exact=True), reference(folder), tokenizer, text(), prompt
 

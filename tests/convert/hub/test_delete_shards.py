@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.convert import open_source
 from ggufmill.convert.hub import delete_shards
 from ggufmill.convert.hub.delete_shards import ShardDeleter
@@ -27,20 +27,14 @@ def folder(tmp_path, write_checkpoint, tiny_llama):
     return write_checkpoint(tmp_path / "model", config, {n: tensors[n] for n in dealt}, 3)
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in arguments])
-    return ended.value.code
-
-
 def shards(folder):
     return sorted(p.name for p in folder.glob("*.safetensors*") if "index" not in p.name)
 
 
 def test_delete_source_shards_deletes_all_and_writes_the_same_output(folder, tmp_path):
-    assert run("convert", folder, tmp_path / "kept.gguf") == 0
+    assert exit_code("convert", folder, tmp_path / "kept.gguf") == 0
     assert len(shards(folder)) == 3
-    assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards") == 0
+    assert exit_code("convert", folder, tmp_path / "out.gguf", "--delete-source-shards") == 0
     assert shards(folder) == []
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "kept.gguf").read_bytes()
 
@@ -68,24 +62,24 @@ def test_a_shard_is_deleted_only_after_its_tensors_are_synced(folder, tmp_path):
 @pytest.mark.parametrize("more", [(), ("--split-max-tensors", 30)])
 def test_resume_of_a_complete_job_without_source_shards(folder, tmp_path, capsys, more):
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", *more)
-    assert run(*job) == 0
+    assert exit_code(*job) == 0
     capsys.readouterr()
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert ": finished already, and the shards it was made of are deleted" in capsys.readouterr().out
-    assert run(*job, "--resume", "--json") == 0
+    assert exit_code(*job, "--resume", "--json") == 0
     files = [file["path"] for file in json.loads(capsys.readouterr().out)["files"]]
     assert files == sorted(map(str, tmp_path.glob("out*.gguf")))
     for other in (("--outtype", "f32"), ("--mla-layout", "ik", "--outtype", "q8_0")):
-        assert run(*job, *other, "--resume") == 1
-    assert run("quantize", folder, *job[2:], "--custom-q", "attn=q8_0", "--resume") == 1
+        assert exit_code(*job, *other, "--resume") == 1
+    assert exit_code("quantize", folder, *job[2:], "--custom-q", "attn=q8_0", "--resume") == 1
     capsys.readouterr()
     for path in tmp_path.glob("out*.gguf"):
         os.utime(path, ns=(0, 0))
-    assert run(*job, "--resume") == 1
+    assert exit_code(*job, "--resume") == 1
     assert "3 of 3 shards are missing" in capsys.readouterr().err
     for path in tmp_path.glob("out*.gguf"):
         path.unlink()
-    assert run(*job, "--resume") == 1
+    assert exit_code(*job, "--resume") == 1
     assert "3 of 3 shards are missing" in capsys.readouterr().err
 
 
@@ -96,20 +90,20 @@ def test_a_complete_job_is_not_taken_for_one_with_other_adapters(folder, tmp_pat
     factors = random_factors({"model.layers.1.self_attn.q_proj": (32, 32)})
     adapter = write_adapter(tmp_path / "adapter", factors)
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
-    assert run(*job, "--lora", adapter) == 0
+    assert exit_code(*job, "--lora", adapter) == 0
     assert shards(folder) == []
-    assert run(*job, "--lora", adapter, "--resume") == 0
-    assert run(*job, "--resume") == 1
-    assert run(*job, "--lora", f"{adapter}=0.5", "--resume") == 1
+    assert exit_code(*job, "--lora", adapter, "--resume") == 0
+    assert exit_code(*job, "--resume") == 1
+    assert exit_code(*job, "--lora", f"{adapter}=0.5", "--resume") == 1
     write_adapter(tmp_path / "adapter", random_factors({"model.layers.1.self_attn.q_proj": (32, 32)}, seed=8))
-    assert run(*job, "--lora", adapter, "--resume") == 1
+    assert exit_code(*job, "--lora", adapter, "--resume") == 1
 
 
 def test_output_of_another_model_does_not_count_as_complete(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
     other = write_checkpoint(tmp_path / "other", *tiny_llama(num_hidden_layers=2))
-    assert run("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0
-    assert run("convert", other, tmp_path / "out.gguf") == 0
-    assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", "--resume") == 1
+    assert exit_code("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0
+    assert exit_code("convert", other, tmp_path / "out.gguf") == 0
+    assert exit_code("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", "--resume") == 1
     assert "3 of 3 shards are missing" in capsys.readouterr().err
 
 
@@ -117,9 +111,9 @@ def test_resume_removes_records_left_by_a_kill_at_the_end(folder, tmp_path, monk
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
     with monkeypatch.context() as patch:
         patch.setattr(ShardDeleter, "close", lambda self: None)
-        assert run(*job) == 0
+        assert exit_code(*job) == 0
     assert len(shards(folder)) == 3
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert "finished already" in capsys.readouterr().out
     assert shards(folder) == []
 
@@ -128,10 +122,10 @@ def test_resume_after_a_kill_between_the_removals_of_records(folder, tmp_path, m
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
     with monkeypatch.context() as patch:
         patch.setattr(ShardDeleter, "close", lambda self: self._records[0].unlink())
-        assert run(*job) == 0
+        assert exit_code(*job) == 0
     assert len(shards(folder)) == 2
     written = (tmp_path / "out.gguf").read_bytes()
-    assert run(*job, "--resume") == 0
+    assert exit_code(*job, "--resume") == 0
     assert "finished already" in capsys.readouterr().out
     assert shards(folder) == []
     assert (tmp_path / "out.gguf").read_bytes() == written
@@ -177,7 +171,7 @@ def test_deleted_shards_cannot_be_used_by_another_job(folder, tmp_path, capsys):
 
     with pytest.raises(KeyboardInterrupt):
         execute(plan, threads=1, on_finished=on_finished)
-    assert run("convert", folder, tmp_path / "other.gguf") == 1
+    assert exit_code("convert", folder, tmp_path / "other.gguf") == 1
     assert "was deleted by a job that used it" in capsys.readouterr().err
     assert not (tmp_path / "other.gguf").exists()
     gone = next(t for t in open_source(folder).tensors.values() if not t.files[0].exists())

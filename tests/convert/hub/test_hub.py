@@ -5,9 +5,9 @@ import json
 import hub_server
 import numpy as np
 import pytest
+from commands import exit_code
 from hub_server import COMMIT, REPO, serving
 
-from ggufmill.cli import main
 from ggufmill.convert import open_source
 from ggufmill.convert.hub import fetch
 from ggufmill.convert.hub.delete_shards import ShardDeleter
@@ -36,22 +36,16 @@ def hub(write_checkpoint, tiny_llama, tmp_path, monkeypatch):
         yield served
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(a) for a in arguments])
-    return ended.value.code
-
-
 def names(hub):
     return {name for name, *_ in hub.requests}
 
 
 def test_download_remote_and_local_give_the_same_tensors(hub, tmp_path, capfd):
     out = {kind: tmp_path / f"{kind}.gguf" for kind in ("local", "download", "remote")}
-    assert run("convert", hub.folder, out["local"]) == 0
-    assert run("convert", f"hf:{REPO}", out["remote"], "--remote") == 0
+    assert exit_code("convert", hub.folder, out["local"]) == 0
+    assert exit_code("convert", f"hf:{REPO}", out["remote"], "--remote") == 0
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
-    assert run("convert", f"hf:{REPO}@{COMMIT}", out["download"]) == 0
+    assert exit_code("convert", f"hf:{REPO}@{COMMIT}", out["download"]) == 0
     assert len(list((tmp_path / "cache").rglob("model-*.safetensors"))) == 2
     assert not {"pytorch_model.bin", "onnx/model.safetensors"} & names(hub)
     files = {kind: open_gguf(path) for kind, path in out.items()}
@@ -64,12 +58,12 @@ def test_download_remote_and_local_give_the_same_tensors(hub, tmp_path, capfd):
 
 
 def test_shards_in_the_cache_can_be_deleted_after_use(hub, tmp_path):
-    assert run("convert", f"hf:{REPO}", tmp_path / "kept.gguf") == 0
-    assert run("convert", f"hf:{REPO}", tmp_path / "out.gguf", "--delete-source-shards") == 0
+    assert exit_code("convert", f"hf:{REPO}", tmp_path / "kept.gguf") == 0
+    assert exit_code("convert", f"hf:{REPO}", tmp_path / "out.gguf", "--delete-source-shards") == 0
     assert not list((tmp_path / "cache").rglob("*.safetensors*.released"))
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size > 10_000]
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "kept.gguf").read_bytes()
-    again = run("convert", f"hf:{REPO}", tmp_path / "out.gguf", "--delete-source-shards", "--resume")
+    again = exit_code("convert", f"hf:{REPO}", tmp_path / "out.gguf", "--delete-source-shards", "--resume")
     assert again == 0  # and no shard is fetched
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size > 10_000]
     source = open_source(f"hf:{REPO}", remote=True)
@@ -79,7 +73,7 @@ def test_shards_in_the_cache_can_be_deleted_after_use(hub, tmp_path):
 
 
 def test_dry_run_reads_headers_only(hub, tmp_path, capsys):
-    assert run("quantize", f"hf:{REPO}", tmp_path / "o.gguf", "bf16", "--dry-run") == 0
+    assert exit_code("quantize", f"hf:{REPO}", tmp_path / "o.gguf", "bf16", "--dry-run") == 0
     requests = [r for r in hub.requests if r[0].endswith(".safetensors")]
     assert requests
     assert all(r[1].startswith("bytes=0-") for r in requests)
@@ -91,7 +85,7 @@ def test_a_remote_job_resumes(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ggufmill.convert.hub.remote_shards.CHUNK_BYTES", 4096)
     uninterrupted, out = tmp_path / "uninterrupted.gguf", tmp_path / "out.gguf"
     arguments = ("convert", f"hf:{REPO}", out, "--remote", "-t", 1)
-    assert run("convert", f"hf:{REPO}", uninterrupted, "--remote") == 0
+    assert exit_code("convert", f"hf:{REPO}", uninterrupted, "--remote") == 0
     count = [0]
 
     def fail_late(handler, name, start, stop):
@@ -99,10 +93,10 @@ def test_a_remote_job_resumes(hub, tmp_path, monkeypatch, capsys):
         return count[0] > 8 and (handler.send(403, b"expired") or True)
 
     hub.faults = [fail_late]
-    assert run(*arguments) == 1
+    assert exit_code(*arguments) == 1
     assert "tensors are kept; --resume continues" in capsys.readouterr().err
     hub.faults = []
-    assert run(*arguments, "--resume") == 0
+    assert exit_code(*arguments, "--resume") == 0
     assert "were there from the interrupted job" in capsys.readouterr().err
     assert out.read_bytes() == uninterrupted.read_bytes()
 
@@ -170,7 +164,7 @@ def test_parse_repository_refuses(text):
 
 
 def test_inspect_reads_headers_only(hub, tmp_path, capsys):
-    assert run("inspect", f"hf:{REPO}", "--json") == 0
+    assert exit_code("inspect", f"hf:{REPO}", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["gguf_architecture"] == "llama"
     assert {t["file"] for t in shown["tensors"]} == {f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}

@@ -5,8 +5,8 @@ import json
 import gguf
 import numpy as np
 import pytest
+from commands import exit_code
 
-from ggufmill.cli import main
 from ggufmill.convert import open_source
 from ggufmill.convert.outtype import outtype_rules
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
@@ -98,9 +98,7 @@ def checkpoints(tmp_path, write_checkpoint, both):
 
 
 def convert(folder, path, *options):
-    with pytest.raises(SystemExit) as ended:
-        main(["convert", str(folder), str(path), *options])
-    assert ended.value.code == 0
+    assert exit_code("convert", folder, path, *options) == 0
     return open_gguf(path)
 
 
@@ -203,8 +201,7 @@ def test_float_experts_to_mxfp4(checkpoints, tmp_path):
         assert np.array_equal(
             decode(tensor.data, "mxfp4", tensor.shape[0]), expert_rows(packed.tensors[name], 0, tensor.shape[1])
         )
-    with pytest.raises(SystemExit):
-        main(["convert", str(checkpoints[1]), str(tmp_path / "auto.gguf")])
+    assert exit_code("convert", checkpoints[1], tmp_path / "auto.gguf") == 0
     assert open_gguf(tmp_path / "auto.gguf").tensors["blk.0.ffn_up_exps.weight"].type.name == "bf16"
 
 
