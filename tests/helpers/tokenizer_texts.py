@@ -3,7 +3,10 @@
 import json
 import re
 
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
 from ggufmill.convert.config import Config
+from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
 from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 
 CORPUS = [
@@ -26,6 +29,17 @@ NASTY = [
     "a\x7f \ufffd \U0010ffff",
     *CORPUS[:5],
 ]
+
+
+def merged_tokens():
+    """Bytes of the tokens of a small byte-level BPE that are longer than a byte, in the order of their merges."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
+    byte_of = {character: b for b, character in enumerate(CHARACTERS)}
+    merged_texts = [pair[0] + pair[1] for pair in json.loads(trained.to_str())["model"]["merges"]]
+    return [bytes(byte_of[c] for c in text) for text in merged_texts]
 
 
 def read(folder, vocab_size, settings=None, **config):

@@ -4,12 +4,10 @@ import base64
 import json
 
 import pytest
-from tokenizer_texts import CORPUS, NASTY, read
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizer_texts import NASTY, merged_tokens, read
 
 from ggufmill.convert.checkpoint import TOKENIZER_FILES
 from ggufmill.convert.hub.fetch import _SMALL_FILES
-from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
 from ggufmill.formats import FormatError
 from ggufmill.formats.metadata_values import CONTROL, NORMAL, UNUSED
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
@@ -28,13 +26,7 @@ PATTERN = (
 @pytest.fixture(scope="module")
 def tokens():
     """Bytes of the tokens of a small byte-level BPE, in order of rank."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
-    byte_of = {character: b for b, character in enumerate(CHARACTERS)}
-    merged_texts = [pair[0] + pair[1] for pair in json.loads(trained.to_str())["model"]["merges"]]
-    return list(dict.fromkeys([bytes([b]) for b in range(256)] + [bytes(byte_of[c] for c in text) for text in merged_texts]))
+    return list(dict.fromkeys([*(bytes([b]) for b in range(256)), *merged_tokens()]))
 
 
 def saved(folder, tokens, special=LISTED, more=0, **config):

@@ -1,11 +1,9 @@
 """tiktoken's files: token ids must be those of the original library."""
 
 import base64
-import json
 
 import pytest
-from tokenizer_texts import CORPUS, NASTY, read
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizer_texts import NASTY, merged_tokens, read
 
 from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
 from ggufmill.formats import FormatError
@@ -18,13 +16,7 @@ from ggufmill.runtime.text.vocabulary import byte_characters
 @pytest.fixture(scope="module")
 def ranks():
     """Token -> rank of a small byte-level BPE, as in tiktoken's files."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
-    byte_of = {character: b for b, character in enumerate(CHARACTERS)}
-    merged_texts = [pair[0] + pair[1] for pair in json.loads(trained.to_str())["model"]["merges"]]
-    tokens = [bytes([b]) for b in range(255, -1, -1)] + [bytes(byte_of[c] for c in text) for text in merged_texts]
+    tokens = [*(bytes([b]) for b in range(255, -1, -1)), *merged_tokens()]
     return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
 
 

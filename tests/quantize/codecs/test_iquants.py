@@ -6,11 +6,9 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize import can_encode, decode, encode, encode_unchecked
+from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.quantize.codecs.iquants.codebooks import NEIGHBOURS, codebook
 
 DATA = Path(__file__).parents[2] / "data"
@@ -149,48 +147,6 @@ def test_a_factor_on_the_importance_changes_nothing(name):
     assert error(X[:4], decode(ones, name, 1024)) == pytest.approx(
         error(X[:4], decode(encode(X[:4], name), name, 1024)), rel=1e-3
     )
-
-
-BLOCKS = st.sampled_from(["zero", "one", "same", "spike", "denormal", "tiny", "huge", "normal", "negative", "minus zero"])
-
-
-def make_block(name, rng):
-    noise = rng.standard_normal(32)
-    blocks = {
-        "zero": np.zeros(32),
-        "one": np.eye(1, 32, 7)[0],
-        "same": np.full(32, 0.25),
-        "spike": noise * 1e-3 + 50 * np.eye(1, 32, 31)[0],
-        "denormal": noise * 1e-41,
-        "tiny": noise * 1e-16,
-        "huge": noise * 1e30,
-        "normal": noise,
-        "negative": -abs(noise),
-        "minus zero": np.full(32, -0.0),
-    }
-    return blocks[name].astype(np.float32)
-
-
-@pytest.mark.parametrize("name", ALL)
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    blocks=st.lists(BLOCKS, min_size=32, max_size=32), weights=st.sampled_from(["none", "zero", "half", "random", "extreme"])
-)
-def test_extreme_blocks_give_finite_and_independent_rows(name, blocks, weights):
-    rng = np.random.default_rng(len(set(blocks)))
-    x = np.concatenate([make_block(block, rng) for block in blocks]).reshape(4, 256)
-    importance = {
-        "none": None,
-        "zero": np.zeros(256, np.float32),
-        "half": np.repeat(np.float32([0, 1]), 128),
-        "random": rng.random(256, np.float32),
-        "extreme": np.float32(10) ** rng.integers(-40, 38, 256).astype(np.float32),
-    }[weights]
-    q = encode_unchecked(x, name, importance)
-    assert np.isfinite(decode(q, name, 256)).all()
-    assert np.array_equal(encode_unchecked(np.tile(x, (5, 1)), name, importance), np.tile(q, (5, 1)))
-    if TYPES[name].rows == 1:
-        assert np.array_equal(encode_unchecked(x[1:], name, importance), q[1:])
 
 
 @pytest.mark.parametrize("name", ALL)
