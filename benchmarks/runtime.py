@@ -12,7 +12,7 @@ the spread is the largest distance of a round from its median. The share of band
 that a token needs) x (tokens per second of the prompt) / (products of bytes per second that as many threads make at best, see
 peak.py). After each model file the results
 are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
-setting round_bf16: bf16 weights take activations rounded to bf16, as the rival's do.
+setting fast: bf16 weights take activations rounded to bf16, as the rival's do.
 --processor-time counts processor time, of one thread, in place of the clock, for a machine that has other work: of the rival
 what several runs of a test (three, or 256 tokens) take beyond one, of ours as many runs.
 """
@@ -45,7 +45,7 @@ from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
 GOALS = {"pp": 1.2, "tg": 1.0}
-ROUNDED = "/rounded"  # ends the name of a type that is run with round_bf16
+ROUNDED = "/rounded"  # ends the name of a type that is run with fast
 WORDS = {"pp": "prompt", "tg": "generation"}
 
 
@@ -122,7 +122,7 @@ def measure(
     prompt: int,
     generation: int,
     rounds: int,
-    round_bf16: bool = False,
+    fast: bool = False,
     processor_time: bool = False,
 ) -> dict[str, Any]:
     """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}; a test of no tokens is left out.
@@ -130,7 +130,7 @@ def measure(
     processor_time: by it in place of the clock, of one thread."""
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time is for one thread")
-    runner = Runner(load_model(model, threads=threads, round_bf16=round_bf16))
+    runner = Runner(load_model(model, threads=threads, fast=fast))
     tests = {key: case for key, case in (("pp", Case(prompt, 0)), ("tg", Case(0, generation))) if case.n_measured}
     for test in tests.values():
         runner.warm_up(test)

@@ -4,11 +4,13 @@
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench -t 1 out/models/*.gguf
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --processor-time -p 2,8,32 -n 0 out/models/*.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
+    python benchmarks/runtime_prompts.py rounding --text recipes/demo/heldout.txt bf16.gguf q4_K.gguf iq4_k.gguf
 
 `models` lets both process and generate the same number of tokens with the same file and threads, in turns, so that a busy
 machine slows down both; or counts processor time, of one thread (as runtime.py does). Medians are shown.
 `products` multiplies one matrix on one thread, in G multiply-adds per second: 'tiles' with bf16 tiles (AMX), 'bytes' with
-8-bit activations, as on processors without them.
+8-bit activations, as on processors without them; those with `fast` come after them.
+`rounding` says what the roundings of products cost: mean KL divergences (and medians) over the tokens of a text.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from models import TARGETS
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
+from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.simd.instructions import amx
 from runtime import OURS, RIVAL, measure
@@ -45,7 +48,7 @@ def main() -> None:
 @click.option("-t", "--threads", default=1, show_default=True)
 @click.option("-p", "--prompt", "prompts", default="512", show_default=True, help="Tokens of a prompt; several: 2,8,32.")
 @click.option("-n", "--generation", default=32, show_default=True, help="Tokens that are generated; 0: none.")
-@click.option("--rounded", is_flag=True, help="With round_bf16, as generation and serving run.")
+@click.option("--rounded", is_flag=True, help="With fast, as generation and serving run.")
 @click.option("--processor-time", is_flag=True, help="Count processor time, of one thread, in place of the clock.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the table.")
@@ -102,16 +105,48 @@ def products(types: tuple[str, ...], tokens: int, rows: int, columns: int, round
             amx.permitted = lambda form=form: form == "tiles"  # type: ignore[assignment]
             if gemm.plan_gemm(q, tensor_type, columns) is None:
                 continue
-            seconds, out = [], np.empty((tokens, rows), np.float32)
-            for _ in range(rounds + 1):
-                start = time.perf_counter()
-                plan, product = gemm.plan_gemm(q, tensor_type, columns), gemm.ProductList(1)
-                assert plan is not None
-                product.product(1, plan, product.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(tokens))
-                product.run(0)
-                seconds.append(time.perf_counter() - start)
-            speeds.append(f"  {form} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
+            out, by_way = np.empty((tokens, rows), np.float32), []
+            for fast in (False, True):
+                seconds = []
+                for _ in range(rounds + 1):
+                    start = time.thread_time()
+                    plan, product = gemm.plan_gemm(q, tensor_type, columns, fast=fast), gemm.ProductList(1)
+                    assert plan is not None
+                    product.product(1, plan, product.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(tokens))
+                    product.run(0)
+                    seconds.append(time.thread_time() - start)
+                by_way.append(f"{tokens * rows * columns / min(seconds) / 1e9:6.0f}")
+            speeds.append(f"  {form}{''.join(by_way)}")
         click.echo(f"{tensor_type.name:12s}{''.join(speeds)}")
+
+
+@main.command()
+@click.argument("baseline", type=click.Path(exists=True, path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option("--text", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("-c", "--ctx-size", default=512, show_default=True, help="Tokens of a window.")
+@click.option("--chunks", default=4, show_default=True, help="Windows.")
+def rounding(baseline: Path, files: tuple[Path, ...], text: Path, ctx_size: int, chunks: int) -> None:
+    """KL divergences of each file: its own, from the baseline with products in full; from itself with products in full, of
+    activations with a scale per 32 columns (as perplexities have it) and with `fast`; and from the baseline with both."""
+
+    def predictions(path: Path, **settings: bool) -> np.ndarray:
+        model = load_model(path, **settings)
+        tokens = np.array(model.tokenizer.encode(text.read_text("utf-8"))[: chunks * ctx_size])
+        logits = np.concatenate([model.logits(window) for window in tokens.reshape(chunks, -1)]).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    def divergence(p: np.ndarray, q: np.ndarray) -> str:
+        each = (np.exp(p) * (p - q)).sum(axis=1)
+        return f"{each.mean():.5f} ({np.median(each):.6f})"
+
+    original = predictions(baseline, exact=True)
+    for path in (baseline, *files):
+        full, plain, fast = (predictions(path, **way) for way in ({"exact": True}, {}, {"fast": True}))
+        figures = {"own": (original, full), "plain": (full, plain), "fast": (full, fast)}
+        figures |= {"plain in all": (original, plain), "fast in all": (original, fast)}
+        click.echo(f"{path.stem:16s}" + "".join(f"  {name} {divergence(*each)}" for name, each in figures.items()))
 
 
 if __name__ == "__main__":

@@ -62,10 +62,11 @@ def products(name: str) -> None:
     if one is not None:
         assert one.address
     gemv_unit(name).mark()
-    gemm_unit(name).mark()
+    for fast in (False, True):
+        gemm_unit(name, fast).mark()
     columns = int(np.lcm(512, stored.block))
     packed = np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8)
-    for settings in ({}, {"exact": True}, {"round_bf16": True}):
+    for settings in ({}, {"exact": True}, {"fast": True}):
         gemm.plan_gemm(packed, stored, columns, **settings)
 
 

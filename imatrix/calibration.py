@@ -72,7 +72,7 @@ class Calibration:
         """Digest of everything that the result depends on, to the last bit: model, windows, settings, options, this code."""
         s = model.settings
         settings = (s.batch, *s.cache_choices, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
-        settings += ("round_bf16",) if s.round_bf16 else ()
+        settings += ("fast",) if s.fast else ()
         settings += ("round_activations",) if s.round_activations else ()
         settings += s.lora
         text = repr((code_digest(), model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))

@@ -49,7 +49,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         with workers.placed():
             source, packed_bytes = repack_source(source, workers, None if placed is None else placed.on_host)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
-    store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=bool(chosen.round_bf16))
+    store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, fast=bool(chosen.fast))
     graph, notes = build_graph(source, chosen.n_ctx), [*placement.notes, *placement_notes]
     graph = rounded(graph) if chosen.round_activations else graph
 

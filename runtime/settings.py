@@ -237,10 +237,11 @@ class Settings(CacheTypes, PlacementOptions):
         least=1,
         rare=True,
     )
-    round_bf16: bool | None = option(
-        "Round the activations of prompts to bf16 in products with bf16 weights, as llama.cpp does, instead "
-        "of making sums of two bf16 numbers of them, and in those with f16 weights, which are rounded, too: up to "
-        "twice as fast with AVX512-BF16, and as rough as eight-bit activations.",
+    fast: bool | None = option(
+        "Round more in products of prompts, as llama.cpp does: activations to bf16 with bf16 and f16 weights, which are "
+        "rounded, too (else there are sums of two bf16 numbers, or float32), up to twice as fast with AVX512-BF16; and, "
+        "where that is faster, weights of types of up to five bits to eight bits with a scale per 256 of a row, with "
+        "activations alike (else each group keeps its scale, and activations have one per 32).",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",
@@ -318,8 +319,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
     for name in _FLAGS:
         if not isinstance(getattr(chosen, name), bool):
             raise PlanError(f"setting {name} has to be True or False, not {getattr(chosen, name)!r:.60}")
-    if not isinstance(chosen.round_bf16, bool | None):
-        raise PlanError(f"setting round_bf16 has to be True, False or None, not {chosen.round_bf16!r:.60}")
+    if not isinstance(chosen.fast, bool | None):
+        raise PlanError(f"setting fast has to be True, False or None, not {chosen.fast!r:.60}")
     for name in _TYPES:
         if not isinstance(getattr(chosen, name), str | None):
             raise PlanError(f"setting {name} has to be the name of a type, not {getattr(chosen, name)!r:.60}")

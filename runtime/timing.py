@@ -142,7 +142,7 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         elif tensor is not None:
             mapped[tensor.name] = tensor
         columns, rows, *_ = one.weight.shape
-        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.round_bf16), threads)
+        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.fast), threads)
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
     seconds += sum(tensor.mapped.nbytes for tensor in mapped.values() if tensor.mapped is not None) * _touching(mapped)
@@ -197,7 +197,7 @@ def _workers(threads: int) -> Workers:
 
 @cache
 def product_speed(
-    type_name: str, columns: int, rows: int, exact: bool = False, round_bf16: bool = False, threads: int = 1
+    type_name: str, columns: int, rows: int, exact: bool = False, fast: bool = False, threads: int = 1
 ) -> ProductSpeed:
     """How fast so many threads multiply matrices of a type, measured now. rows: of the matrix, filled up to whole groups."""
     kind, numbers = TYPES[type_name], np.random.default_rng(0).integers(20, 60, 1 << 20, np.uint8)  # small floats, as any type
@@ -205,7 +205,7 @@ def product_speed(
     stored, x = np.resize(numbers, (rows, kind.row_bytes(columns))), np.ones((_MANY, columns), np.float32)
     tensor = SourceTensor("", (columns, rows), type_name, lambda *_: x[:0], lambda *_: stored, kind, stored)
     source = TensorSource("", {}, {"": tensor}, "")
-    matrix = WeightMatrix(WeightStore(source, 0, exact=exact, workers=_workers(threads), round_bf16=round_bf16), tensor)
+    matrix = WeightMatrix(WeightStore(source, 0, exact=exact, workers=_workers(threads), fast=fast), tensor)
     few, many = (_seconds(lambda n=n: matrix.multiply(x[:n], use_gemv=False), time.process_time) for n in (_FEW, _MANY))
     product = max(0.0, many - few) / (_MANY - _FEW)
     return ProductSpeed(max(0.0, few - product * _FEW) / tensor.n_elements, product / tensor.n_elements)

@@ -48,9 +48,9 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
 
 
 def fast_settings(model: ModelLike, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for generating text and measuring speed: activations are rounded to bf16, as other programs do it, where they do
+    """Settings for generating text and measuring speed: products of prompts round more, as other programs' do, where they do
     not say otherwise. What measures a model's quality leaves them as they are."""
-    return settings if isinstance(model, Model) else {"round_bf16": True, **settings}
+    return settings if isinstance(model, Model) else {"fast": True, **settings}
 
 
 def pop_checkpoint_options(settings: dict[str, Any]) -> dict[str, Any]:

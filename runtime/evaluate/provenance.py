@@ -83,7 +83,7 @@ def describe_settings(model: Model) -> dict[str, Any]:
     settings = asdict(model.settings) | {"threads": model.workers.count}
     settings["cache_k"], settings["cache_v"] = model.settings.cache_types
     settings["k_cache_hadamard"], settings["v_cache_hadamard"] = model.settings.cache_rotations
-    settings["round_bf16"] = bool(settings["round_bf16"])
+    settings["fast"] = bool(settings["fast"])
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
     for name in ("cpus", "numa"):

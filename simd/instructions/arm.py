@@ -36,6 +36,11 @@ def smull_pairs(builder: Any, a: Any, b: Any) -> Any:
     return addp(builder, *halves)
 
 
+def sqrdmulh(builder: Any, a: Any, b: Any) -> Any:
+    """<8 x i16>: (a * b + 2**14) >> 15; not both may be -2**15."""
+    return call(builder, "llvm.aarch64.neon.sqrdmulh.v8i16", _SHORTS, a, b)
+
+
 def addp(builder: Any, a: Any, b: Any) -> Any:
     """Sums of neighbouring numbers of a, then of b: <16 x i8> or <8 x i16>."""
     return call(builder, f"llvm.aarch64.neon.addp.v{a.type.count}i{a.type.element.width}", a.type, a, b)

@@ -62,6 +62,12 @@ def _portable_byte_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
     return builder.add(even, builder.mul(builder.lshr(a, eight), builder.ashr(b, eight)))
 
 
+def _portable_rounded_high(builder: Any, a: Any, b: Any) -> Any:
+    wide = vector(I32, a.type.count)
+    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    return builder.trunc(builder.ashr(builder.add(products, constant(wide, 1 << 14)), constant(wide, 15)), a.type)
+
+
 _WORD_PAIRS = (
     (("avx512bw",), _Instruction(512, x86.pmaddwd)),
     (("avx2",), _Instruction(256, x86.pmaddwd)),
@@ -92,6 +98,20 @@ def add_word_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target | None =
 def byte_pairs(builder: Any, unsigned: Any, signed: Any, of: Target | None = None) -> Any:
     """<n x i16> of two <2n x i8>: sums of two products of an unsigned byte, 0 to 128, and a signed one, -127 to 127."""
     return (of or target()).choose(_BYTE_PAIRS)(builder, unsigned, signed)
+
+
+_ROUNDED_HIGH = (
+    (("avx512bw",), _Instruction(512, x86.pmulhrsw)),
+    (("avx2",), _Instruction(256, x86.pmulhrsw)),
+    (("ssse3",), _Instruction(128, x86.pmulhrsw)),
+    (("neon",), _Instruction(128, arm.sqrdmulh)),
+    ((), _portable_rounded_high),
+)
+
+
+def rounded_high_products(builder: Any, a: Any, b: Any, of: Target | None = None) -> Any:
+    """i16 lanes: (a * b + 2**14) >> 15; not both may be -2**15."""
+    return (of or target()).choose(_ROUNDED_HIGH)(builder, a, b)
 
 
 # --- fours ----------------------------------------------------------------------------------------------------------

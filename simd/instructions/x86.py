@@ -14,6 +14,7 @@ from ..llvm import F32, I1, I8, I16, I32, bits_of, call, vector
 _PSHUFB = {512: "avx512.pshuf.b.512", 256: "avx2.pshuf.b", 128: "ssse3.pshuf.b.128"}
 _PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
 _PMADDUBSW = {512: "avx512.pmaddubs.w.512", 256: "avx2.pmadd.ub.sw", 128: "ssse3.pmadd.ub.sw.128"}
+_PMULHRSW = {512: "avx512.pmul.hr.sw.512", 256: "avx2.pmul.hr.sw", 128: "ssse3.pmul.hr.sw.128"}
 _PSIGNB = {256: "avx2.psign.b", 128: "ssse3.psign.b.128"}
 _VPERMPS = {512: "avx512.permvar.sf.512", 256: "avx2.permps"}
 
@@ -67,6 +68,11 @@ def pmaddubsw(builder: Any, unsigned: Any, signed: Any) -> Any:
     """i16 lanes: sums of two products of an unsigned and a signed byte, saturated (SSSE3, AVX2, AVX512BW)."""
     bits = bits_of(unsigned.type)
     return _call(builder, _PMADDUBSW[bits], vector(I16, bits // 16), unsigned, signed)
+
+
+def pmulhrsw(builder: Any, a: Any, b: Any) -> Any:
+    """i16 lanes: (a * b + 2**14) >> 15 (SSSE3, AVX2, AVX512BW)."""
+    return _call(builder, _PMULHRSW[bits_of(a.type)], a.type, a, b)
 
 
 class BFloat(ir.types.Type):

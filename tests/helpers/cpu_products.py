@@ -98,6 +98,6 @@ def panels_of(packed: np.ndarray, type_name: str, columns: int, bf16: bool) -> n
     shape = (-(-rows // PANEL), padded // 2, PANEL, 2) if bf16 else (-(-rows // PANEL), padded, PANEL)
     panels = scratch("panels", shape, np.uint16 if bf16 else np.float32)
     packed = np.ascontiguousarray(packed)
-    table = np.array([packed.ctypes.data, row_bytes, rows, columns, len(panels), panels.ctypes.data, *[0] * 6], np.int64)
+    table = np.array([packed.ctypes.data, row_bytes, rows, columns, len(panels), panels.ctypes.data, *[0] * 9], np.int64)
     team.run(0, np.array([(0, panel_part(type_name, bf16).address, table.ctypes.data, 1)], np.int64))
     return panels

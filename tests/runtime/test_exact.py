@@ -47,7 +47,7 @@ def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, round
     monkeypatch.setattr(amx, "permitted", lambda: tiles)
     source = as_type(tiny, name)
     tokens = np.random.default_rng(0).integers(0, 258, 40)
-    fast, exact = (load_model(source, exact=exact, round_bf16=rounds).logits(tokens) for exact in (False, True))
+    fast, exact = (load_model(source, exact=exact, fast=rounds).logits(tokens) for exact in (False, True))
     plain = dataclasses.replace(source, tensors={k: dataclasses.replace(t, raw=None) for k, t in source.tensors.items()})
     decoded = load_model(plain).logits(tokens)
     scale = np.sqrt(np.mean(decoded**2))
@@ -60,8 +60,8 @@ def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, round
 def test_text_is_generated_with_rounded_activations(tiny):
     """And quality is measured without, unless asked."""
     source = as_type(tiny, "bf16")
-    assert open_generating_model(source, {}).settings.round_bf16 is True
-    assert open_generating_model(source, {"round_bf16": False}).settings.round_bf16 is False
+    assert open_generating_model(source, {}).settings.fast is True
+    assert open_generating_model(source, {"fast": False}).settings.fast is False
     loaded = open_model(source, {})
-    assert not loaded.settings.round_bf16
+    assert not loaded.settings.fast
     assert open_generating_model(loaded, {}) is loaded

@@ -17,7 +17,7 @@ def speeds(monkeypatch):
     """1 us a weight, 1 ns a product, whatever the type; nothing else takes time."""
     asked = []
 
-    def speed(type_name, columns, rows, exact=False, round_bf16=False, threads=1):
+    def speed(type_name, columns, rows, exact=False, fast=False, threads=1):
         asked.append((type_name, columns, rows))
         return ProductSpeed(1e-6, 1e-9)
 

@@ -104,12 +104,12 @@ class HeadMatrices:
 
     def absorb(self, q: np.ndarray, use_gemv: bool) -> np.ndarray:
         """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]. use_gemv: for few of them."""
-        packed = _packed_weights(self._into_query, q.shape[1], use_gemv)
+        packed = _packed_weights(self._into_query, use_gemv)
         return packed.multiply(q) if packed is not None else self._matmul(q, self.load()[0])
 
     def finish(self, weighted: np.ndarray, use_gemv: bool) -> np.ndarray:
         """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]. use_gemv: for few of them."""
-        packed = _packed_weights(self._into_output, weighted.shape[1], use_gemv)
+        packed = _packed_weights(self._into_output, use_gemv)
         return packed.multiply(weighted) if packed is not None else self._matmul(weighted, self.load()[1].transpose(0, 2, 1))
 
     def expand(self, latents: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -130,9 +130,9 @@ class HeadMatrices:
         return any(weights.multiplies_float32 for weights in (self.kv_b, self.v_b) if weights is not None)
 
 
-def _packed_weights(candidates: Sequence[HeadWeights], n: int, use_gemv: bool) -> HeadWeights | None:
-    """The first whose packed rows are multiplied with n tokens per head; None: none."""
-    return next((weights for weights in candidates if use_gemv and weights.can_multiply(n)), None)
+def _packed_weights(candidates: Sequence[HeadWeights], use_gemv: bool) -> HeadWeights | None:
+    """The first whose packed rows are multiplied; None: none."""
+    return next((weights for weights in candidates if use_gemv and weights.gemv_plan is not None), None)
 
 
 def _block(plan: np.ndarray | None) -> int:

@@ -37,7 +37,7 @@ class WeightStore:
 
     workers     the threads that products are shared out to, by default `threads` of them
     exact       weights multiply as float32, and activations are not rounded to fewer bits first
-    round_bf16  bf16 weights multiply with activations rounded to bf16, not with sums of two; so do f16 weights, rounded
+    fast        products of prompts may round more than those of perplexities do (see `Settings.fast`)
     free        bytes that decoded rows, and stored bytes that had to be read, may still take
     """
 
@@ -48,9 +48,9 @@ class WeightStore:
         threads: int = 1,
         exact: bool = False,
         workers: Workers | None = None,
-        round_bf16: bool = False,
+        fast: bool = False,
     ):
-        self.source, self.workers, self.exact, self.round_bf16 = source, workers or Workers(threads), exact, round_bf16
+        self.source, self.workers, self.exact, self.fast = source, workers or Workers(threads), exact, fast
         self.free = cache_bytes
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._bytes: dict[str, np.ndarray] = {}
@@ -196,7 +196,7 @@ class WeightMatrix:
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
-        return gemm.plan_gemm(packed, stored, self.columns, self.matrices, self.store.exact, self.store.round_bf16)
+        return gemm.plan_gemm(packed, stored, self.columns, self.matrices, self.store.exact, self.store.fast)
 
     @property
     def multiplies_float32(self) -> bool:
@@ -306,10 +306,6 @@ class HeadWeights:
     @cached_property
     def gemv_plan(self) -> np.ndarray | None:
         return self.weights.head_plan(self.heads, self.part)
-
-    def can_multiply(self, n: int) -> bool:
-        """Whether `multiply` takes n tokens per head."""
-        return n <= GEMV_TOKENS and self.gemv_plan is not None
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
         """x float32 [heads, n, columns] -> float32 [heads, n, rows]."""

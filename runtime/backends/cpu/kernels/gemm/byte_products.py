@@ -8,6 +8,7 @@ from numba.core import types
 from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import I8, I16X32, I32, I32X16, I64, LANES, constant, load, loop, prefetch, splat, store, vector
 from ......simd.memory import address
+from ..activations import RUN
 from .byte_tiles import BLOCK, COLUMN_TILE, FEW_TOKENS, PANEL, TILE_PANELS, TILE_TOKENS, multiply_tile
 
 
@@ -109,7 +110,7 @@ def _ask_for(typingctx, address, lines):
 
 @kernel
 def multiply_bytes(
-    half_groups,
+    runs,
     pairs,
     codes,
     zero,
@@ -134,20 +135,23 @@ def multiply_bytes(
     out[token + t, column + r] if the tile is the last. A product is that of token first + t and row r, the sum over groups g of
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
-    half_groups: True if groups have 16 columns, None if 32. pairs: what pair_sums says of the codes; where that is an empty
-    tuple, `zero` is subtracted from them, and there are no offsets. codes, scales, terms (or None): addresses of uint8 [2,
-    COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens:
-    addresses of codes int8 [tiles of columns, rows, COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / 32], offsets
-    int32 [tiles, rows, groups] and totals float32 [tiles, rows, groups]. start, width: the tile's first column and columns.
-    n: how many tokens are wanted; those up to a multiple of TILE_TOKENS are multiplied too. Working memory: sums, float32 [that
-    multiple or more, 32], and words (of an empty tuple), the address of word_bytes(the same); widened: whether they have the
-    tokens of this tile already. out: float32 [any, any]: rows of the panels beyond its last column are left out. asked: what is
-    asked for meanwhile: an address, bytes from one piece to the next, bytes of a piece, pieces. All C-contiguous.
+    runs: a tuple as long as a group has runs of 16 columns: 1, 2 or 16. pairs: what pair_sums says of the codes; where that is
+    an empty tuple, `zero` is subtracted from them, and there are no offsets. codes, scales, terms (or None): addresses of uint8
+    [2, COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens:
+    addresses of codes int8 [tiles of columns, rows, COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / 32] (or one
+    for each group, if those have more columns), offsets int32 [tiles, rows, groups] and totals float32 [tiles, rows, groups].
+    start, width: the tile's first column and columns. n: how many tokens are wanted; those up to a multiple of TILE_TOKENS are
+    multiplied too. Working memory: sums, float32 [that multiple or more, 32], and words (of an empty tuple), the address of
+    word_bytes(the same); widened: whether they have the tokens of this tile already. out: float32 [any, any]: rows of the
+    panels beyond its last column are left out. asked: what is asked for meanwhile: an address, bytes from one piece to the
+    next, bytes of a piece, pieces. All C-contiguous.
     """
-    groups = 2 if half_groups is not None else 1
+    group = RUN * len(runs)
+    span = max(BLOCK, group)
+    groups = span // group
     as_words = pairs is not None and len(pairs) == 0
-    blocks, count = width // BLOCK, 2 // TILE_PANELS
-    code_step, scale_step = COLUMN_TILE * PANEL, COLUMN_TILE // BLOCK * groups * 4 * PANEL
+    blocks, count = width // span, 2 // TILE_PANELS
+    code_step, scale_step = COLUMN_TILE * PANEL, COLUMN_TILE // group * 4 * PANEL
     at_sums, at_out = address(sums), address(out)
     size, whole = PANEL * TILE_PANELS, n // TILE_TOKENS * TILE_TOKENS
     tile_step = sums.shape[0] * 4 * size
@@ -156,14 +160,14 @@ def multiply_bytes(
     if as_words:
         token_words, code_bytes = words + 2 * COLUMN_TILE * PANEL * TILE_PANELS, 2 * COLUMN_TILE
         for t in range(0 if widened else -(-n // TILE_TOKENS) * TILE_TOKENS):
-            widen_tokens(token_codes + t * COLUMN_TILE, blocks, token_words + t * code_bytes)
+            widen_tokens(token_codes + t * COLUMN_TILE, width // BLOCK, token_words + t * code_bytes)
         token_codes = token_words
     turns, turn, pieces = count * -(-n // TILE_TOKENS), 0, 0
     for tile in range(count):
         tile_codes = codes + tile * TILE_PANELS * code_step
         if as_words:
             for p in range(TILE_PANELS):
-                widen_codes(tile_codes + p * code_step, blocks * BLOCK // 4, zero, words + 2 * p * code_step)
+                widen_codes(tile_codes + p * code_step, width // 4, zero, words + 2 * p * code_step)
             tile_codes = words
         scale_offset = tile * TILE_PANELS * scale_step
         weights = tile_codes, scales + scale_offset, terms + scale_offset if terms is not None else None
@@ -178,7 +182,7 @@ def multiply_bytes(
             to = before
             if is_result and t < whole:
                 to, step = at_out + 4 * ((token + t) * out.shape[1] + column + tile * size), 4 * out.shape[1]
-            at = 4 * COLUMN_TILE // BLOCK * (row + t)
+            at = 4 * COLUMN_TILE // span * (row + t)
             rest = (
                 token_codes + t * code_bytes,
                 tokens[1] + at,
@@ -191,8 +195,8 @@ def multiply_bytes(
                 start == 0,
             )
             if n - t > FEW_TOKENS:
-                multiply_tile(None, half_groups, pairs, *weights, *rest)
+                multiply_tile(None, runs, pairs, *weights, *rest)
             else:
-                multiply_tile(True, half_groups, pairs, *weights, *rest)
+                multiply_tile(True, runs, pairs, *weights, *rest)
     if is_last:
         write_sums(sums.reshape((count, sums.shape[0], size)), out, token, n, column, out.shape[1], whole)

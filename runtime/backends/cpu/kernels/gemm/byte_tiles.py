@@ -2,8 +2,8 @@
 
 A panel holds the codes of 16 rows, the same CODE_COLUMNS columns of all rows together: four, which is what one instruction of
 AVX-512 VNNI multiplies with four columns of a token, or eight for NEON's products of matrices. Codes are unsigned, and a group
-of columns (16 or 32) has per row a scale and perhaps a term that is added: weight = scale * (code - zero) + term. Products of
-codes are exact integers; each group's is turned to float32, scaled and added up, column block after column block.
+of columns (16, 32 or 256) has per row a scale and perhaps a term that is added: weight = scale * (code - zero) + term. Products
+of codes are exact integers; each group's is turned to float32, scaled and added up, group after group.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from ......simd.llvm import (
     vector,
 )
 from ......simd.target import Forms, Target, target
+from ..activations import RUN
 
 PANEL = 16  # rows
-BLOCK = 32  # columns that share an activation's scale
+BLOCK = 32  # columns that share an activation's scale, or as many as a scale of the weights if those are more
 COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of two panels then stay in the first-level cache
 
 
@@ -109,16 +110,16 @@ def pair_sums(most: int, of: Target | None = None) -> tuple[bool, ...] | None:
 
 
 def write_tile(
-    b: Any, of: Target, few: bool, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, tokens: Any,
+    b: Any, of: Target, few: bool, group: int, run: int | None, codes: Any, scales: Any, terms: Any, tokens: Any,
     token_scales: Any, offsets: Any, sums: Any, before: Any, out: Any, out_step: Any, count: Any, first: Any,
 ) -> None:  # fmt: skip
-    """LLVM code that writes the products of a tile over `count` blocks of 32 columns to `out`, 16 * panels float32 a token,
-    added to those at `before`, float32 [tokens, 16 * panels], unless `first` (an i1).
+    """LLVM code that writes the products of a tile over `count` blocks of columns (of 32, or groups of more) to `out`, 16 *
+    panels float32 a token, added to those at `before`, float32 [tokens, 16 * panels], unless `first` (an i1).
 
-    few: for `Tile.few` tokens; groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`; 0 for 16-bit
-    numbers, of weights in lines of two columns, less their zeros, and of tokens. The others are int64 addresses (terms: None
-    if there are none); out_step: bytes from one token's results to the next one's. Panels and tokens lie COLUMN_TILE columns
-    apart, so that one register serves the addresses of all.
+    few: for `Tile.few` tokens; group: columns that share a scale; run: None for `ByteDots`, else that of `PairDots`; 0 for
+    16-bit numbers, of weights in lines of two columns, less their zeros, and of tokens. The others are int64 addresses (terms:
+    None if there are none); out_step: bytes from one token's results to the next one's. Panels and tokens lie COLUMN_TILE
+    columns apart, so that one register serves the addresses of all.
     """
     tile, zero = of.choose(TILES), constant(F32X16, 0.0)
     n_tokens = tile.few if few else tile.tokens
@@ -139,7 +140,9 @@ def write_tile(
         places = along(base, I64(step), n_tokens)
         return [places[t : t + tile.together] for t in range(0, n_tokens, tile.together)]
 
-    code_bytes, scale_bytes, group_bytes = COLUMN_TILE << words, 4 * COLUMN_TILE // BLOCK, 4 * groups * COLUMN_TILE // BLOCK
+    span = max(BLOCK, group)  # columns that share a scale of the activations
+    groups = span // group
+    code_bytes, scale_bytes, group_bytes = COLUMN_TILE << words, 4 * COLUMN_TILE // span, 4 * groups * COLUMN_TILE // span
 
     def of_rows(at: Any, place: Any) -> Any:
         value = load(b, at, vector(F32, tile.rows), place)
@@ -173,31 +176,55 @@ def write_tile(
         for pair in pairs:
             b.store(zero, totals[pair])
 
+        def sums_of_span(starts: dict, codes: Any, token: Any) -> dict:
+            """starts + the products of a group of several blocks, one after the other."""
+            places = {pair: alloca_once(b, I32X16) for pair in pairs}
+            for pair, place in places.items():
+                b.store(starts[pair], place)
+
+            def add_block(i: Any) -> None:
+                before = {pair: b.load(place) for pair, place in places.items()}
+                at, token_place = (
+                    b.add(codes, b.mul(i, I64(BLOCK * PANEL << words))),
+                    b.add(token, b.mul(i, I64(BLOCK << words))),
+                )
+                columns = range(0, BLOCK, tile.columns)
+                for pair, total in exact_sums(b, of, before, code_at, at, token_at, token_place, columns).items():
+                    b.store(total, places[pair])
+
+            loop(b, I64(span // BLOCK), add_block)
+            return {pair: b.load(place) for pair, place in places.items()}
+
         def block(i: Any) -> None:
-            codes, scales = b.mul(i, I64(BLOCK * PANEL << words)), b.mul(i, I64(groups * 4 * PANEL))
-            token, number, offset = b.mul(i, I64(BLOCK << words)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
+            codes, scales = b.mul(i, I64(span * PANEL << words)), b.mul(i, I64(groups * 4 * PANEL))
+            token, number, offset = b.mul(i, I64(span << words)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
             parts = {}
-            for group in range(groups):
-                place = b.add(offset, I64(4 * group))
-                starts = [constant(I32X16, 0) if words else of_tokens(at, I32, place) for at in offset_at]
-                columns = range(group * BLOCK // groups, (group + 1) * BLOCK // groups, tile.columns)
-                exact = exact_sums(b, of, starts, code_at, codes, token_at, token, columns)
+            for g in range(groups):
+                place = b.add(offset, I64(4 * g))
+                of_token = [constant(I32X16, 0) if words else of_tokens(at, I32, place) for at in offset_at]
+                starts = {(p, t): of_token[t] for p, t in pairs}
+                if span > BLOCK:
+                    exact = sums_of_span(starts, codes, token)
+                else:
+                    exact = exact_sums(
+                        b, of, starts, code_at, codes, token_at, token, range(g * group, (g + 1) * group, tile.columns)
+                    )
                 for p in range(tile.panels):
-                    scale = of_rows(scale_at[p], b.add(scales, I64(4 * PANEL * group)))
+                    scale = of_rows(scale_at[p], b.add(scales, I64(4 * PANEL * g)))
                     for t in range(len(token_at)):
                         integers = b.sitofp(exact[p, t], F32X16)
-                        parts[p, t] = fma(b, integers, scale, parts[p, t]) if group else b.fmul(integers, scale)
+                        parts[p, t] = fma(b, integers, scale, parts[p, t]) if g else b.fmul(integers, scale)
             for t, at in enumerate(token_scale_at):
                 scale = of_tokens(at, F32, number)
                 for p in range(tile.panels):
                     b.store(fma(b, parts[p, t], scale, b.load(totals[p, t])), totals[p, t])
             if terms is None:
                 return
-            for group in range(groups):
+            for g in range(groups):
                 for p in range(tile.panels):
-                    term = of_rows(term_at[p], b.add(scales, I64(4 * PANEL * group)))
+                    term = of_rows(term_at[p], b.add(scales, I64(4 * PANEL * g)))
                     for t, at in enumerate(sum_at):
-                        total = of_tokens(at, F32, b.add(offset, I64(4 * group)))
+                        total = of_tokens(at, F32, b.add(offset, I64(4 * g)))
                         b.store(fma(b, term, total, b.load(totals[p, t])), totals[p, t])
 
         loop(b, count, block)
@@ -220,14 +247,14 @@ def write_tile(
 
 
 def _dot_products(
-    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+    b: Any, of: Target, starts: dict, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
-    """(panel, number of the token) -> <16 x i32>: starts + the products over some columns of a block.
+    """(panel, number of the token) -> <16 x i32>: starts (as the result) + the products over some columns of a block.
 
     code_at, token_at: addresses of the panels, and lists of one or two of tokens; codes, token: bytes from there to the block.
     """
     dots, words = ByteDots(b, of, 127 if code_bias(of) else 255), {}
-    exact = {(p, t): start for p in range(len(code_at)) for t, start in enumerate(starts)}
+    exact = dict(starts)
     for column in columns:
         place = b.add(codes, I64(PANEL * column))
         weights = [dots.unsigned(load(b, at, I32X16, place)) for at in code_at]
@@ -246,13 +273,13 @@ def _dot_products(
 
 
 def _rolled_dot_products(
-    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+    b: Any, of: Target, starts: dict, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
     """As _dot_products, as a loop."""
     dots = ByteDots(b, of, 127 if code_bias(of) else 255)
-    sums = {(p, t): alloca_once(b, I32X16) for p in range(len(code_at)) for t in range(len(starts))}
-    for (_, t), place in sums.items():
-        b.store(starts[t], place)
+    sums = {pair: alloca_once(b, I32X16) for pair in starts}
+    for pair, place in sums.items():
+        b.store(starts[pair], place)
 
     def four_columns(i: Any) -> None:
         column = b.add(b.mul(i, I64(columns.step)), I64(columns.start))
@@ -268,11 +295,11 @@ def _rolled_dot_products(
 
 
 def _pair_products(
-    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range, run: int
+    b: Any, of: Target, starts: dict, code_at: list, codes: Any, token_at: list, token: Any, columns: range, run: int
 ) -> dict:
     """As _dot_products, with sums of so many products of pairs as 16-bit numbers."""
     dots = PairDots(b, run, of)
-    exact = {(p, t): start for p in range(len(code_at)) for t, start in enumerate(starts)}
+    exact = dict(starts)
 
     def four_columns(at_codes: Any, at_token: Any, sums: dict) -> None:
         weights = [dots.unsigned(load(b, at, I32X16, at_codes)) for at in code_at]
@@ -283,15 +310,16 @@ def _pair_products(
 
     for first in range(columns.start, columns.stop, 4 * run):
         part = range(first, min(first + 4 * run, columns.stop), 4)
-        sums = _summed(b, I16X32, part, code_at, codes, PANEL, token_at, token, 1, four_columns)
+        nothing = {pair: constant(I16X32, 0) for pair in starts}
+        sums = _summed(b, nothing, part, code_at, codes, PANEL, token_at, token, 1, four_columns)
         exact = {place: dots.widen(total, sums[place]) for place, total in exact.items()}
     return exact
 
 
 def _word_products(
-    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+    b: Any, of: Target, starts: dict, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
-    """As _dot_products, of 16-bit numbers, two columns at a time; starts are 0."""
+    """As _dot_products, of 16-bit numbers, two columns at a time."""
 
     def two_columns(at_codes: Any, at_token: Any, sums: dict) -> None:
         weights = [load(b, at, I16X32, at_codes) for at in code_at]
@@ -301,19 +329,19 @@ def _word_products(
                 b.store(add_word_pairs(b, b.load(sums[p, t]), numbers, word, of), sums[p, t])
 
     part = range(columns.start, columns.stop, 2)
-    return _summed(b, I32X16, part, code_at, codes, 2 * PANEL, token_at, token, 2, two_columns)
+    return _summed(b, starts, part, code_at, codes, 2 * PANEL, token_at, token, 2, two_columns)
 
 
 def _summed(
-    b: Any, ir_type: ir.Type, columns: range, code_at: list, codes: Any, code_step: int, token_at: list, token: Any,
+    b: Any, starts: dict, columns: range, code_at: list, codes: Any, code_step: int, token_at: list, token: Any,
     token_step: int, add: Callable[[Any, Any, dict], None],
 ) -> dict:  # fmt: skip
-    """(panel, token) -> what `add` has added up over some columns, as a loop: unrolled, LLVM would load more than there are
+    """(panel, token) -> starts + what `add` adds up over some columns, as a loop: unrolled, LLVM would load more than there are
     registers for. add(distance of the codes, distance of the tokens' codes, places of the sums); code_step, token_step: bytes
     of a column."""
-    sums = {(p, t): alloca_once(b, ir_type) for p in range(len(code_at)) for t in range(len(token_at))}
-    for place in sums.values():
-        b.store(constant(ir_type, 0), place)
+    sums = {pair: alloca_once(b, start.type) for pair, start in starts.items()}
+    for pair, place in sums.items():
+        b.store(starts[pair], place)
 
     def body(i: Any) -> None:
         column = b.add(b.mul(i, I64(columns.step)), I64(columns.start))
@@ -324,10 +352,10 @@ def _summed(
 
 
 def _matrix_products(
-    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+    b: Any, of: Target, starts: dict, code_at: list, codes: Any, token_at: list, token: Any, columns: range
 ) -> dict:
     """As _dot_products, in matrices of two rows by two tokens: (0, number of the two tokens) -> their sums, row after row."""
-    exact, tokens = {t: split_vector(b, start, 4) for t, start in enumerate(starts)}, {}
+    exact, tokens = {t: split_vector(b, start, 4) for (_, t), start in starts.items()}, {}
     for column in columns:
         weights = split_vector(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
         for t, places in enumerate(token_at):
@@ -344,7 +372,7 @@ def _matrix_products(
 def multiply_tile(
     typingctx,
     few,
-    half_groups,
+    runs,
     pairs,
     codes,
     scales,
@@ -359,19 +387,18 @@ def multiply_tile(
     count,
     first,
 ):
-    """`write_tile` for this process. few: a boolean or None; half_groups: a boolean if a group has 16 columns, None if it has
-    32; pairs: None, or a tuple of length `run`."""
+    """`write_tile` for this process. few: a boolean or None; runs: a tuple as long as a group has runs of 16 columns; pairs:
+    None, or a tuple of length `run`."""
     is_few = not isinstance(few, types.NoneType)
-    groups = 1 if isinstance(half_groups, types.NoneType) else 2
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
         codes, scales, terms, *rest = args[3:]
         run = None if isinstance(pairs, types.NoneType) else len(pairs)
         terms = terms if has_terms else None
-        write_tile(builder, target(), is_few, groups, run, codes, scales, terms, *rest)
+        write_tile(builder, target(), is_few, RUN * len(runs), run, codes, scales, terms, *rest)
         return context.get_dummy_value()
 
     i = types.int64
     maybe = i if has_terms else terms
-    return types.void(few, half_groups, pairs, i, i, maybe, i, i, i, i, i, i, i, i, types.boolean), generate
+    return types.void(few, runs, pairs, i, i, maybe, i, i, i, i, i, i, i, i, types.boolean), generate

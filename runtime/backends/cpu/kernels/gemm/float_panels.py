@@ -32,9 +32,9 @@ STEP, AMX_TOKENS = 32, 16  # columns of rows and panels are filled up to multipl
 PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
 COLUMN_BYTES = SCALES  # of a matrix of float32 whose columns lie together: bytes from one to the next
 # Of panels of bytes: the first of the columns, for how many columns a panel has room, the address of working memory, and how
-# many bytes of a row further what lies there is asked for (0: nothing is).
-FIRST_COLUMN, ROOM, MEMORY, AHEAD = range(8, 12)
-UNPACK_FIELDS = 12
+# many bytes of a row further what lies there is asked for (0: nothing is). For rounding: the code of 0, the least, the largest.
+FIRST_COLUMN, ROOM, MEMORY, AHEAD, ZERO_CODE, LEAST_CODE, MOST_CODE = range(8, 15)
+UNPACK_FIELDS = 15
 
 
 # --- activations ----------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 * f32 and f16 weights are multiplied as float32, and so are weights of any type that were decoded to rows of float32.
 * On a processor with bf16 tiles (AMX) everything else is multiplied as bf16, which rounds activations far less than eight bits
   do. bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
-  about 2^-16 of the largest. With `round_bf16` activations are rounded to one, and so are f16 weights, which
-  changes none that was bf16 once.
+  about 2^-16 of the largest. With `fast` activations are rounded to one, and so are f16 weights, which changes none that was
+  bf16 once.
 * Elsewhere types that have a `panel_form` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
-  per 32. bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of
-  those (AVX512-BF16), as float32 where there are none.
+  per 32; with `fast`, some of them with one scale per 256 of weights and activations (round_panels.py). bf16 weights, and
+  those of other quantised types once decoded, are multiplied as bf16 where there are dot products of those (AVX512-BF16), as
+  float32 where there are none.
 
 Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
 not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
@@ -36,6 +37,7 @@ from . import gemm_kernels
 from .byte_tiles import BLOCK, COLUMN_TILE, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
 from .gemm_kernels import BF16, BYTE_ROWS, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
+from .round_panels import ROUNDED, rounder, rounds
 from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
@@ -65,7 +67,8 @@ class InputForm(NamedTuple):
         if self.kind == BYTES:
             columns = -(-columns // COLUMN_TILE) * COLUMN_TILE
             groups = columns // self.parameters[1]
-            sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
+            scales = columns // max(BLOCK, self.parameters[1])
+            sizes = (rows * columns, 4 * rows * scales, 4 * rows * groups, 4 * rows * groups)
             return [-(-size // 64) * 64 for size in sizes]
         size = 4 if self.kind == FLOAT32 else 2 * self.parameters[0]
         return [-(-size * rows * -(-columns // STEP) * STEP // 64) * 64, 0, 0, 0]
@@ -130,37 +133,40 @@ FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 
 def plan_gemm(
-    packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False, round_bf16: bool = False
+    packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False, fast: bool = False
 ) -> GemmPlan | None:
     """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
 
     packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
-    round_bf16: multiply bf16 weights with one bf16 number per activation instead of the sum of two, and f16 weights, rounded to
-    bf16, too.
+    fast: multiply bf16 weights with one bf16 number per activation instead of the sum of two, and f16 weights, rounded to
+    bf16, too; and panels that `round_panels.rounds` with one scale per 256.
     """
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
-    with nullcontext() if exact else compiling(gemm_unit(stored.name)):
-        return _plan(packed, stored, columns, matrices, exact, round_bf16)
+    with nullcontext() if exact else compiling(gemm_unit(stored.name, fast)):
+        return _plan(packed, stored, columns, matrices, exact, fast)
 
 
-def gemm_unit(type_name: str) -> Unit:
+def gemm_unit(type_name: str, fast: bool = False) -> Unit:
     """What is compiled for the products of a type."""
-    return Unit(__name__, "plan_of_type", type_name)
+    return Unit(__name__, "fast_plan_of_type" if fast else "plan_of_type", type_name)
 
 
-def plan_of_type(type_name: str) -> None:
+def plan_of_type(type_name: str, fast: bool = False) -> None:
     """Compiles the kernels of the products of a type, in no other way than `plan_gemm` does."""
     stored = TYPES[type_name]
-    columns = lcm(BLOCK, stored.block)
-    plan_gemm(np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8), stored, columns)
+    columns = lcm(ROUNDED.group, stored.block)
+    plan_gemm(np.zeros((stored.rows, stored.row_bytes(columns)), np.uint8), stored, columns, fast=fast)
 
 
-def _plan(
-    packed: np.ndarray, stored: TensorType, columns: int, matrices: int, exact: bool, round_bf16: bool
-) -> GemmPlan | None:
+def fast_plan_of_type(type_name: str) -> None:
+    """As `plan_of_type`, of products that round."""
+    plan_of_type(type_name, True)
+
+
+def _plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int, exact: bool, fast: bool) -> GemmPlan | None:
     if stored.name in _FLOATS:
-        parts = 0 if exact or stored.name == "f32" else 1 if round_bf16 else 2 if stored.name != "f16" else 0
+        parts = 0 if exact or stored.name == "f32" else 1 if fast else 2 if stored.name != "f16" else 0
         return _float_plan(packed, stored.name, columns, matrices, parts)
     panels = panel_form(stored.name)
     if exact or panels is None or columns % BLOCK:
@@ -170,7 +176,12 @@ def _plan(
         return _plan_of(
             packed, columns, matrices, gemm_kernels.expanded_product.address, InputForm(BF16, (1, AMX_TOKENS)), numbers
         )
-    function = gemm_kernels.bytes_product(panels.group, pair_sums(panels.most)).address
+    if fast and rounds(stored, panels) and not columns % ROUNDED.group:
+        numbers += [panels.least, panels.most, rounder(panels.group, panels.has_terms).address]
+        panels, zero = ROUNDED, ROUNDED.zero
+    else:
+        zero = None
+    function = gemm_kernels.bytes_product(panels.group, pair_sums(panels.most), zero).address
     form = InputForm(BYTES, (panels.zero, panels.group))
     return _plan_of(packed, columns, matrices, function, form, numbers, BYTE_ROWS)
 

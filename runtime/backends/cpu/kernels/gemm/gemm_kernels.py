@@ -26,7 +26,9 @@ from .float_panels import (
     COLUMN_BYTES,
     COLUMNS,
     FIRST_COLUMN,
+    LEAST_CODE,
     MEMORY,
+    MOST_CODE,
     PACKED,
     PANELS,
     ROOM,
@@ -36,6 +38,7 @@ from .float_panels import (
     STEP,
     TERMS,
     UNPACK_FIELDS,
+    ZERO_CODE,
     place_row,
 )
 from .unpack_panels import PANEL, UNPACK_BYTES
@@ -51,8 +54,10 @@ INPUTS = 11
 
 # Words of the table of a product: addresses, bytes and numbers as in `gemv`; slices of STEP rows each.
 (WEIGHTS, MATRIX_BYTES, WEIGHT_ROW_BYTES, WEIGHT_ROWS, WEIGHT_COLUMNS) = range(5)
-(UNPACKER, ZERO, GROUP, HAS_TERMS, INTERLEAVED, STEP_ROWS, SLICES, OUT, STRIDE, JOBS, INPUT) = range(5, 16)
-FIELDS = 16
+# What `unpack_panels.PanelForm` says of what the part UNPACKER writes, and the part that rounds it (see round_panels), or 0.
+(UNPACKER, ZERO, GROUP, HAS_TERMS, INTERLEAVED, LEAST, MOST, ROUNDER) = range(5, 13)
+(STEP_ROWS, SLICES, OUT, STRIDE, JOBS, INPUT) = range(13, 19)
+FIELDS = 19
 MATRIX, FIRST, N_ROWS, TARGET = range(4)  # of a job
 
 SPAN = 1024  # columns of a block of activations that one part takes: a multiple of all blocks
@@ -96,24 +101,27 @@ def _fill_block(table, bf16, block, first, stop):
 def _quantise_block(table, block, first, stop):
     """The columns first to stop - 1 of a block of bytes, all of a tile of columns."""
     columns, group, zero, rows = table[X_COLUMNS], table[SECOND_PARAMETER], table[FIRST_PARAMETER], table[BLOCK_ROWS]
-    size = stop - first
+    size, block_columns = stop - first, max(BLOCK, group)
     run_sums = np.empty(size // RUN, np.int16)
     for row in range(block * TILE_TOKENS, (block + 1) * TILE_TOKENS):
         row_of_x, place = _source_row(table, row), first * rows + row * BYTE_COLUMNS
         codes = view(table[BLOCKS] + place, size, np.uint8)
-        scales = view(table[TOKEN_SCALES] + 4 * place // BLOCK, size // BLOCK, np.float32)
+        scales = view(table[TOKEN_SCALES] + 4 * place // block_columns, size // block_columns, np.float32)
         if row_of_x < 0:
             fill(codes, 0)
             fill(scales, 0)
             fill(run_sums, 0)
         else:
-            quantise_run(view(table[X] + 4 * (row_of_x * columns + first), size, np.float32), BLOCK, codes, scales, run_sums)
+            x = view(table[X] + 4 * (row_of_x * columns + first), size, np.float32)
+            quantise_run(x, block_columns, codes, scales, run_sums)
         offsets = view(table[OFFSETS] + 4 * place // group, size // group, np.int32)
         totals = view(table[TOTALS] + 4 * place // group, size // group, np.float32)
         for g in range(size // group):
-            total = np.int32(run_sums[g]) if group == RUN else np.int32(run_sums[2 * g]) + np.int32(run_sums[2 * g + 1])
+            total = np.int32(0)
+            for r in range(g * group // RUN, (g + 1) * group // RUN):
+                total += np.int32(run_sums[r])
             offsets[g] = np.int32((CODE_BIAS - zero) * total)
-            totals[g] = np.float32(total) * scales[g * group // BLOCK]
+            totals[g] = np.float32(total) * scales[g * group // block_columns]
 
 
 def _prepare(bf16: bool | None) -> TaskKernel:
@@ -181,6 +189,9 @@ def _unpack(table, words, job, start, rows, panels, first, columns, room, ahead,
     words[ROW_BYTES], words[ROWS], words[COLUMNS], words[PANELS] = table[WEIGHT_ROW_BYTES], rows, columns, panels
     words[CODES], words[SCALES], words[TERMS] = codes, scales, scales + scale_bytes
     call_part(table[UNPACKER], words.ctypes.data, 0)
+    if table[ROUNDER]:
+        words[ZERO_CODE], words[LEAST_CODE], words[MOST_CODE] = table[ZERO], table[LEAST], table[MOST]
+        call_part(table[ROUNDER], words.ctypes.data, 0)
     keep_alive(words)
     return codes, scales, scales + scale_bytes
 
@@ -306,7 +317,7 @@ def _following(table, packed, row, column, group, end, pieces):
     return source, group_bytes, group_bytes * min(BYTE_COLUMNS, columns - column) // columns, pieces
 
 
-def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
+def _bytes_product(runs: tuple[bool, ...], pairs: tuple[bool, ...] | None, zero: int | None) -> Callable[[int, int], None]:
     """A few panels of BYTE_COLUMNS columns are unpacked at a time, which stay in the first caches until they are multiplied
     with all tokens, while the packed rows of the next ones are on their way."""
 
@@ -327,7 +338,7 @@ def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> 
         sums, unpacked = view(at, (most, tokens, strip), np.float32), np.empty(UNPACK_FIELDS, np.int64)
         at += 4 * sums.size
         activations, out = (inputs[BLOCKS], inputs[TOKEN_SCALES], inputs[OFFSETS], inputs[TOTALS]), _out(table, job)
-        row_bytes, zero = table[WEIGHT_ROW_BYTES], table[ZERO]
+        row_bytes, zero_code = table[WEIGHT_ROW_BYTES], table[ZERO] if zero is None else zero
         packed, ahead = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * row_bytes, row_bytes * BYTE_COLUMNS // columns
         for token in range(0, n, tokens):
             part = activations, inputs[BLOCK_ROWS], job[1] + token, token, min(tokens, n - token)
@@ -343,16 +354,17 @@ def _bytes_product(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> 
                         asked = _following(table, packed, row, column, group, end, 0 if few else strip // together)
                         of_rows = sums[(row - group) // strip]
                         where = column, width, column + width == columns, row > group, of_rows, words, out, start + row, asked
-                        if has_terms:
-                            multiply_bytes(half_groups, pairs, codes, zero, scales, terms, *part, *where)
+                        if zero is None and has_terms:
+                            multiply_bytes(runs, pairs, codes, zero_code, scales, terms, *part, *where)
                         else:
-                            multiply_bytes(half_groups, pairs, codes, zero, scales, None, *part, *where)
+                            multiply_bytes(runs, pairs, codes, zero_code, scales, None, *part, *where)
         keep_alive(memory)
 
     return product
 
 
 @cache
-def bytes_product(group: int, pairs: tuple[bool, ...] | None) -> TaskKernel:
-    """Panels of bytes times bytes: group: columns that share a scale, 32 or 16; pairs: see byte_products.pair_sums."""
-    return TaskKernel(_bytes_product(True if group == RUN else None, pairs))
+def bytes_product(group: int, pairs: tuple[bool, ...] | None, zero: int | None = None) -> TaskKernel:
+    """Panels of bytes times bytes. group: columns that share a scale; pairs: see byte_products.pair_sums; zero: the code that
+    stands for 0 where there are no terms, because panels are rounded, else None."""
+    return TaskKernel(_bytes_product((True,) * (group // RUN), pairs, zero))

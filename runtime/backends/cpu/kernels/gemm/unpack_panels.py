@@ -49,11 +49,12 @@ _LINE = 4 * PANEL  # bytes of four columns of a panel, or of a group's scales
 class PanelForm(NamedTuple):
     """What panels of bytes hold: weight = scale * (code - zero) + term.
 
-    zero a power of two or 0; most: the largest code; group: columns that share a scale, 16 or 32; has_terms: whether terms are
-    not all 0
+    zero a power of two or 0; least, most: the smallest and the largest code; group: columns that share a scale, 16, 32 or (once
+    rounded) 256; has_terms: whether terms are not all 0
     """
 
     zero: int
+    least: int
     most: int
     group: int
     has_terms: bool
@@ -70,7 +71,9 @@ def panel_form(type_name: str) -> PanelForm | None:
     most = highest + zero + (max(layout.shift, 0) if _shifts_codes(layout) else 0)
     assert most <= 255, "codes are bytes"
     has_terms = layout.minima is not None or layout.offset is not None
-    return PanelForm(zero, most, layout.group, has_terms or (layout.flags is not None and not _shifts_codes(layout)))
+    return PanelForm(
+        zero, zero - lowest, most, layout.group, has_terms or (layout.flags is not None and not _shifts_codes(layout))
+    )
 
 
 def _shifts_codes(layout: CodeLayout) -> bool:
@@ -306,6 +309,8 @@ def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
     terms = scratch("terms", scales.shape, np.float32) if form.has_terms else None
     to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
     memory = scratch("unpacked rows", (UNPACK_BYTES,), np.uint8)
-    table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to, 0, columns, memory.ctypes.data, 0], np.int64)
+    table = np.array(
+        [q.ctypes.data, row_bytes, rows, columns, panels, *to, 0, columns, memory.ctypes.data, 0, 0, 0, 0], np.int64
+    )
     team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
     return Panels(codes, scales, terms, form.zero, form.group)
