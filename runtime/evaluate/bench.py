@@ -70,8 +70,8 @@ class Runner:
         self._n_tokens = min(model.n_vocab, model.n_embeddings)  # number of valid token ids
 
     def prompt(self, cache: Cache, n: int) -> None:
-        """Runs n tokens in one pass and computes the logits of the last."""
-        self._run(cache, self._tokens(n))
+        """Runs n tokens in one pass and computes the logits of the last. Short prompts are read as `generate` does it."""
+        self._run(cache, self._tokens(n), cache.length == 0 and n <= self.model.decode_batch)
 
     def generate(self, cache: Cache, n: int) -> None:
         """Runs n tokens one by one and computes the logits of each."""

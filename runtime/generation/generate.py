@@ -200,8 +200,10 @@ class Generation:
         self._cancelled = False
         self._stream, self._unsent = model.tokenizer.stream(), ""
         self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
-        # The last token of the prompt is computed as generated ones are, always: its logits are needed.
-        shared = 0 if self.score_prompt else session.shared(prompt[:-1])
+        # The last token of the prompt is computed as generated ones are, always: its logits are needed. Of a short one all are:
+        # its length alone decides it, so that what is cached of others changes nothing.
+        self._is_short = not self.score_prompt and len(prompt) <= model.decode_batch
+        shared = 0 if self.score_prompt or self._is_short else session.shared(prompt[:-1])
         n_cached = session.resumable(shared)  # less only of recurrent states
         session.rewind(n_cached)
         self.timings = Timings(cached_tokens=n_cached)
@@ -241,8 +243,8 @@ class Generation:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the next pass reads tokens of the prompt before its last one."""
-        return len(self.session.tokens) < len(self.prompt) - 1
+        """Whether the next pass reads tokens of the prompt before its last one, as prompts are read."""
+        return not self._is_short and len(self.session.tokens) < len(self.prompt) - 1
 
     def finish_cancelled(self) -> str:
         """Ends the generation now with the reason 'cancelled'. Returns the text that was not returned yet."""
@@ -341,7 +343,7 @@ class Generation:
     def _next_prompt_tokens(self) -> list[int]:
         """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
         start, before_last = len(self.session.tokens), len(self.prompt) - 1
-        if start >= before_last:
+        if start >= before_last or self._is_short:
             return self.prompt[start:]
         end = min(before_last, start + min(_SCORED_STEP if self.score_prompt else _PROMPT_STEP, self.model.settings.ubatch))
         last = len(self.prompt) - _LAST_TOKENS

@@ -87,7 +87,7 @@ def check_generated(models, tokens):
     n_read = min(READ, len(tokens) - 30)
     rest, expected = tokens[n_read:], None
     for model in models:
-        for step in (1, 2, 8):
+        for step in (1, 2, 8, 24):
             cache = start(model, tokens[:n_read])
             runs = [rest[at : at + step] for at in range(0, len(rest), step)]
             found = np.concatenate([model.hidden([(cache, run)], generated=True)[0] for run in runs])

@@ -10,9 +10,13 @@ from ....simd.workers import Workers
 from ...cache_layout import CachePart, graph_layers, state_offsets
 from ...graph import Graph, Weight
 from ...graph.graph import users
-from ...graph.ops import Attention, LatentAttention, Op
+from ...graph.ops import Attention, LatentAttention, Op, Route
 from ...settings import Settings
+from .kernels.gemv_plan import GEMV_TOKENS
 from .weights import WeightMatrix, WeightStore
+
+_EXPERT_TOKENS = 3  # of an expert, on average, up to which GEMV of a mixture is faster than GEMM, with all that is not experts
+_MOST_TOKENS = 24
 
 
 class CompiledGraph:
@@ -22,6 +26,7 @@ class CompiledGraph:
     layers    what each layer keeps; observed_layers: while somebody observes
     users     value index -> ops that read it
     last_use  value index -> number of the last step that reads it: filled in when there are steps
+    gemv_tokens  most tokens of a pass whose products are made by GEMV: of mixtures, whose experts have few of them each, more
     """
 
     def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
@@ -29,6 +34,8 @@ class CompiledGraph:
         self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
         self.users = users(self.all_ops)
         self.last_use: dict[int, int] = {}
+        sparsest = max((op.logits.shape[0] // op.used for op in graph.ops if isinstance(op, Route)), default=0)
+        self.gemv_tokens = max(GEMV_TOKENS, min(_EXPERT_TOKENS * sparsest, _MOST_TOKENS))
         self.layers, self.observed_layers = graph_layers(graph, settings)
         self.state_offsets, _ = state_offsets(self.layers)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)

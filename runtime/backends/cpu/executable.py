@@ -22,7 +22,6 @@ from ..reference.functions import SUPPORT
 from .compiled_graph import CompiledGraph
 from .kernels.gemm.gemm import gemm_unit
 from .kernels.gemv.gemv import gemv_unit
-from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .lower import SLOW_KERNELS, steps_of
 from .lower.step import Step
@@ -76,7 +75,7 @@ class CpuExecutable(Executable):
     @property
     def decode_batch(self) -> int:
         """As many as GEMV takes."""
-        return GEMV_TOKENS
+        return self.compiled.gemv_tokens
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
@@ -134,7 +133,7 @@ class CpuExecutable(Executable):
 
     def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
-        generated = len(hidden) <= GEMV_TOKENS if generated is None else generated
+        generated = len(hidden) <= self.decode_batch if generated is None else generated
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         key, observer = ("head", len(hidden), generated), self.observer
@@ -146,7 +145,7 @@ class CpuExecutable(Executable):
         head.matrix(self.graph.hidden)[:] = hidden
         head.run(np.empty(0, np.int64), [])
         logits = head.matrix(self.graph.logits)
-        if observer is not None or len(hidden) > GEMV_TOKENS:
+        if observer is not None or len(hidden) > self.decode_batch:
             head.release()
             return logits
         logits = logits.copy()  # before another thread may take the pass
@@ -184,7 +183,8 @@ class CpuExecutable(Executable):
             stored = [tensor.stored for tensor in self.store.source.tensors.values() if len(tensor.shape) > 1]
             types = list(dict.fromkeys(each.name for each in stored if each is not None))
             parts = [part.unit for op in self.compiled.all_ops for part in SLOW_KERNELS.get(type(op), ())]
-            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *map(gemm_unit, reversed(types))])
+            units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
+            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *units])
 
     def _share_done(self, share: float) -> None:
         if self.on_share is not None:

@@ -14,7 +14,6 @@ from ...graph.values import RotaryEmbedding
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .compiled_graph import CompiledGraph
-from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .memory import Pool
 from .pass_tasks import PassTasks
@@ -50,7 +49,8 @@ class PassProgram(PassTasks):
 
     gemv      whether it is made of the kernels for tokens that are generated: products by GEMV, keys divided among threads,
               latents that absorb; else of those for prompts. So a token's results depend on this alone, and not on how many
-              others there are. Not where inputs are observed, nor for more than GEMV_TOKENS.
+              others there are. Not where inputs are observed, nor for more than `gemv_tokens` of
+              the graph.
     observer  None, or one that wants something of this graph
     """
 
@@ -65,7 +65,7 @@ class PassProgram(PassTasks):
         super().__init__(compiled, counts, names)
         self.observer = observer
         is_observed = observer is not None and any(observer.wants_input(op) for op in compiled.all_ops)
-        self.gemv = generated and not is_observed and self.n <= GEMV_TOKENS
+        self.gemv = generated and not is_observed and self.n <= compiled.gemv_tokens
         self.attention = AttentionJobs(self, compiled.attention_layers)
         self._cache_tables: list[np.ndarray | None] = [None] * len(counts)  # whose strides cache_addresses has
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written

@@ -12,13 +12,15 @@ class Counting:
     """A model that records its passes: (tokens, tokens in the cache before, rows of which logits are computed)."""
 
     def __init__(self, model):
-        self.model, self.passes = model, []
+        self.model, self.passes, self.generated = model, [], []
+        self.decode_batch = model.decode_batch
         self.n_embeddings, self.n_vocab, self.new_cache = model.n_embeddings, model.n_vocab, model.new_cache
 
     def hidden(self, batch, generated=False):
         ((cache, tokens),) = batch
         assert np.asarray(tokens).max() < self.n_vocab
         self.passes.append([len(tokens), cache.length, 0])
+        self.generated.append(generated)
         return self.model.hidden(batch)
 
     def head(self, hidden):
@@ -52,6 +54,13 @@ def test_passes_of_a_benchmark(counting):
     ]
     assert [len(s.samples) for s in speeds] == [1, 1, 1]
     assert all(s.mean > 0 and s.stddev == 0 for s in speeds)
+
+
+def test_short_prompts_are_read_as_a_generation_does(counting):
+    few = counting.decode_batch
+    bench(counting, [Case(few, 0), Case(few + 1, 1)], repetitions=1, warm_up=False)
+    assert [n for n, *_ in counting.passes] == [few, few + 1, 1]
+    assert counting.generated == [True, False, True]
 
 
 def test_mean_and_deviation():

@@ -112,16 +112,16 @@ def test_a_full_context_ends_the_generation(model):
 
 
 def test_a_common_prefix_is_not_computed_again(model):
-    session = model.session()
-    first = generate(model, [0, 5, 6, 7, 8, 9], n_predict=3, temp=0, ignore_eos=True, session=session)
+    session, begin = model.session(), [0, *range(5, 15)]
+    first = generate(model, [*begin, 15, 16], n_predict=3, temp=0, ignore_eos=True, session=session)
     first.text()
-    again = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
+    again = generate(model, [*begin, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
     again.text()
     assert again.timings.prompt_tokens == 1
-    fresh = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True)
+    fresh = generate(model, [*begin, 20], n_predict=3, temp=0, ignore_eos=True)
     fresh.text()
     assert again.tokens == fresh.tokens
-    repeated = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
+    repeated = generate(model, [*begin, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
     repeated.text()
     assert repeated.timings.prompt_tokens == 1  # the last token is needed for its logits
     assert repeated.tokens == fresh.tokens
@@ -393,3 +393,34 @@ def test_scores_of_a_prompt(model):
         assert score.top[0] == (int(row.argmax()), pytest.approx(row.max(), abs=1e-4))
     (last,) = generation.sampled or [generation.ending]
     assert last.logprob == pytest.approx(expected[-1].max(), abs=1e-4)
+
+
+def test_short_prompts_are_read_as_generated_tokens(model, monkeypatch):
+    """All at once, by their length alone: nor do they begin with what was read of a longer prompt, or that with theirs."""
+    passes, hidden = [], model.executable.hidden
+
+    def noted(tokens, *others, generated):
+        passes.append((len(tokens), generated))
+        return hidden(tokens, *others, generated=generated)
+
+    monkeypatch.setattr(model.executable, "hidden", noted)
+    long = [0, *range(40, 90)]
+
+    def answer(prompt, session):
+        passes.clear()
+        generation = generate(model, prompt, n_predict=3, temp=0, ignore_eos=True, n_probs=3, session=session)
+        generation.text()
+        return [(each.token, each.logprob) for each in generation.sampled], generation.timings.cached_tokens, passes[:2]
+
+    for length in (1, 2, model.decode_batch, model.decode_batch + 1):
+        is_short = length <= model.decode_batch
+        alone, _, first = answer(long[:length], None)
+        assert first[0] == ((length, True) if is_short else (length - 1, False))
+        session = model.session()
+        answer(long, session)
+        again, cached, _ = answer(long[:length], session)
+        assert again == alone
+        assert cached == (0 if is_short else length - 1)
+        after, cached, _ = answer(long, session)
+        assert after == answer(long, None)[0]
+        assert cached == (0 if is_short else length - 1)

@@ -118,7 +118,7 @@ def test_running_tasks_share_passes(engine, passes):
         client.text()
     assert [1, 1, 1, 1] in passes
     assert len([each for each in passes if len(each) > 1]) > 250
-    assert all(len(each) == 1 for each in passes if max(each) > 1)  # a pass reads one prompt only
+    assert all(len(each) == 1 for each in passes if max(each) > 8)  # a pass reads one prompt only, unless they are short
 
 
 def test_more_tasks_than_a_batch(engine, passes):
