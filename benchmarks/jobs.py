@@ -60,25 +60,28 @@ def race(ours: list[str], theirs: list[str] | None, outputs: list[Path], others:
 @click.option("--types", default="q4_K,q6_K,iq4_k,iq2_k,iq3_xxs", show_default=True)
 @click.option("-t", "--threads", default=2, show_default=True)
 @click.option("--windows", default=16, show_default=True, help="Of 512 tokens, of perplexity and imatrix.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Add the figures to this file.")
 def main(model: Path, folder: Path, rival: str | None, types: str, threads: int, windows: int, json_file: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     at = {n: folder / f"{n}.gguf" for n in ("bf16", "ours", "theirs", "copy", "packed", "whole", "part")}
     bf16, t = str(at["bf16"]), ["-t", str(threads)]
     subprocess.run([*MILL, "convert", str(model), bf16, "--outtype", "bf16", *t], check=True)
-    results: dict[str, Any] = {}
+    about = json.loads(json_file.read_text()) if json_file is not None and json_file.exists() else {"jobs": {}}
+    about |= {"processor": processor_name(), "threads": threads}
 
     def run(job: str, ours: list[str], theirs: list[str] | None, outputs: list[Path], others: list[Path]) -> None:
-        found = results[job] = race([*MILL, *ours, *t], theirs, outputs, others)
+        found = about["jobs"][job] = race([*MILL, *ours, *t], theirs, outputs, others) | {"load": round(os.getloadavg()[0])}
+        if json_file:
+            json_file.write_text(json.dumps(about, indent=1) + "\n")
         print(f"{job}: " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
 
-    for name in types.split(","):
+    for name in filter(None, types.split(",")):
         other = [rival, "--pure", bf16, str(at["theirs"]), name.upper(), str(threads)] if rival else None
         run(f"quantize to {name}", ["quantize", bf16, str(at["ours"]), name, "--pure"], other, [at["ours"]], [at["theirs"]])
         if name == "iq4_k":
             copy = ["cp", str(at["ours"]), str(at["copy"])]
             run("repack to iq4_k_r4, beside cp", ["repack", *copy[1:2], str(at["packed"])], copy, [at["packed"]], [at["copy"]])
-    parts, size = sorted(folder.glob("part-*.gguf")), max(1, at["bf16"].stat().st_size // 3)
+    size = max(1, at["bf16"].stat().st_size // 3)
     copy = ["cp", bf16, str(at["copy"])]
     subprocess.run([*MILL, "split", bf16, str(folder / "part"), "--split-max-size", str(size)], check=True)
     parts = sorted(folder.glob("part*-of-*.gguf"))
@@ -89,9 +92,6 @@ def main(model: Path, folder: Path, rival: str | None, types: str, threads: int,
     collect = ["imatrix", "-m", *read[:-2], "-o", str(made[0])]
     run("imatrix, beside perplexity", collect, text, made[:1], [])
     run("imatrix --covariance, beside perplexity", [*collect, "--covariance", str(made[1])], text, made, [])
-    if json_file:
-        about = {"processor": processor_name(), "threads": threads, "load": os.getloadavg()[0], "jobs": results}
-        json_file.write_text(json.dumps(about, indent=1) + "\n")
     shutil.rmtree(folder)
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .figures import duration, size_text
+from .memory import PROGRAM
 from .shown import shown
 
 _COMPILED, _TIMED = 1.6e-3, 0.02  # seconds that compiling `json.decoder` takes on a Zen 4, and for which that is measured here
+_KEPT = 128 << 20  # bytes that a process keeps of what a stage has freed, at the most: larger pieces go back
 _ONCE = "start", "torch"  # parts of a program that stages share
 _BYTECODE = 0.64  # of a start that compiles all modules, one that finds their bytecode (Zen 4: 0.92 s of 1.43)
 
@@ -58,11 +60,12 @@ class Forecast:
         return figures
 
     def with_stage(self, name: str, other: Forecast) -> Forecast:
-        """With what another stage of the same program takes, which starts once."""
+        """With what another stage of the same program takes, which starts once. Of the memory of the lesser some stays."""
         ours, theirs = self.seconds or {}, other.seconds or {}
         once = {part: max(ours.get(part, 0.0), theirs.get(part, 0.0)) for part in _ONCE if part in ours or part in theirs}
         more = {name: sum(seconds for part, seconds in theirs.items() if part not in _ONCE)}
-        memory = max(self.memory or 0, other.memory or 0) or None
+        less, most = sorted((self.memory or 0, other.memory or 0))
+        memory = most + min(_KEPT, max(0, less - PROGRAM)) or None
         return replace(self, seconds={**ours, **once, **more}, memory=memory, idle=self.idle + other.idle)
 
     @classmethod

@@ -91,7 +91,7 @@ def test_a_dry_run_says_what_to_expect_and_writes_nothing(mill, folder):
     assert set(result["forecast"]["memory"]) == set(result["forecast"]["seconds"])
     assert all(result["forecast"]["memory"][stage] > 50 << 20 for stage in ("imatrix", "search", "quantize", "validate"))
     assert result["predicted"]["seconds_by_part"].keys() == {"start"} | set(result["forecast"]["seconds"])
-    assert result["memory"]["peak"] == max(nbytes or 0 for nbytes in result["forecast"]["memory"].values())
+    assert result["memory"]["peak"] > max(nbytes or 0 for nbytes in result["forecast"]["memory"].values())
     assert result["run"]["search"]["most_bytes"] == 80_000
 
 

@@ -62,7 +62,8 @@ def test_a_run_says_seconds_and_memory_of_its_stages(tmp_path):
     assert set(planned.stages) == set(done.report["seconds"])
     figures = planned.as_json()
     assert figures["predicted"]["processor_seconds"] > sum(stage.total for stage in planned.stages.values()) / 2
-    assert figures["memory"]["peak"] == max(stage.memory or 0 for stage in planned.stages.values())
+    stages = [stage.memory for stage in planned.stages.values() if stage.memory]
+    assert max(stages) < figures["memory"]["peak"] < sum(stages)
     again = ggufmill.run_recipe(recipe, tmp_path / "out", dry_run=True)
     assert not set(again.stages) - {"validate", "checksums"}
 
