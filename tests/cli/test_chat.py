@@ -34,7 +34,7 @@ def chat(capsys, monkeypatch):
 
 
 def test_each_line_gets_an_answer(chat):
-    code, out, err = chat("The list of all names that were written by them before is\n\n   \nThe name is\n", *GREEDY, "--timings")
+    code, out, err = chat("The list of all names that they had written before is\n\n   \nThe name is\n", *GREEDY, "--timings")
     assert code == 0
     assert len(out.strip().splitlines()) >= 2
     first, second = (line for line in err.splitlines() if "prompt tokens" in line)
