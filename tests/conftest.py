@@ -49,7 +49,7 @@ def texts_are_encoded_once():
     known, encode = {}, Tokenizer._encode_valid
 
     def encode_once(self, text):
-        if len(text) < 100_000:
+        if len(text) < 10_000:
             return encode(self, text)
         key = text, self._thousands, self._backend.to_str()
         if key not in known:
