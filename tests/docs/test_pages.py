@@ -111,6 +111,8 @@ LESS = {
     "search .*-f": ["--chunks", "1", "--measurements", "1"],
     r"imatrix \S+ -f": ["--chunks", "3"],
     "generate": ["-n", "4"],
+    "bench": ["-r", "1"],
+    "sweep-bench": ["-c", "1024"],
 }
 WRITTEN = {"out", "plot", "kl_divergence_base"}  # parameters that name what a command writes; of `imatrix compute` these, too
 COLLECTED = {"covariance", "curvature"}
