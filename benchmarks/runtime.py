@@ -13,8 +13,9 @@ that a token needs) x (tokens per second of the prompt) / (products of bytes per
 peak.py). After each model file the results
 are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
 setting fast: bf16 weights take activations rounded to bf16, as the rival's do.
---processor-time counts processor time, of one thread, in place of the clock, for a machine that has other work: of the rival
-what several runs of a test (three, or 256 tokens) take beyond one, of ours as many runs.
+--processor-time counts processor time, of one thread (several spin while they wait for each other), in place of the clock, for
+a machine that has other work: of the rival what several runs of a test (three, or 256 tokens) take beyond one, of ours as many
+runs. -p 0 leaves prompts out.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def measure(
 def summary(row: dict[str, Any], read_speed: float, peak: float) -> dict[str, Any]:
     """Medians, spreads, ratios, share of bandwidth and, of types with 8-bit activations, of the peak of a measured row."""
     out: dict[str, Any] = {}
-    for key in WORDS:
+    for key in row["samples"][OURS]:
         medians = {name: median(speeds[key]) for name, speeds in row["samples"].items() if speeds.get(key)}
         spreads = [
             max(abs(v / medians[name] - 1) for v in speeds[key]) for name, speeds in row["samples"].items() if speeds.get(key)
@@ -162,8 +163,10 @@ def summary(row: dict[str, Any], read_speed: float, peak: float) -> dict[str, An
         out[key] = {**medians, "spread": max(spreads)}
         if RIVAL in medians:
             out[key]["ratio"] = medians[OURS] / medians[RIVAL]
-    out["bandwidth_share"] = row["bytes_per_token"] * out["tg"][OURS] / read_speed
-    if "products_per_token" in row and not TYPES[row["type"].removesuffix(ROUNDED)].is_float:  # results of before lack them
+    if "tg" in out:
+        out["bandwidth_share"] = row["bytes_per_token"] * out["tg"][OURS] / read_speed
+    is_float = TYPES[row["type"].removesuffix(ROUNDED)].is_float
+    if "pp" in out and "products_per_token" in row and not is_float:  # results of before lack them
         out["peak_share"] = row["products_per_token"] * out["pp"][OURS] / (peak * row["threads"])
     return out
 
@@ -172,9 +175,10 @@ def markdown(report: dict[str, Any]) -> str:
     machine = report["program"]
     speeds = ", ".join(f"{float(b) / 1e9:.1f} GB/s on {t}" for t, b in report["bandwidth"].items())
     by = " by processor time" if report.get("processor_time") else ""
+    tests = " and ".join(f"{key}{report[word]}" for key, word in WORDS.items() if report[word])
     lines = [
-        f"pp{report['prompt']} and tg{report['generation']}, tokens per second{by}, medians of {report['rounds']} interleaved "
-        f"rounds; {report['processor']}, level {report['level']}, ggufmill {machine['ggufmill']}, "
+        f"{tests}, tokens per second{by}, medians of {report['rounds']} interleaved rounds; "
+        f"{report['processor']}, level {report['level']}, ggufmill {machine['ggufmill']}, "
         f"numba {machine['numba']}; bandwidth {speeds} threads; {report['peak'] / 1e9:.0f} G products of bytes per second and "
         "thread at best.",
         "",
@@ -184,16 +188,14 @@ def markdown(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         s, cells = row["summary"], [row["size"], row["type"], str(row["threads"])]
         for key in WORDS:
-            cells += [
-                f"{s[key][OURS]:.1f}",
-                *(f"{s[key][k]:{form}}" if k in s[key] else "-" for k, form in ((RIVAL, ".1f"), ("ratio", ".2f"))),
-            ]
-            if key == "pp":
-                cells.append(f"{s['peak_share']:.0%}" if "peak_share" in s else "-")
-        cells += [f"{s['bandwidth_share']:.0%}", f"{max(s[key]['spread'] for key in WORDS):.0%}"]
+            forms = ((OURS, ".1f"), (RIVAL, ".1f"), ("ratio", ".2f"))
+            cells += [f"{s[key][k]:{form}}" if k in s.get(key, ()) else "-" for k, form in forms]
+            share = "peak_share" if key == "pp" else "bandwidth_share"
+            cells.append(f"{s[share]:.0%}" if share in s else "-")
+        cells.append(f"{max(s[key]['spread'] for key in WORDS if key in s):.0%}")
         lines.append("| " + " | ".join(cells) + " |")
     for key, word in WORDS.items():
-        ratios = [row["summary"][key]["ratio"] for row in report["rows"] if "ratio" in row["summary"][key]]
+        ratios = [row["summary"][key]["ratio"] for row in report["rows"] if "ratio" in row["summary"].get(key, ())]
         if ratios:
             reached = sum(r >= GOALS[key] for r in ratios)
             mean = geometric_mean(ratios)
@@ -204,7 +206,7 @@ def markdown(report: dict[str, Any]) -> str:
 @styled
 def plot(report: dict[str, Any], path: Path) -> None:
     """Ratios by type, for prompts and generation; bars of error are the largest distance of a round from its median."""
-    rows = [row for row in report["rows"] if "ratio" in row["summary"]["pp"] and "ratio" in row["summary"]["tg"]]
+    rows = [row for row in report["rows"] if all("ratio" in row["summary"].get(key, ()) for key in WORDS)]
     types = list(dict.fromkeys(row["type"] for row in rows))
     series = list(dict.fromkeys((row["size"], row["threads"]) for row in rows))
     if not rows:
@@ -318,8 +320,8 @@ def main(
                 speeds[t] = max(bandwidth(t, clock=clock), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
                 s = summary(row, speeds[t], peak)
                 done[size, label, t] = row
-                ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)
-                click.echo(f"{size} {label} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)
+                ratios = [f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in row["samples"][OURS]]
+                click.echo(f"{size} {label} {t} threads: {', '.join(ratios)}", err=True)
             save()
             if tmp and not existed:
                 path.unlink()
