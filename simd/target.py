@@ -53,6 +53,7 @@ LEVELS = {
     "neon-dotprod": Level("aarch64", "generic", "neon", "dotprod"),
     "neon-i8mm": Level("aarch64", "generic", "neon-dotprod", "i8mm"),
 }
+_TUNING = frozenset({"fast-dpwssd"})  # else LLVM makes two instructions of vpdpwssd, where its sum is waited for
 _PORTABLE_CPU = {"x86_64": "x86-64"}  # else "generic"
 
 
@@ -86,8 +87,8 @@ class Target:
 
     @property
     def flags(self) -> str:
-        """The features as LLVM takes them: "+avx,+avx2"."""
-        return _flags(self.features)
+        """The features as LLVM takes them, and how it is to choose among instructions: "+avx,+avx2"."""
+        return _flags(self.features | (_TUNING if self.has_vnni else frozenset()))
 
     @property
     def vector_bits(self) -> int:

@@ -377,19 +377,25 @@ def add_signed_byte_dots(builder: Any, total: Any, a: Any, b: Any, of: Target | 
     return form(builder, total, a, b, of)
 
 
-def _dots_with_ones(builder: Any, value: Any, of: Target) -> Any:
-    return add_byte_dots(builder, constant(I32X16, 0), value, constant(I8, [1] * 64), 63, of)
+def _dots_with_ones(builder: Any, total: Any, value: Any, of: Target) -> Any:
+    return add_byte_dots(builder, total, value, constant(I8, [1] * 64), 63, of)
 
 
-def _addp_twice(builder: Any, value: Any, of: Target) -> Any:
+def _addp_twice(builder: Any, total: Any, value: Any, of: Target) -> Any:
     a, b, c, d = split_vector(builder, value, 4)
-    return builder.zext(arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d)), I32X16)
+    sums = builder.zext(arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d)), I32X16)
+    return builder.add(total, sums)
 
 
 _BYTE_SUMS = ((("neon",), _addp_twice), ((), _dots_with_ones))
 
 
+def add_byte_sums(builder: Any, total: Any, value: Any, of: Target | None = None) -> Any:
+    """<16 x i32> total + the sums of four bytes of <64 x i8>, 0 to 63 each."""
+    of = of or target()
+    return of.choose(_BYTE_SUMS)(builder, total, value, of)
+
+
 def byte_sums(builder: Any, value: Any, of: Target | None = None) -> Any:
     """<16 x i32> of <64 x i8>: sums of four bytes, 0 to 63 each."""
-    of = of or target()
-    return of.choose(_BYTE_SUMS)(builder, value, of)
+    return add_byte_sums(builder, constant(I32X16, 0), value, of)

@@ -11,13 +11,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from ....simd.instructions.ue4m3 import half_ue4m3_to_float
+from ....simd.llvm import call
+from ....simd.target import Target
 from ...types import TYPES
 from .code_layout import CodeLayout, code_layout
-from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
+from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, runs_of_bits, vector
 
 SUPERBLOCK = 256
+_INDEX = 6  # bits of a byte by which AVX512-VBMI looks up
 
 
 @dataclass(frozen=True)
@@ -95,18 +99,29 @@ class BlockReader:
         groups = np.where(code_vector.words < 0, -1, code_vector.words * 4 // self.layout.group)
         return tuple(zip(code_vector.lane_rows, groups.tolist(), strict=True))
 
+    def numbers_ahead(self, of: Target) -> int:
+        """Bytes that `write_numbers` writes of a step before it is multiplied; 0 for none."""
+        return 0
+
+    def write_numbers(self, emit: Emitter, base: Any, to: Any) -> None:
+        """Writes what products get as loaded["numbers"] to an address; only a `GridReader` does."""
+        raise NotImplementedError
+
     # --- instructions -------------------------------------------------------------------------------------------------
 
     def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: table[code] - subtracted of 64 codes. loaded: values that were loaded for other codes of these blocks."""
         table = None if self.table is None and subtracted == self.lowest else [v - subtracted & 255 for v in self.layout.table]
-        if table is not None and self.codes.shape[-1] == 2:
+        width = self.codes.shape[-1]
+        in_bytes = emit.target.has("avx512vbmi") and width <= _INDEX
+        if table is not None and len(table) == 1 << width and (in_bytes or width == 2) and len(runs_of_bits(self.codes)) == 1:
             bits = self._bits(code_vector)
             shift = bits[:, 0] % 8
-            if len(runs_of_bits(self.codes)) == 1 and (shift == shift[0]).all():
+            if (shift == shift[0]).all():
                 key = (bits[:, 0] // 8).tobytes()
                 value = self._stored_bytes(emit, base, bits[:, 0] // 8, loaded)
-                return self._look_up_pairs(emit, table, value, int(shift[0]), (key, "halves"), loaded)
+                look_up = self._look_up_in_bytes if in_bytes else self._look_up_pairs
+                return look_up(emit, table, value, int(shift[0]), key, loaded)
         total = self.raw_codes(emit, base, code_vector, loaded)
         if self.layout.signed_bytes:
             return emit.builder.sub(total, constant(I8, [subtracted] * BYTES)) if subtracted else total
@@ -133,8 +148,11 @@ class BlockReader:
             shift, width = bits[:, first] % 8, stop - first
             value = self._stored_bytes(emit, base, bits[:, first] // 8, loaded)
             by_word = shift.reshape(LANES, 4)
-            if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
+            if (by_word != by_word[:, :1]).any():
                 part = self._tested_bits(emit, value, shift, width, first)
+            elif width == 1 and (shift != shift[0]).any():
+                place_bits = self._rotated_bits if emit.target.has("avx512f") else self._tested_bits
+                part = place_bits(emit, value, shift, width, first)
             else:
                 part = emit.byte_shift(value, shift - first)
                 if width < 8:
@@ -164,13 +182,33 @@ class BlockReader:
         return total
 
     @staticmethod
-    def _look_up_pairs(emit: Emitter, table: list[int], value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+    def _rotated_bits(emit: Emitter, value: Any, shift: np.ndarray, width: int, first: int) -> Any:
+        """The same where bytes of a word of four have them at one place, by turning words: one instruction."""
+        builder = emit.builder
+        words = builder.bitcast(value, vector(I32, LANES))
+        right = constant(I32, (shift[::4] - first) % 32)
+        words = call(builder, f"llvm.fshr.v{LANES}i32", words.type, words, words, right)
+        return builder.and_(builder.bitcast(words, value.type), constant(I8, [((1 << width) - 1) << first] * BYTES))
+
+    @staticmethod
+    def _look_up_pairs(emit: Emitter, table: list[int], value: Any, shift: int, key: bytes, loaded: dict) -> Any:
         """Entries for codes of two bits by a look-up of four bits of each byte: shift and mask then serve two codes."""
-        key = (*key, shift // 4)
-        if key not in loaded:
+        part = (key, "halves", shift // 4)
+        if part not in loaded:
             right = np.full(BYTES, shift // 4 * 4)
-            loaded[key] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
-        return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
+            loaded[part] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
+        return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[part])
+
+    @staticmethod
+    def _look_up_in_bytes(emit: Emitter, table: list[int], value: Any, shift: int, key: bytes, loaded: dict) -> Any:
+        """Entries for codes of a few bits by a look-up of the six lowest of each byte, without a mask for those beside them."""
+        beyond = max(0, shift + len(table).bit_length() - 1 - _INDEX)
+        if beyond and (key, beyond) not in loaded:
+            words = emit.builder.bitcast(value, vector(I16, BYTES // 2))
+            words = emit.builder.lshr(words, constant(words.type, beyond))
+            loaded[key, beyond] = emit.builder.bitcast(words, value.type)
+        places = np.arange(1 << _INDEX) >> shift - beyond & len(table) - 1
+        return emit.look_up([table[place] for place in places], loaded[key, beyond] if beyond else value)
 
     @staticmethod
     def _gray_of_words(emit: Emitter, value: Any) -> Any:
@@ -192,63 +230,71 @@ class BlockReader:
 
     @staticmethod
     def _lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
-        """<16 x i32> of numbers whose bits are the lowest bits of neighbouring 16-bit words, eight words per group."""
+        """<n x i32> of numbers whose bits are the lowest bits of neighbouring 16-bit words, eight words per group."""
         builder, words = emit.builder, BYTES // 2
-        halves = []
+        total = I64(0)  # as one number: through memory, halves would be read together before they are written
         for half in range(2):
             lowest = builder.trunc(emit.load(base, BYTES * half, vector(I16, words)), vector(I1, words))
-            halves.append(builder.bitcast(builder.bitcast(lowest, I32), vector(I8, 4)))
-        value = builder.zext(emit.shuffle(emit.concat(halves), blocks), vector(I32, LANES))
+            flags = builder.zext(builder.bitcast(lowest, I32), I64)
+            total = builder.or_(total, builder.shl(flags, I64(words * half)))
+        numbers = builder.insert_element(ir.Constant(vector(I64, 2), None), total, I32(0))
+        kind = vector(I32, len(blocks))
+        value = builder.zext(emit.shuffle(builder.bitcast(numbers, vector(I8, LANES)), blocks), kind)
         first = int(bits.reshape(-1)[0]) // 16
-        value = builder.lshr(value, constant(I32, [first] * LANES)) if first else value
-        return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
+        value = builder.lshr(value, constant(kind, first)) if first else value
+        return builder.and_(value, constant(kind, (1 << bits.shape[-1]) - 1))
 
     def _are_set(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         flags = self._integers(emit, base, bits, numbers)
-        return emit.builder.icmp_unsigned("!=", flags, constant(I32, [0] * LANES))
+        return emit.builder.icmp_unsigned("!=", flags, constant(flags.type, 0))
 
     def flags_set(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
-        """<16 x i1>: whether the flags of these groups are set, for a type that has them."""
+        """<n x i1>: whether the flags of these groups are set, for a type that has them."""
         assert self.layout.flags is not None
         return self._are_set(emit, base, self.layout.flags, numbers)
 
     def _float16_or_e8m0(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
-        """<16 x float>: d, dmin or offset of the block that each scale belongs to."""
+        """<n x float>: d, dmin or offset of the block that each scale belongs to."""
         rows, blocks = self.rows_and_groups(numbers)
         where = self._in_all_blocks(bits)[rows, blocks * self.layout.group // self.layout.block]
         if self.layout.d_format == "f16":
             if (np.diff(where) == 1).all():
                 return emit.halves(base, where[:, 0] // 8)
-            return emit.half_to_float(emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES)))
+            return emit.half_to_float(emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, len(numbers))))
         assert self.layout.d_format == "e8m0"
         power = emit.numbers(base, where, self.size)
-        one = constant(I32, [1] * LANES)
-        normal = emit.builder.shl(emit.builder.sub(power, one), constant(I32, [23] * LANES))
-        small = emit.builder.shl(constant(I32, [0x00200000] * LANES), emit.builder.and_(power, one))
+        one = constant(power.type, 1)
+        normal = emit.builder.shl(emit.builder.sub(power, one), constant(power.type, 23))
+        small = emit.builder.shl(constant(power.type, 0x00200000), emit.builder.and_(power, one))
         is_normal = emit.builder.icmp_unsigned(">", power, one)
-        return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, LANES))
+        return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, len(numbers)))
 
     def scale(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
-        """<16 x float>: what the values of these groups are multiplied by."""
+        """<n x float>: what the values of these groups are multiplied by."""
+        scale = self.scale_in_units(emit, base, numbers)
+        return scale if self.layout.unit == 1 else emit.builder.fmul(scale, constant(scale.type, self.layout.unit))
+
+    def scale_in_units(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """`scale` over the unit of the weights."""
         f, builder = self.layout, emit.builder
-        scale = constant(F32, [1.0] * LANES) if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
-        if f.scales is not None:
-            level = self._integers(emit, base, f.scales, numbers)
-            if f.level_table is not None:
-                level = emit.look_up_words(f.level_table, level)
-            if f.signed_levels:
-                flip = constant(I32, [128] * LANES)
-                level = builder.sub(builder.xor(level, flip), flip)
-            if f.level_step != 1:
-                level = builder.mul(level, constant(I32, [f.level_step] * LANES))
-            if f.level_zero:
-                level = builder.add(level, constant(I32, [f.level_zero] * LANES))
-            if f.scale_signs is not None:
-                negative = self._are_set(emit, base, f.scale_signs, numbers)
-                level = builder.select(negative, builder.neg(level), level)
-            level = half_ue4m3_to_float(builder, level) if f.ue4m3_levels else emit.to_float(level)
-            scale = level if f.d is None else builder.fmul(scale, level)
-        return scale if f.unit == 1 else builder.fmul(scale, constant(F32, [f.unit] * LANES))
+        words, floats = vector(I32, len(numbers)), vector(F32, len(numbers))
+        scale = constant(floats, 1.0) if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
+        if f.scales is None:
+            return scale
+        level = self._integers(emit, base, f.scales, numbers)
+        if f.level_table is not None:
+            level = emit.look_up_words(f.level_table, level)
+        if f.signed_levels:
+            level = builder.sub(builder.xor(level, constant(words, 128)), constant(words, 128))
+        if f.level_step != 1:
+            level = builder.mul(level, constant(words, f.level_step))
+        if f.level_zero:
+            level = builder.add(level, constant(words, f.level_zero))
+        if f.scale_signs is not None:
+            negative = self._are_set(emit, base, f.scale_signs, numbers)
+            level = builder.select(negative, builder.neg(level), level)
+        level = half_ue4m3_to_float(builder, level) if f.ue4m3_levels else emit.to_float(level)
+        return level if f.d is None else builder.fmul(scale, level)
 
     @property
     def has_minima_beside(self) -> bool:
@@ -272,7 +318,7 @@ class BlockReader:
         return builder.fmul(factor, level)
 
     def term(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
-        """<16 x float>: what is added to all weights of these groups; None if the type adds nothing."""
+        """<n x float>: what is added to all weights of these groups; None if the type adds nothing."""
         f, builder = self.layout, emit.builder
         if f.minima is not None and f.dmin is not None:
             minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))

@@ -217,10 +217,11 @@ class Emitter:
         return permute.lookup_bytes(self.builder, table, codes, self.target)
 
     def look_up_words(self, table: Sequence[int], codes: Any) -> Any:
-        """Per lane of <16 x i32> the entry of up to 16 (-128 to 127) that a code picks."""
-        narrow = self.builder.trunc(codes, vector(I8, LANES))
-        entries = self.look_up([v & 255 for v in table], self.shuffle(narrow, list(range(LANES)) * 4))
-        return self.builder.sext(self.shuffle(entries, range(LANES)), vector(I32, LANES))
+        """Per lane of <n x i32>, n up to 64, the entry of up to 16 (-128 to 127) that a code picks."""
+        count = codes.type.count
+        narrow = self.builder.trunc(codes, vector(I8, count))
+        entries = self.look_up([v & 255 for v in table], self.shuffle(narrow, list(range(count)) * (BYTES // count)))
+        return self.builder.sext(self.shuffle(entries, range(count)), codes.type)
 
     def test(self, value: Any, masks: Sequence[int] | np.ndarray) -> Any:
         """Per byte whether a bit of the mask is set: <64 x i1>."""
@@ -256,6 +257,10 @@ class Emitter:
     def byte_sums(self, value: Any) -> Any:
         """<16 x i32> of <64 x i8>: sums of four bytes, 0 to 63 each."""
         return dot_products.byte_sums(self.builder, value, self.target)
+
+    def add_byte_sums(self, total: Any, value: Any) -> Any:
+        """<16 x i32> total + byte_sums(value)."""
+        return dot_products.add_byte_sums(self.builder, total, value, self.target)
 
     def scales_of_dots(self, scales: Any) -> Any:
         """<16 x i32>: scales, <16 x i16>, as `scaled_dot` takes them."""

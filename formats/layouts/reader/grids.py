@@ -10,10 +10,11 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from ....simd.instructions import x86
+from ....simd.target import Target
 from .blocks import SUPERBLOCK, BlockReader, CodeVector
 from .emitter import BYTES, I1, I8, I16, I32, I64, Emitter, constant, vector
 
-_MOST_POINTS = 1024  # of a grid that is looked up in registers
+_MOST_POINTS = 512  # of a grid that is looked up in registers
 _RUN = 32  # points that are looked up together, words of a register
 _LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
 
@@ -89,21 +90,44 @@ class GridReader(BlockReader):
         assert f.indices is not None
         size = self._point_columns
         points = self._in_all_blocks(f.indices)
-        element = ir.IntType(8 * size)
+        element = ir.IntType(8 * size) if size < 8 else ir.DoubleType()  # numbers of 64 bits are put into a vector as they come
         table = loaded.get("table")
         if table is None:
             packed = f.grid.copy().view(f"<u{size}")[:, 0]
-            kind = ir.ArrayType(element, len(packed))
-            table = loaded["table"] = _global(builder, ir.Constant(kind, packed.tolist()))
-        values: Any = ir.Constant(vector(element, BYTES // size), ir.Undefined)
+            kind = ir.ArrayType(ir.IntType(8 * size), len(packed))
+            table = _global(builder, ir.Constant(kind, packed.tolist()))
+            table = loaded["table"] = builder.bitcast(table, element.as_pointer())
+        count = 16 // size
+        values: list[Any] = []
         for i in range(BYTES // size):
             row, column = code_vector.rows[i * size], code_vector.columns[i * size]
+            if i % count == 0:
+                values.append(ir.Constant(vector(element, count), None))
             if column < 0:
-                values = builder.insert_element(values, element(0), I32(i))
                 continue
-            index = emit.number(base, points[row, column // size], self.size)
-            values = builder.insert_element(values, builder.load(builder.gep(table, [I32(0), index]), align=size), I32(i))
-        return builder.bitcast(values, vector(I8, BYTES))
+            if "numbers" in loaded:
+                place = int(row) * points.shape[1] + int(column) // size
+                index = builder.zext(emit.load(loaded["numbers"], 2 * place, I16), I64)
+            else:
+                index = emit.number(base, points[row, column // size], self.size)
+            value = builder.load(builder.gep(table, [index]), align=size)
+            values[-1] = builder.insert_element(values[-1], value, I32(i % count))
+        return builder.bitcast(emit.concat(values), vector(I8, BYTES))
+
+    def numbers_ahead(self, of: Target) -> int:
+        """Bytes that `write_numbers` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
+        if self.layout.grid is None or not of.has("avx512bw"):
+            return 0
+        points = self.rows * self.columns // self._point_columns
+        in_memory = self._point_columns == 8 and (len(self.layout.grid) > _MOST_POINTS or not of.has("avx512vbmi"))
+        return 2 * points if in_memory and points % _RUN == 0 else 0
+
+    def write_numbers(self, emit: Emitter, base: Any, to: Any) -> None:
+        """Writes the numbers of points, 16 bits each, to an address, which products get as loaded["numbers"]."""
+        assert self.layout.indices is not None
+        points = self._in_all_blocks(self.layout.indices)
+        for i, part in enumerate(points.reshape(-1, _RUN, points.shape[-1])):
+            emit.store(to, 2 * _RUN * i, emit.numbers(base, part, self.size, I16))
 
     def _levels(self, emit: Emitter, bits: int, codes: Any) -> Any:
         """<64 x i8>: values of a grid by their numbers, the lowest `bits` bits of bytes (the rest is not looked at)."""

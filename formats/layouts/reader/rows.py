@@ -70,13 +70,12 @@ class TrellisReader(GridReader):
         """The same where each lane has four columns, of these places, of one start."""
         builder, trellis = emit.builder, self.layout.trellis
         assert trellis is not None
-        starts, total = self._starts(emit, base, groups, loaded), None
-        for byte, place in enumerate(places.tolist()):
+        starts, total = self._starts(emit, base, groups, loaded), constant(I32, [0] * LANES)
+        for place in reversed(places.tolist()):
             power, kept = pow(trellis.multiplier, place + 1, 1 << 32), trellis.kept_bits
             state = builder.and_(builder.mul(starts, constant(I32, [power] * LANES)), constant(I32, [kept] * LANES))
-            part = emit.byte_sums(builder.bitcast(state, vector(I8, BYTES)))
-            part = builder.shl(part, constant(I32, [8 * byte] * LANES)) if byte else part
-            total = part if total is None else builder.or_(total, part)
+            total = builder.shl(total, constant(I32, [8] * LANES))
+            total = emit.add_byte_sums(total, builder.bitcast(state, vector(I8, BYTES)))
         return builder.bitcast(total, vector(I8, BYTES))
 
     def _starts(self, emit: Emitter, base: Any, groups: np.ndarray, loaded: dict) -> Any:

@@ -37,6 +37,8 @@ class BlockStep:
         self.reader, self.layout = reader, reader.layout
         self.columns, self.activations = reader.columns, activation_block(reader.layout)
         self.one_scale = self.columns == self.activations  # of a token's activations in a step
+        self.lanes = 8 if reader.numbers <= 8 and not reader.has_minima_beside else LANES  # of scales
+        self.scale_vectors = [np.arange(i, i + self.lanes) for i in range(0, reader.numbers, self.lanes)]
 
     def _subtracted(self, emit: Emitter) -> int:
         """What is subtracted from table values for the products: the lowest, or 0 where signed bytes are multiplied, or
@@ -47,15 +49,20 @@ class BlockStep:
         is_signed = r.highest > 128 and r.lowest >= -128 and r.lowest + r.highest <= 127
         return 0 if is_signed and emit.multiplies_signed else r.lowest
 
+    @property
+    def unit(self) -> float:
+        """What sums of a row are multiplied by at its end: the unit of weights, if all that is added to them is in it."""
+        return self.layout.unit if self.layout.minima is None and self.layout.offset is None else 1
+
     def offset(self, emit: Emitter, base: Any, numbers: np.ndarray, scale: Any) -> Any:
-        """<16 x float>: factors of the sums of these groups' activations; None for none."""
+        """<n x float>: factors of the sums of these groups' activations; None for none."""
         f, builder, subtracted = self.layout, emit.builder, self._subtracted(emit)
         offset: Any = None
         if f.flags is not None:
-            low, high = (constant(F32, [float(v)] * LANES) for v in (subtracted, subtracted + f.shift))
+            low, high = (constant(scale.type, float(v)) for v in (subtracted, subtracted + f.shift))
             offset = builder.fmul(scale, builder.select(self.reader.flags_set(emit, base, numbers), high, low))
         elif subtracted:
-            offset = builder.fmul(scale, constant(F32, [float(subtracted)] * LANES))
+            offset = builder.fmul(scale, constant(scale.type, float(subtracted)))
         term = self.reader.term(emit, base, numbers)
         return offset if term is None else term if offset is None else builder.fadd(term, offset)
 
@@ -118,21 +125,21 @@ class BlockStep:
         codes = r.unsigned_codes(emit, base, code_vector, loaded)
         return codes, r.negative(emit, base, code_vector, loaded)
 
-    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
-        """Adds the products of this step to the tokens' sums. base: address of the blocks."""
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
+        """Adds the products of this step to the tokens' sums. base: address of the blocks; loaded: as for codes_less."""
         r = self.reader
         is_sparse = r.rows > 1 and r.size >= r.rows * r.columns
         emit.prefetch(base, *(SPARSE_PREFETCH if is_sparse else (r.size,)))
         if r.has_minima_beside:
             scales = offsets = [r.scales_beside_terms(emit, base)]
         else:
-            scales = [r.scale(emit, base, v) for v in r.scale_vectors]
-            offsets = [self.offset(emit, base, v, scale) for v, scale in zip(r.scale_vectors, scales, strict=True)]
+            scales = [(r.scale_in_units if self.unit != 1 else r.scale)(emit, base, v) for v in self.scale_vectors]
+            offsets = [self.offset(emit, base, v, scale) for v, scale in zip(self.scale_vectors, scales, strict=True)]
         for token in tokens:
             token.start_step(self, emit, scales)
             if offsets[0] is not None:
                 token.add_offsets(self, emit, offsets)
-        loaded, subtracted = {}, self._subtracted(emit)
+        subtracted = self._subtracted(emit)
         for position, code_vector in enumerate(r.product_vectors):
             key = r.keys(code_vector)
             codes, negative = self._codes(subtracted, emit, base, code_vector, loaded)
@@ -149,7 +156,7 @@ class BlockStep:
                 else:
                     token.products = emit.dot(before, codes, words, r.highest)
                 if last:
-                    scale = emit.pick(token.scales, number // LANES, np.where(number < 0, -1, number % LANES))
+                    scale = emit.pick(token.scales, number // self.lanes, np.where(number < 0, -1, number % self.lanes))
                     token.add(code_vector.lane_rows, emit.to_float(token.products), scale, emit)
                     token.products = None
         for token in tokens:
@@ -180,19 +187,24 @@ class TokenSums:
             values = emit.load(self.scale, 0, vector(F32, step.columns // step.activations))
             self.of_blocks = [
                 emit.shuffle(values, step.reader.rows_and_groups(v)[1] * step.layout.group // step.activations)
-                for v in step.reader.scale_vectors
+                for v in step.scale_vectors
             ]
             self.scales = [emit.builder.fmul(s, a) for s, a in zip(scales, self.of_blocks, strict=True)]
 
     def add_offsets(self, step: BlockStep, emit: Emitter, offsets: list) -> None:
         sums = step.sums_of_blocks(emit, self.sums)
         order = tuple((np.arange(LANES) % step.reader.rows).tolist())
-        for i, numbers in enumerate(step.reader.scale_vectors):
+        for i, numbers in enumerate(step.scale_vectors):
             places = np.where(numbers < step.reader.numbers, numbers // step.reader.rows, -1)
             if step.reader.has_minima_beside:
                 places = np.roll(places, step.reader.numbers)
             factor = offsets[i] if self.of_blocks is None else emit.builder.fmul(offsets[i], self.of_blocks[i])
-            self.add(order, emit.shuffle(sums, places), factor, emit)
+            values = emit.shuffle(sums, places)
+            if step.lanes == LANES:
+                self.add(order, values, factor, emit)
+            else:  # the only vector of offsets, and the first of what is added: the other lanes are zero
+                places = [*range(step.lanes), *[-1] * (LANES - step.lanes)]
+                self.step[order] = emit.shuffle(emit.builder.fmul(values, factor), places)
 
     def add(self, order: tuple[int, ...], values: Any, factors: Any, emit: Emitter) -> None:
         before = self.step.get(order)

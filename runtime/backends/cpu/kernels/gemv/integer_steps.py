@@ -79,8 +79,8 @@ class IntegerStep(BlockStep):
         stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, I16)
         return emit.builder.fmul(emit.half_to_float(stored), factor)
 
-    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
-        """Adds the products of this step to the tokens' sums. base: address of the superblock."""
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
+        """Adds the products of this step to the tokens' sums. base: address of the superblock; loaded: as for codes_less."""
         r, f, builder = self.reader, self.layout, emit.builder
         emit.prefetch(base, r.size)
         scale = self._scale(emit, base)
@@ -94,7 +94,6 @@ class IntegerStep(BlockStep):
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
-        loaded: dict = {}
         for position, code_vector in enumerate(r.product_vectors):
             codes = r.codes_less(r.lowest, emit, base, code_vector, loaded)
             factors = emit.shuffle(scales, code_vector.words * 4 // RUN)

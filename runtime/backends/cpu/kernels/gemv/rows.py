@@ -7,15 +7,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils
 
-from ......formats.layouts.reader.emitter import I64, LANES, Emitter
+from ......formats.layouts.reader.emitter import I8, I64, LANES, Emitter, constant
 from ......formats.layouts.reader.rows import readers, row_scales
 from ......formats.types import TYPES
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
 from .float_rows import FLOATS
 from .integer_steps import IntegerStep, has_integer_scales
+
+_AHEAD = 16  # steps whose numbers of points are written together
 
 
 @cache
@@ -46,17 +49,17 @@ def emit_product(
         places.append([builder.add(a, b) for a, b in zip(activations, before, strict=True)])
     first = builder.add(weights, I64(stored.rows * stored.row_meta))
 
-    def multiply(step: BlockStep, column: Any, before: Any) -> None:
+    def multiply(step: BlockStep, column: Any, before: Any, loaded: dict) -> None:
         for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
             token.at(
                 builder.add(codes, column),
                 builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
                 builder.add(sums, _bytes_per(builder, column, RUN, 2)),
             )
-        step.accumulate(emit, builder.add(first, before), token_sums)
+        step.accumulate(emit, builder.add(first, before), token_sums, loaded)
 
-    _along_row(emit, step_sizes, columns, multiply)
-    factor = row_scales(emit, layout, stored, weights)
+    _along_row(emit, step_sizes, columns, multiply, first)
+    factor, unit = row_scales(emit, layout, stored, weights), step_sizes[0].unit
     for t, token in enumerate(token_sums):
         parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
         value = parts[0]
@@ -64,6 +67,8 @@ def emit_product(
             value = builder.fadd(value, part)
         if factor is not None:
             value = builder.fmul(value, factor)
+        if unit != 1:
+            value = builder.fmul(value, constant(value.type, unit))
         address = builder.add(out, builder.mul(stride, I64(t)))
         builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
 
@@ -71,23 +76,45 @@ def emit_product(
 def emit_arrangement(emit: Emitter, name: str, columns: Any, codes: Any, to: Any) -> None:
     """Writes a token's activations in the order in which `emit_product` takes them of a type that `arranges`. Addresses."""
 
-    def write(step: BlockStep, column: Any, _: Any) -> None:
+    def write(step: BlockStep, column: Any, *_: Any) -> None:
         step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, column))
 
     _along_row(emit, steps(name), columns, write)
 
 
-def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[[BlockStep, Any, Any], None]) -> None:
-    """body(step, first column, bytes of the row before it) for all steps along a row: as many of each as fit."""
+def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[..., None], row: Any = None) -> None:
+    """body(step, first column, bytes of the row before it, what is loaded) for all steps along a row: as many of each as fit.
+
+    row: the address of one row of a reader that has `numbers_ahead`: those of several steps are written before these steps,
+    so that no step waits for them.
+    """
     builder = emit.builder
     done, at = I64(0), I64(0)
     for step in of:
-        count = builder.udiv(builder.sub(columns, done), I64(step.columns))
-        with cgutils.for_range(builder, count, intp=I64) as loop:
-            column = builder.add(done, builder.mul(loop.index, I64(step.columns)))
-            body(step, column, builder.add(at, builder.mul(loop.index, I64(step.reader.size))))
+        count, size = builder.udiv(builder.sub(columns, done), I64(step.columns)), step.reader.size
+
+        def one(number: Any, loaded: dict, step: BlockStep = step, done: Any = done, at: Any = at) -> None:
+            place = builder.add(at, builder.mul(number, I64(step.reader.size)))
+            body(step, builder.add(done, builder.mul(number, I64(step.columns))), place, loaded)
+
+        ahead = step.reader.numbers_ahead(emit.target) if row is not None else 0
+        if ahead:
+            memory = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, _AHEAD * ahead)), I64)
+            with cgutils.for_range_slice(builder, I64(0), count, I64(_AHEAD), intp=I64) as (start, _):
+                left = builder.sub(count, start)
+                steps_now = builder.select(builder.icmp_unsigned("<", left, I64(_AHEAD)), left, I64(_AHEAD))
+                before = builder.add(builder.add(row, at), builder.mul(start, I64(size)))
+                with cgutils.for_range(builder, steps_now, intp=I64) as loop:
+                    base = builder.add(before, builder.mul(loop.index, I64(size)))
+                    step.reader.write_numbers(emit, base, builder.add(memory, builder.mul(loop.index, I64(ahead))))
+                with cgutils.for_range(builder, steps_now, intp=I64) as loop:
+                    numbers = builder.add(memory, builder.mul(loop.index, I64(ahead)))
+                    one(builder.add(start, loop.index), {"numbers": numbers})
+        else:
+            with cgutils.for_range(builder, count, intp=I64) as loop:
+                one(loop.index, {})
         done = builder.add(done, builder.mul(count, I64(step.columns)))
-        at = builder.add(at, builder.mul(count, I64(step.reader.size)))
+        at = builder.add(at, builder.mul(count, I64(size)))
 
 
 def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
