@@ -61,10 +61,12 @@ MEASURED = """## Generation on an AMD EPYC (Zen 4), one thread: per {weights} we
 
 `python benchmarks/gemv.py TYPE ... --threads 1 --json > benchmarks/results/gemv_zen4.json`: {columns} columns, {gigahertz} GHz,
 other work on the machine, processor time. Cycles: of a product whose rows come from the second-level cache (2,048 columns). The
-least: what counting gives for its loop, half of its vector instructions (of 512 bits two start per cycle) or a sixth of all.
+least: what counting gives for its loop, half of its vector instructions (of 512 bits two start per cycle) or a sixth of all;
+where the other thread of the core is busy, too, up to twice that.
 Memory: cycles that a plain sum of the same bytes takes to read them. The larger of the first and the third bounds the type.
 `share` is the speed from memory over that of the plain sum. `ratio` to ik_llama.cpp 8337e4cd is that of a dense model of 0.4 B
-weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)).
+weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)), of most types
+measured before their newest kernels ([which](benchmarks.md#generation)).
 
 | type | instructions | of vectors | cycles | least | memory | bound by | share | ratio |
 |---|--:|--:|--:|--:|--:|---|--:|--:|"""
@@ -77,7 +79,7 @@ def _measured(names: list[str]) -> str:
         return ""
     report, of = json.loads(file.read_text()), foreign_target("avx512-bf16")
     rows = json.loads(models.read_text())["rows"] if models.exists() else []
-    ratios = {row["type"]: row["summary"]["tg"].get("ratio") for row in rows}
+    ratios = {row["type"]: row["summary"]["tg"].get("ratio") for row in rows if row["size"] == "dense"}
     lines = [MEASURED.format(weights=WEIGHTS, columns=report["columns"], gigahertz=report["gigahertz"])]
     for row in report["rows"]:
         if row["type"] not in names:
