@@ -16,10 +16,10 @@ from ..formats.layouts import layout_of
 from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
+from .codecs.codec import NonFiniteError
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
-from .plain_rows import PlainRows, can_encode, plain_rows
+from .plain_rows import PlainRows, can_encode, is_gpu, plain_rows
 from .scale_range import Report, mended, suspects
-from .torch_encoders.coupled_on_device import couples_on_device
 
 if TYPE_CHECKING:
     from .covariance.coupling import CoupledRows
@@ -40,6 +40,7 @@ def encode(
     device: str | None = None,
     coupled: CoupledRows | None = None,
     report: Report | bool = True,
+    bf16: bool = False,
 ) -> np.ndarray:
     """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
@@ -53,8 +54,9 @@ def encode(
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
     coupled     what `coupling.couple` makes of the second moments of the gradients at the outputs of these rows: their errors R
                 are then weighed together, tr(A R H R^T). Only with a covariance
-    device      as torch names it: a GPU of NVIDIA ('cuda', 'cuda:1') encodes, with the same bytes, and any device of torch
-                chooses codes under a covariance; None: the processor
+    device      as torch names it: a GPU of NVIDIA ('cuda', 'cuda:1') encodes, with the same bytes; None, and any other: the
+                processor
+    bf16        x is uint16 [rows, n], the bits of bf16 numbers: half of what a GPU is sent otherwise
     report      called with the rows that stay far coarser than the type is for others (see `scale_range`); True: they are an
                 error or a warning, False: neither
 
@@ -65,7 +67,7 @@ def encode(
     docs/formats/encoders.md.
     """
     tensor_type = TYPES.find(type)
-    x = np.ascontiguousarray(x, np.float32)
+    x = np.ascontiguousarray(x, np.uint16 if bf16 else np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
     rows, n = x.shape
@@ -90,21 +92,23 @@ def encode(
     plain = plain_rows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
+    on_gpu = plain.is_on_gpu(importance is not None)
+    if bf16 and (prepared is not None or not on_gpu):
+        x = _float32(x)
     with compiling_for(tensor_type.name):
         _compile(plain.type.name)  # what is compiled ahead for an interleaved type is its plain type's codec
         refined = None
         if prepared is not None and coupled is not None:
-            refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled, device)
+            refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
             if refined is not None and not suspicious:
                 return _packed(refined, plain, n)
-        q, amax, range_ = _encode_plain(x, importance, plain)
-        rows, changed = suspects(x, q, amax, range_, importance is not None, plain), None
-        if len(rows):
-            if isinstance(report, bool):
-                report_to = CoarseRowReport.of_array(x, tensor_type.name) if report else None
-            else:
-                report_to = report
-            q, changed = mended(x, q, rows, importance, plain, report_to)
+        if isinstance(report, bool):
+            name = tensor_type.name
+            report_to = (lambda coarse: CoarseRowReport.of_array(_float32(x), name)(coarse)) if report else None
+        else:
+            report_to = report
+        encode_rows = _encode_on_gpu if on_gpu else _encode_checked
+        q, changed = encode_rows(x, importance, plain, report_to)
         if prepared is not None:
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
@@ -151,6 +155,42 @@ def _float_range() -> ModuleType:
     return import_kernels(".codecs.float_range", __package__)
 
 
+def _float32(x: np.ndarray) -> np.ndarray:
+    """Of the bits of bf16 numbers; others as they are."""
+    return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def _encode_on_gpu(
+    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """As `_encode_checked`, x being float32 or the bits of bf16; rows that need more than their encoder are the processor's."""
+    from .torch_encoders.encode_on_gpu import encode_on_gpu
+
+    assert plain.device is not None
+    q, some = encode_on_gpu(x, importance, plain, plain.device)
+    if not len(some):
+        return q, None
+    report_some = None if report is None else lambda coarse: report(coarse._replace(rows=some[coarse.rows]))
+    try:
+        q[some], changed_some = _encode_checked(_float32(x[some]), importance, plain, report_some)
+    except NonFiniteError as error:
+        raise NonFiniteError(int(some[error.row]), error.column, error.value) from None
+    if changed_some is None:
+        return q, None
+    changed = np.zeros(len(q), bool)
+    changed[some] = changed_some
+    return q, changed
+
+
+def _encode_checked(
+    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows of the plain type by the processor, and which were encoded in another way than usual (bool, None for none)."""
+    q, amax, range_ = _encode_plain(x, importance, plain)
+    rows = suspects(x, q, amax, range_, importance is not None, plain)
+    return mended(x, q, rows, importance, plain, report) if len(rows) else (q, None)
+
+
 def _encode_plain(
     x: np.ndarray, importance: np.ndarray | None, plain: PlainRows
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
@@ -179,7 +219,6 @@ def _encode_together(
     prepared: PreparedCovariance,
     effort: int,
     coupled: CoupledRows,
-    device: str | None,
 ) -> tuple[np.ndarray | None, bool]:
     """Rows whose errors are weighed together (None: the type or the covariance does not allow it), and whether there are any
     that have to be looked at by `mended`, which starts from what the type's own encoder makes of them."""
@@ -191,12 +230,7 @@ def _encode_together(
     amax, range_ = _float_range().finite_amax(x)
     encode_rows = partial(plain.encode, importance=importance)
     given = x, encode_rows, plain.type.name, prepared.damped, effort, coupled
-    if device is not None and couples_on_device(plain.type.name):
-        from .torch_encoders.refine_on_device import encode_coupled_on_device
-
-        q = encode_coupled_on_device(*given, device)
-    else:
-        q = encode_coupled(*given)
+    q = encode_coupled(*given)
     return q, bool(len(suspects(x, q, amax, range_, importance is not None, plain)))
 
 
@@ -208,10 +242,11 @@ def _refine(
     effort: int,
     device: str | None,
 ) -> np.ndarray:
-    if device is not None and layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
-        from .torch_encoders.refine_on_device import refine_on_device
+    if is_gpu(device) and layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
+        from .torch_encoders.gpu_refinement import refine_on_gpu
 
-        return refine_on_device(x, q, codec_type.name, prepared, effort, device)
+        assert device is not None
+        return refine_on_gpu(x, q, codec_type.name, prepared, effort, device)
     from .covariance.refine import refine
 
     return refine(x, q, codec_type.name, prepared, effort)

@@ -39,12 +39,13 @@ def codec_of(name: str) -> Codec:
     return import_kernels(f".codecs.{module}", __package__).CODECS[name.lower()]
 
 
-# Plain types whose encoders have work items, for GPUs of NVIDIA: the same bytes as the processor's.
+# Plain types that GPUs of NVIDIA encode (their codecs have `items`): the same bytes as the processor's.
 GPU_TYPES = frozenset({
     "q4_0", "q4_1", "q5_0", "q5_1", "q6_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
     "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k",
 })  # fmt: skip
+GPU_ELEMENTS = 1 << 23  # of rows that are sent together: enough threads for all of a GPU
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class PlainRows:
     """Encodes rows that will be stored as `target`, see `plain_rows`.
 
     type    whose codec is used: the target itself, or the plain type whose bits it permutes
-    device  as torch names it; a GPU of NVIDIA computes the kernels that have work items
+    device  as torch names it; see `is_on_gpu`
     """
 
     target: TensorType
@@ -62,18 +63,26 @@ class PlainRows:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         """C-contiguous float32 [rows, n], all of it finite, importance float32 [n] or None -> uint8 [rows, row_bytes]."""
-        block = _GUARD_BLOCK_OF.get(self.target.name.lower()) if importance is not None else None
-        if importance is not None and block is not None:
+        if importance is not None and self._guard_block is not None:
             from .codecs.importance import guard_importance
 
-            importance = guard_importance(x, importance, block)
-        if (gpu := _gpu(self.device)) is None:
-            return self.codec.encode(x, importance)
-        from ..simd.cuda.launch import launch_on
-        from ..simd.cuda.work_items import launching
+            importance = guard_importance(x, importance, self._guard_block)
+        return self.codec.encode(x, importance)
 
-        with launching(launch_on(gpu)):
-            return self.codec.encode(x, importance)
+    @property
+    def _guard_block(self) -> int | None:
+        return _GUARD_BLOCK_OF.get(self.target.name.lower())
+
+    @property
+    def guarded(self) -> int:
+        """Elements of the blocks whose importance `guard_importance` looks at; 0: it is not called."""
+        assert self.codec.items is not None
+        return self._guard_block or self.codec.items.guarded
+
+    def is_on_gpu(self, is_weighted: bool) -> bool:
+        """Whether the device is a GPU that encodes rows of this type, with importance or without."""
+        knows = self.type.name in GPU_TYPES and (is_weighted or not self.codec.rounds_without_importance)
+        return knows and is_gpu(self.device)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
         """uint8 [rows, row_bytes] of `type` -> float32 [rows, n]."""
@@ -81,14 +90,13 @@ class PlainRows:
 
 
 @cache
-def _gpu(device: str | None) -> int | None:
-    """The number of a GPU that the driver of NVIDIA's knows; None for other devices."""
-    kind, _, number = (device or "").partition(":")
-    if kind != "cuda":
-        return None
+def is_gpu(device: str | None) -> bool:
+    """Whether this is a device that the driver of NVIDIA's knows."""
+    if device is None or device.partition(":")[0] != "cuda":
+        return False
     from ..operating_system.nvidia import is_here
 
-    return int(number or 0) if is_here() else None
+    return is_here()
 
 
 @cache

@@ -37,7 +37,6 @@ from .recipes.type_selection import (
 )
 from .tensor_outputs import TensorOutputs, repacks, uses_importance
 from .tensor_scale import missing_scales, shards_with_scales
-from .torch_encoders.coupled_on_device import METADATA_KEY
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -127,7 +126,7 @@ def plan_quantize(
     strict            every warning is an error
     allow_nonfinite   weights that are NaN or infinite are written as 0, and counted in the plan's `replaced`; else they are
                       errors when the plan is executed
-    device            as torch names it; the metadata name it where it chooses codes (see docs/devices.md)
+    device            as torch names it; the bytes are the same (see docs/devices.md)
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
@@ -179,12 +178,8 @@ def plan_quantize(
     if covariances is not None:
         provenance |= covariances.provenance(noticed.with_covariance)
         content += [covariances.identity, covariances.effort]
-    encoder = {}
-    if device is not None and _has_work(outputs, covariances is not None):
-        encoder = {METADATA_KEY: device}
-        content.append(device)
     metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version)
-    metadata |= encoder | dict(override_kv or {})
+    metadata |= dict(override_kv or {})
     plan = make_plan(
         outputs,
         metadata,
@@ -382,12 +377,3 @@ def importance_digest(importance: Importance | None) -> str:
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())
     return digest.hexdigest()
-
-
-def _has_work(outputs: Outputs, with_covariance: bool) -> bool:
-    """Whether a device of torch chooses codes of any of these tensors: its bytes may then be others."""
-    if not with_covariance:
-        return False
-    from .covariance.refine import takes_covariance
-
-    return any(takes_covariance(kind.type) for kind in outputs.kinds)

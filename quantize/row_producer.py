@@ -16,6 +16,7 @@ from .coarse_rows import CoarseRowReport
 from .codecs.codec import NonFiniteError
 from .encode import encode
 from .importance import Importance
+from .plain_rows import plain_rows
 from .scale_range import plain_range
 
 if TYPE_CHECKING:
@@ -113,19 +114,28 @@ class RowProducer:
         importance, covariance_of, effort, _ = self.weights
         weights = importance[matrix] if importance is not None else None
         covariance = covariance_of(matrix) if covariance_of is not None else None
-        x = self.tensor.read(start, stop)
+        bf16 = covariance is None and self._is_bf16_for_gpu(weights is not None)
+        x = self.tensor.raw(start, stop).view(np.uint16) if bf16 and self.tensor.raw else self.tensor.read(start, stop)
         factor = np.float32(1) if self.scale is None else self.scale.factors()[matrix]
         if self.scale is not None:
             x = x / factor
         report = self._report is not None and partial(self._report, start=start, factor=float(factor))
         encode_these = partial(
             encode, type=self.target.name, importance=weights, covariance=covariance, effort=effort, device=self.device,
-            coupled=coupled, report=report,
+            coupled=coupled, report=report, bf16=bf16,
         )  # fmt: skip
         try:
             return encode_these(x)
         except NonFiniteError as error:
-            return encode_these(self._without_nonfinite(x, start, error))
+            x = self.tensor.read(start, stop) if bf16 else x
+            return encode_these(self._without_nonfinite(x, start, error), bf16=False)
+
+    def _is_bf16_for_gpu(self, is_weighted: bool) -> bool:
+        """Whether a GPU encodes rows that the source stores as bf16: it then gets these."""
+        stored = self.tensor.stored
+        if self.device is None or self.scale is not None or stored is None or stored.name != "bf16" or self.tensor.raw is None:
+            return False
+        return plain_rows(self.target, self.device).is_on_gpu(is_weighted)
 
     def _is_held(self, copied: np.ndarray) -> bool:
         """Whether all numbers are finite and, where they were rounded, no row is so small that this may have made it coarse."""

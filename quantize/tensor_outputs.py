@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..formats import SourceTensor, TensorScale, TensorType
+from ..jobs.execute import CHUNK_ELEMENTS
 from ..jobs.outputs import Output, OutputKind, Outputs
 from ..repack.interleave import ReadRows
 from .importance import Importance
+from .plain_rows import GPU_ELEMENTS, is_gpu
 from .recipes.type_selection import Selection
 from .row_producer import UNWEIGHTED, ErrorWeights, RowProducer
 from .tensor_scale import scale_for, scale_outputs
@@ -103,6 +105,11 @@ class TensorRows:
                 produce = outputs.producer(outputs.tensors[self.source_name], self.target, self.scale, self.together)
                 outputs.producers[self.name] = produce
         return produce(start, stop)
+
+    @property
+    def elements_at_once(self) -> int:
+        """About how many are made best by one call."""
+        return GPU_ELEMENTS if is_gpu(self.outputs.device) else CHUNK_ELEMENTS
 
     @property
     def tensor(self) -> SourceTensor:

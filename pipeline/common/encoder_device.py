@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from ...formats import TYPES
 from ...jobs.plan import Plan
-from ...quantize.torch_encoders.coupled_on_device import COUPLED_BYTES, couples_on_device
+from ...quantize.plain_rows import is_gpu
 from ...runtime.placement.torch_devices import accelerators_here, choose_devices
-from .figures import size_text
 from .messages import note, warn
 
 
 def encoder_device(names: str | None) -> str | None:
     """What torch calls the device of `quantize --device`; None: this program's own encoders. The first of several encodes.
 
-    names: as `choose_devices` takes them, with commas between: 'cuda', 'cuda:1', 'cpu' (torch on the processor), 'auto'.
+    names: as `choose_devices` takes them, with commas between: 'cuda', 'cuda:1', 'cpu', 'auto'.
     Raises PlanError for a device that is not there.
     """
     if names is None:
@@ -27,31 +23,15 @@ def encoder_device(names: str | None) -> str | None:
         return None
     if len(chosen) > 1:
         note(f"{chosen[0].torch_name} encodes; one device does at a time")
-    if chosen[0].torch_name == "cpu":
-        warn([f"--device {names} is torch on the processor, slower than this program's own solvers (--device none)"])
+    if not is_gpu(chosen[0].torch_name):
+        warn([f"--device {names} encodes nothing: of all devices GPUs of NVIDIA do; this program's own encoders are used"])
     return chosen[0].torch_name
 
 
 def describe_coupled_rows(plan: Plan, device: str | None) -> None:
-    """Says what a device needs for rows that are encoded together, and which types of these the processor encodes."""
-    if device is None:
-        return
-    largest, left = 0, set[str]()
-    for output in plan.outputs:
-        if not output.cuts:  # where runs of such rows begin
-            continue
-        name, columns = TYPES.plain(output.type).name, output.shape[0]
-        if not couples_on_device(name):
-            left.add(name)
-            continue
-        rows = max(stop - start for start, stop in pairwise([*output.cuts, output.shape[1]]))
-        largest = max(
-            largest, 8 * columns**2 + COUPLED_BYTES * rows * columns + 8 * rows**2
-        )  # H and its factor; A and products of both
-    if largest:
-        note(f"rows that are encoded together take up to {size_text(largest)} of {device}'s memory")
-    if left:
-        note(f"rows that are encoded together as {', '.join(sorted(left))} stay with the processor")
+    """Says so where rows are encoded together, which no device does: the steps of one row wait for those of another."""
+    if is_gpu(device) and any(output.cuts for output in plan.outputs):
+        note(f"rows that are encoded together stay with the processor; {device} encodes the others")
 
 
 def computing_device(names: str | None) -> str:

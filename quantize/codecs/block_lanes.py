@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...simd.compile import kernel
+from ...simd.cuda.work_items import WorkItems
 from ...simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 
 
@@ -67,7 +68,7 @@ def square_weights(x, at, n, w):
         store(w, i, xi * xi)
 
 
-@kernel
+@kernel(items=WorkItems(("x",), ("out",), lanes=1))
 def row_mean_squares(x, out):
     """Mean square of each row of x into out, float32 [rows], summed in element order, sixteen rows at a time."""
     rows, n = x.shape

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from ...formats import MillError
+
+
+class ItemEncoder(NamedTuple):
+    """How a GPU encodes rows of a type.
+
+    encode   as `Codec.encode`, with the same bytes, of rows that need no care, and with importance [n] or None. Only kernels
+             with work items (`simd.cuda.work_items`) touch x and the result: both may stand for memory elsewhere
+    guarded  elements of the blocks whose importance `guard_importance` looks at; 0: it is not called
+    scaled   elements of the runs that `normalise_rows` scales by powers of two, and its exponents; None: it is not called
+    """
+
+    encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    guarded: int = 0
+    scaled: tuple[int, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,7 @@ class Codec:
                    NonFiniteError for NaN and infinity, so that x need not be scanned before
     rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
                    farther from its weights than zeros are
+    items          how a GPU encodes; None: not at all
     rounds_without_importance  the same where there is no importance, of values with a float16 scale and minimum
 
     All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
@@ -34,6 +49,7 @@ class Codec:
     row_amax: Callable[[np.ndarray, int], np.ndarray] | None = None
     rounds: bool = False
     rounds_without_importance: bool = False
+    items: ItemEncoder | None = None
 
 
 class NonFiniteError(MillError):

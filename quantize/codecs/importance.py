@@ -18,7 +18,7 @@ NO_IMPORTANCE = np.empty((0, 0), np.float32)
 NO_IMPORTANCE.flags.writeable = False
 
 # At most this mean square (of importance, weights, or their product): the block has no usable importance.
-_MIN_MEAN_SQUARE = 1e-18
+MIN_MEAN_SQUARE = 1e-18
 _MIN_IMPORTANCE = np.float32(1e-9)
 
 
@@ -49,7 +49,7 @@ def guard_importance(x: np.ndarray, importance: np.ndarray | None, block: int) -
 @kernel
 def _is_negligible(x, qw, start, block):
     """Whether the sum of qw^2, of x^2 or of qw * |x| of a block is at most block * 1e-18."""
-    limit = np.float32(block * _MIN_MEAN_SQUARE)
+    limit = np.float32(block * MIN_MEAN_SQUARE)
     sum_ww = sum_xx = sum_wx = np.float32(0)
     for j in range(start, start + block):
         sum_ww = fma(qw[j], qw[j], sum_ww)

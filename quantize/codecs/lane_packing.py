@@ -14,7 +14,7 @@ from ...simd.byte_lanes import load_bytes, store_bytes
 from ...simd.compile import kernel
 from ...simd.cuda.work_items import WorkItems
 from ...simd.lanes import LANES
-from .codec import Codec
+from .codec import Codec, ItemEncoder
 from .importance import importance_rows
 from .row_decoder import row_decoder
 
@@ -76,4 +76,4 @@ def lane_codec(type_name: str, encode_kernel: Callable[..., None], fields: tuple
         encode_kernel(x, importance_rows(importance), *options, *lane_memory(type_name, *fields), blocks)
         return out
 
-    return Codec(encode, row_decoder(type_name))
+    return Codec(encode, row_decoder(type_name), items=ItemEncoder(encode))

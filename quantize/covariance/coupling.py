@@ -111,7 +111,8 @@ def mix(coupling, source, size, first, rows, mixed):
     shares, triangular = coupling[0], coupling[2]
     if shares.shape[0] == 0:
         for row in range(rows):
-            mixed[row * 64 : row * 64 + 64] = source[row * size + first : row * size + first + 64]
+            for at in range(0, 64, 16):  # numba would look for an overlap of slices, and copy
+                store(mixed, row * 64 + at, load(source, row * size + first + at))
         return
     mixed[: rows * 64] = 0
     for k in range(rows):
@@ -135,7 +136,8 @@ def _add_share(shares, rows, s0, s1, s2, s3, mixed):
 def take_row(coupling, mixed, row, buffer):
     """buffer (float32 [64]) = a row of what `mix` made."""
     if coupling[0].shape[0] == 0:
-        buffer[:] = mixed[row * 64 : row * 64 + 64]
+        for at in range(0, 64, 16):
+            store(buffer, at, load(mixed, row * 64 + at))
         return
     inverse = splat(coupling[1][row])
     zero = splat(np.float32(0))

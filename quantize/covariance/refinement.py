@@ -44,8 +44,12 @@ class Refinement(ABC):
         self.x, self.rows, self.damped, self.effort, self.coupled = x, rows, damped, effort, coupled
         self.along = ALONE if coupled is None else coupled.descent
         self.ahead = ALONE if coupled is None else coupled.feedback
-        self.values = rows.values()
-        self.gradient = self._product("covariance_gradient", x - self.values, damped.panels)
+        self._decode()
+
+    def _decode(self) -> None:
+        """Sets values and gradient."""
+        self.values = self.rows.values()
+        self.gradient = self._product("covariance_gradient", self.x - self.values, self.damped.panels)
 
     @abstractmethod
     def choose_codes(self) -> None:
@@ -121,14 +125,16 @@ class Refinement(ABC):
 
     def _feed_back_again(self) -> None:
         """Feedback and descent once more with the present scales; rows that do not get better by it stay as they are."""
-        gradients = self.gradient.reshape(len(self.x), -1)
-        arrays = [self.values, gradients, *self.codes()]
-        errors, before = self.errors(), [a.copy() for a in arrays]
+        errors, before = self.errors(), [a.copy() for a in self._arrays()]
         self.feed_back()
         self.choose_codes()
         worse = ~(self.errors() < errors)
-        for array, old in zip(arrays, before, strict=True):
+        for array, old in zip(self._arrays(), before, strict=True):
             array[worse] = old[worse]
+
+    def _arrays(self) -> list[np.ndarray]:
+        """What descent and feedback change, [rows, ...] each."""
+        return [self.values, self.gradient.reshape(len(self.x), -1), *self.codes()]
 
     def feedback_sums(self, matrix: FeedbackMatrix) -> np.ndarray:
         """(x - values) M, flat."""

@@ -21,10 +21,7 @@ from .coupling import CoupledRows
 from .matrix.panels import WIDTH, add_products, padded
 from .matrix.prepared import DampedCovariance
 from .refine import refine_damped, refinement_of, rows_of, taken_apart
-from .refinement import Refinement
 from .values import is_scalar, value_table
-
-Refined = Callable[[np.ndarray, np.ndarray, str, DampedCovariance, int, CoupledRows], Refinement]
 
 _ROWS = 32  # of a block: of 16 to 64 the losses differ by 2 %, of a block of all rows by 10 to 20 %
 # That is any use: three rounds of scales lose more than one on text that they have not seen (docs/curvature.md).
@@ -39,13 +36,11 @@ def encode_coupled(
     damped: DampedCovariance,
     effort: int,
     coupled: CoupledRows,
-    refined: Refined = refinement_of,
 ) -> np.ndarray:
     """Rows float32 [rows, n] of a small loss tr(A R H R^T), R = x - decoded: uint8 [rows, row_bytes].
 
     encode_rows  the type's own encoder: float32 [any number of rows, n] -> uint8 [rows, row_bytes]
     coupled      of these rows; effort: 0 leaves out the feedback, 3 does what 2 does
-    refined      makes the refinement of coupled rows
 
     The bytes depend on nothing but the arguments.
     """
@@ -55,8 +50,8 @@ def encode_coupled(
     elif is_scalar(type_name) and value_table(type_name).values.shape[1] <= _TERNARY:
         q = refine_damped(x, encode_rows(x), type_name, damped, effort)
     else:
-        q = _with_feedback(x, encode_rows, type_name, damped, effort, coupled, refined)
-    refinement = refined(x, q, type_name, damped, max(1, effort), coupled)
+        q = _with_feedback(x, encode_rows, type_name, damped, effort, coupled)
+    refinement = refinement_of(x, q, type_name, damped, max(1, effort), coupled)
     before, out = refinement.errors(), q.copy()
     refinement.choose_codes()
     refinement.rows.write(out)
@@ -70,7 +65,6 @@ def _with_feedback(
     damped: DampedCovariance,
     effort: int,
     coupled: CoupledRows,
-    refined: Refined,
 ) -> np.ndarray:
     rows, n = x.shape
     errors, parts = _Errors(rows, n), list[np.ndarray]()
@@ -78,7 +72,7 @@ def _with_feedback(
         block = slice(max(0, stop - _ROWS), stop)
         target = x[block] + _solve_transposed(coupled.feedback.shares[block, block], errors.mixed(coupled, block))
         q = encode_rows(target)
-        q = rows_of(refined(target, q, type_name, damped, effort, _conditional(coupled, block)), q)
+        q = rows_of(refinement_of(target, q, type_name, damped, effort, _conditional(coupled, block)), q)
         errors.set(block, x[block] - taken_apart(q, type_name).values())
         parts.append(q)
     return np.concatenate(parts[::-1])

@@ -61,7 +61,8 @@ class ScalarRefinement(Refinement):
     def round_in_order(self) -> None:
         size, codes = self.damped.size, self.rows.codes
         if not self._in_fours:
-            feed_back(self.ahead, self.x, *self._parameters(), self.damped.triangle, size, self.values, codes)
+            sums = np.zeros(len(self.x) * size, np.float32)
+            feed_back(self.ahead, self.x, *self._parameters(), self.damped.triangle, size, sums, self.values, codes)
             return
         matrix, rows = self.damped.feedback(4, FOURS), len(self.x)
         sweep_fours(

@@ -7,7 +7,7 @@ import numpy as np
 from ...jobs.steps import begin_step
 from ...simd.lanes import LANES
 from .coupling import CoupledRows, Coupling
-from .descent.vector_descent import SWEEPS, invert_diagonal_blocks
+from .descent.vector_descent import SWEEPS, invert_diagonal_blocks, squares_of
 from .matrix.prepared import DampedCovariance, FeedbackMatrix
 from .refinement import Refinement
 from .scale_codes import fit_scale_codes
@@ -36,7 +36,7 @@ class VectorRefinement(Refinement):
         active = self._finite.copy()
         for number in range(_SWEEPS[self.effort]):
             begin_step(f"sweep {number + 1}")
-            self._sweep(self.along, active, self.damped, self.gradient)
+            self._sweep(self.along, active, self.damped)
             changed = self._changed if self.coupled is None else self._changed.mean()
             active &= changed > _LEAST_CHANGES * self.rows.groups
             if not active.any():
@@ -46,21 +46,21 @@ class VectorRefinement(Refinement):
         self.choose_codes()
 
     def round_in_order(self) -> None:
-        matrix = self.damped.feedback(self.rows.table.size)
-        self._sweep(self.ahead, self._finite, matrix, self.feedback_sums(matrix))
+        self._sweep(self.ahead, self._finite, self.damped.feedback(self.rows.table.size))
 
     def search_scales(self, round: int) -> None:
         fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
 
-    def _sweep(
-        self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray
-    ) -> None:
+    def _sweep(self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix) -> None:
+        gradient = self.feedback_sums(matrix) if isinstance(matrix, FeedbackMatrix) else self.gradient
         rows, table, size = self.rows, self.rows.table, self.damped.size
         runs = table.entries * (table.books if table.flagged else 1) // LANES
         inverses = np.empty((rows.groups, table.size**2), np.float32)
         invert_diagonal_blocks(matrix.panels, size, table.size, inverses)
+        tree = trellis_tree(rows.fields.type.name)
+        squares = squares_of(matrix.panels, self.x.shape[1], size, table, tree.boxes.size > 0)
         SWEEPS[table.size](
-            coupling, active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_tree(rows.fields.type.name),
-            matrix.panels, inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
+            coupling, active, rows.parameters()[0], table.signs, table.lanes, runs, tree, matrix.panels, inverses, squares,
+            size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
             isinstance(matrix, FeedbackMatrix),
         )  # fmt: skip

@@ -5,33 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import MillError
 
-if TYPE_CHECKING:
-    import torch
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """The type of sums where the codecs take float64, which Apple's GPUs have not."""
-    import torch
-
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 one_at_a_time = threading.Lock()
 """Held while a device computes: threads read, decode and write meanwhile, and only one fills its memory."""
-
-
-def sent(array: np.ndarray, device: str) -> torch.Tensor:
-    """An array on a device; of one that cannot be written, which torch warns of, a copy."""
-    import torch
-
-    array = np.ascontiguousarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
 def in_pieces(
@@ -75,7 +55,11 @@ def in_pieces(
         if free is not None:
             free()
         _empty_cache(device)
-    return np.concatenate(results)
+    return joined(results)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def is_out_of_memory(error: Exception) -> bool:

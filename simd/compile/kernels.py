@@ -100,11 +100,11 @@ class _ItemKernel(Kernel):
 
     def __init__(self, function: Callable, options: dict[str, Any], items: WorkItems):
         super().__init__(function, options)
-        self._items = items
+        self.items = items
 
     def __call__(self, *arguments: Any) -> Any:
         launch = launch_here()
-        return super().__call__(*arguments) if launch is None else launch(self, self._items, arguments)
+        return super().__call__(*arguments) if launch is None else launch(self, self.items, arguments)
 
 
 def intrinsic(function: Callable) -> Any:

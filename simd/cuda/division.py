@@ -14,11 +14,16 @@ LARGEST_TABLE = 8192  # bytes of an array that becomes part of the code
 
 
 class ItemArray(NamedTuple):
-    """An array of an item: its shape and dtype, as numpy spells it. place: index among the arrays that lie on the device."""
+    """An array of an item: its shape and dtype, as numpy spells it.
+
+    place       index among the arrays that lie on the device
+    is_aligned  whether it begins at a multiple of 16 bytes, as arrays on the device do
+    """
 
     shape: tuple[int, ...]
     dtype: str
     place: int
+    is_aligned: bool
 
 
 class ItemScratch(NamedTuple):
@@ -63,7 +68,7 @@ def divided(items: WorkItems, names: Sequence[str], arguments: Sequence[Any]) ->
 
     def on_device(values: np.ndarray, shape: tuple[int, ...], row_step: int, item_step: int, written: bool) -> ItemArray:
         arrays.append(DeviceArray(values, row_step, item_step, written))
-        return ItemArray(shape, values.dtype.str, len(arrays) - 1)
+        return ItemArray(shape, values.dtype.str, len(arrays) - 1, row_step % 16 == 0 and item_step % 16 == 0)
 
     def run(values: np.ndarray, written: bool) -> ItemArray:
         size = values.size // count
@@ -80,7 +85,10 @@ def divided(items: WorkItems, names: Sequence[str], arguments: Sequence[Any]) ->
             size = first.size // count
             return on_device(value, (1, size), 0, size * value.itemsize, False)
         if name in items.row_numbers:
-            return on_device(value, (1,), value.itemsize, 0, False)
+            shape = (1, *value.shape[1:])
+            return on_device(value, shape, value[:1].nbytes, 0, False)
+        if name in items.whole:
+            return on_device(value, value.shape, 0, 0, False)
         if name in items.scratch:
             return ItemScratch(value.size // LANES * items.lanes)
         return same_for_all(value)

@@ -18,7 +18,8 @@ class WorkItems(NamedTuple):
     inputs, outputs  arrays of which each item has an equal run. The first output has a row per item
     shared_rows      arrays [1, n] for all rows of the first input's matrix, of whose columns each item has its run; as inputs
                      where there is one for each row; without rows: none
-    row_numbers      arrays with a number for each row of the first input
+    row_numbers      arrays with a number for each row of the first input, or [rows, m] with m of them
+    whole            arrays that all items read as they are; small ones that are not named become part of the code
     scratch          arrays of bytes, 0 before and after: an item has its own
     lanes            how many lanes (simd.lanes) one thread computes: 1 where lanes are blocks, which items are instead
     names            of all parameters, for a kernel that takes them as *arguments
@@ -28,6 +29,7 @@ class WorkItems(NamedTuple):
     outputs: tuple[str, ...]
     shared_rows: tuple[str, ...] = ()
     row_numbers: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
     lanes: int = 16
     names: tuple[str, ...] = ()

@@ -1,71 +1,55 @@
-"""What a GPU's memory is asked for, by a driver that only counts."""
+"""What is asked of NVIDIA's driver, by one that only listens."""
+
+import ctypes
 
 import pytest
 
 from ggufmill.operating_system import nvidia
-from ggufmill.operating_system.nvidia import Gpu, GpuError, OutOfMemory
+from ggufmill.operating_system.nvidia import Gpu, GpuError
 
 
-class CountingDriver:
-    """Every function succeeds; memory is given as long as there is some."""
+class Listening:
+    """Every function succeeds; machine code is the PTX."""
 
-    def __init__(self, size):
-        self.left, self.calls, self.sizes = size, [], {}
-
-    def cuMemAlloc_v2(self, address, size):
-        self.calls.append("take")
-        if size.value > self.left:
-            return 2
-        address._obj.value = 4096 * (1 + len(self.calls))
-        self.left -= size.value
-        self.sizes[address._obj.value] = size.value
-        return 0
-
-    def cuMemFree_v2(self, address):
-        self.calls.append("free")
-        self.left += self.sizes.pop(address.value)
-        return 0
+    def __init__(self):
+        self.calls, self.text = [], b""
 
     def cuGetErrorString(self, result, text):
         text._obj.value = b"out of memory"
         return 0
 
+    def cuDeviceGetAttribute(self, value, attribute, handle):
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+    def cuDriverGetVersion(self, value):
+        value._obj.value = 13000
+        return 0
+
+    def cuLinkAddData_v2(self, state, kind, text, size, *options):
+        self.text = ctypes.string_at(text, size.value)
+        return 0
+
+    def cuLinkComplete(self, state, code, size):
+        code._obj.value, size._obj.value = ctypes.cast(self.text, ctypes.c_void_p).value, len(self.text)
+        return 0
+
     def __getattr__(self, name):
-        return lambda *arguments: 0
+        return lambda *arguments: self.calls.append(name) or 0
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    library = CountingDriver(1 << 20)
+    library = Listening()
     monkeypatch.setattr(nvidia, "_library", lambda: library)
     return library
 
 
-def test_memory_is_used_again(cuda):
+def test_machine_code_is_copied_before_the_driver_drops_it(cuda):
     gpu = Gpu(0)
-    first = gpu.memory(100_000)
-    gpu.give_back(first)
-    assert gpu.memory(100_001) is first
-    assert cuda.calls == ["take"]
-    assert gpu.memory(50_000) is not first
-
-
-def test_what_is_kept_is_released_where_memory_is_short(cuda):
-    gpu = Gpu(0)
-    for memory in [gpu.memory(300_000), gpu.memory(400_000)]:
-        gpu.give_back(memory)
-    gpu.memory(900_000)
-    assert cuda.calls == ["take", "take", "take", "free", "free", "take"]
-    with pytest.raises(OutOfMemory, match=r"^cannot take 917504 bytes of GPU 0: out of memory$"):
-        gpu.memory(900_000)
-
-
-def test_no_more_is_kept_than_is_of_use(cuda, monkeypatch):
-    monkeypatch.setattr(nvidia, "_MOST_KEPT", 150_000)
-    gpu = Gpu(0)
-    for memory in [gpu.memory(100_000), gpu.memory(100_000)]:
-        gpu.give_back(memory)
-    assert cuda.calls == ["take", "take", "free"]
+    assert gpu.kind == (9, 0, 13000)
+    assert gpu.machine_code("some text") == b"some text\0"
+    assert cuda.calls[-1] == "cuLinkDestroy"
 
 
 def test_a_function_that_fails(cuda, monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
@@ -246,9 +245,3 @@ def fit_rows(
             if sqq[i] > 0:
                 d[first + i] = sxq[i] / sqq[i]
             d[first + i] *= scale_factor
-
-
-# Rows that are superblocks, for GPUs too: each for itself. In search_boundaries lanes are blocks, else elements or trials.
-_ITEMS = WorkItems(("x",), ("d", "codes", "flags", "int_scales"), shared_rows=("importance",))
-fit_superblocks = kernel(fit_rows.__wrapped__, items=_ITEMS)
-fit_superblocks_by_boundaries = kernel(fit_rows.__wrapped__, items=_ITEMS._replace(lanes=1))

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
 from ....formats.layouts.description import SIGNED_BYTES
-from ..codec import Codec
+from ..block_packing import NO_PARTS
+from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
 from ..float_range import normalise_importance, normalise_rows, to_f16
-from ..importance import guard_importance
+from ..importance import guard_importance, importance_rows
+from ..lane_packing import lane_parts
 from ..row_decoder import row_decoder
 from .boundary_search import sorting_network
-from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows, fit_superblocks, fit_superblocks_by_boundaries
+from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
+from .superblocks import encode_superblocks, encode_superblocks_by_boundaries
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
 from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
@@ -111,15 +115,42 @@ class IqkType:
         int_scales = np.empty((len(x), row_size // self.block), np.float32)
         flags = np.empty(int_scales.shape, np.uint8)
         d = np.empty(len(x), np.float32)
-        method, *numbers = self.scheme
-        of_superblocks = fit_superblocks if self.search[1] else fit_superblocks_by_boundaries
-        fit = fit_rows if self.has_row_scale else of_superblocks
-        fit(
-            x, qw.reshape(-1, row_size), self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search,
-            self.midpoints, self.padded, (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
-            self.zero_codes, self.pairwise_sums, codes, flags, int_scales, d,
-        )  # fmt: skip
+        fit_rows(x, qw.reshape(-1, row_size), *self._fit_options(), codes, flags, int_scales, d)
         return self._pack(codes, int_scales, flags, np.ldexp(d, exponents), rows)
+
+    @property
+    def items(self) -> ItemEncoder | None:
+        """`Codec.items`: of the K types."""
+        scaled = _SUPERBLOCK, ORDINARY_EXPONENTS
+        return None if self.has_row_scale else ItemEncoder(self._encode_items, guarded=self.block, scaled=scaled)
+
+    def _encode_items(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        out = np.empty((len(x), TYPES[self.name].row_bytes(x.shape[1])), np.uint8)
+        qw = importance_rows(None if importance is None else normalise_importance(importance))
+        layout = self.layout
+        levels = layout.levels
+        assert levels is not None
+        is_bytes = np.array_equal(levels, SIGNED_BYTES)
+        line = (0, 0) if is_bytes else (int(levels[0]), int(levels[1] - levels[0]))
+        parts = [
+            lane_parts(self.name, name) if getattr(layout, name) is not None else NO_PARTS
+            for name in ("codes", "flags", "scales", "signs", "d")
+        ]
+        encode = encode_superblocks if self.search[1] else encode_superblocks_by_boundaries
+        blocks = out.reshape(-1, TYPES[self.name].block_bytes)
+        encode(
+            x.reshape(-1, _SUPERBLOCK), qw.reshape(-1, _SUPERBLOCK), *self._fit_options(), line, self.zero_bytes, *parts, blocks
+        )
+        return out
+
+    def _fit_options(self) -> tuple[Any, ...]:
+        """The arguments of `fit_rows` from block to pairwise_sums."""
+        method, *numbers = self.scheme
+        return (
+            self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search, self.midpoints, self.padded,
+            (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor), self.zero_codes,
+            self.pairwise_sums,
+        )  # fmt: skip
 
     def _pack(self, codes: np.ndarray, int_scales: np.ndarray, flags: np.ndarray, d: np.ndarray, rows: int) -> np.ndarray:
         fields, meta = BlockFields.of(self.name), TYPES[self.name].row_meta
@@ -156,4 +187,4 @@ _TYPES = (
     IqkType("iq5_ks", 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
-CODECS = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}
+CODECS = {t.name: Codec(t.encode, row_decoder(t.name), items=t.items) for t in _TYPES}

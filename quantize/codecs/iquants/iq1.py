@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from ....formats import TYPES
+from ....formats.layouts import layout_of
 from ....simd.compile import kernel
-from ....simd.cuda.work_items import WorkItems, parameters_of
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES
-from ..codec import Codec
+from ..block_packing import put_half, put_numbers
+from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
 from ..float_range import to_f16
 from ..importance import importance_rows
+from ..lane_packing import lane_parts
 from ..row_decoder import row_decoder
 from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import SUPERBLOCK, nibble_tables
@@ -73,11 +76,6 @@ def _make_encoder(block: int, shift_block: int) -> Any:
 _encode_iq1_s, _encode_iq1_m = _make_encoder(32, 32), _make_encoder(16, 8)
 
 
-_ITEMS = WorkItems(
-    ("x",), ("d", "grid_indices", "signs", "scales"), shared_rows=("importance",), names=parameters_of(_encode_iq1_s)
-)
-
-
 # Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
 @kernel
 def _encode_iq1_s_kernel(*arguments):
@@ -89,9 +87,41 @@ def _encode_iq1_m_kernel(*arguments):
     _encode_iq1_m(*arguments)
 
 
-# For GPUs, superblocks of 256 only: rows would be too few threads.
-_iq1_s_superblocks = kernel(_encode_iq1_s_kernel.__wrapped__, items=_ITEMS)
-_iq1_m_superblocks = kernel(_encode_iq1_m_kernel.__wrapped__, items=_ITEMS)
+@kernel
+def _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out):
+    """Superblocks' numbers -> out uint8 [superblocks, bytes]."""
+    packed = np.empty(out.shape[1], np.uint8)
+    for s in range(out.shape[0]):
+        packed[:] = 0
+        put_numbers(grid_indices[s], code_parts, packed)
+        put_numbers(signs[s, ::per_flag], flag_parts, packed)
+        put_numbers(scales[s], scale_parts, packed)
+        put_half(d[s], d_parts, packed)
+        for k in range(out.shape[1]):
+            out[s, k] = packed[k]
+
+
+# For GPUs: superblocks of 256 only, rows would be too few threads.
+_ITEMS = WorkItems(("x",), ("out",), shared_rows=("importance",))
+
+
+@kernel(items=_ITEMS)
+def _iq1_s_superblocks(x, importance, search, per_flag, code_parts, flag_parts, scale_parts, d_parts, out):
+    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. search: the arguments of the encoder from superblock on."""
+    count = out.shape[0]
+    grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
+    scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
+    _encode_iq1_s(x, importance, *search, grid_indices, signs, scales, d)
+    _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
+
+
+@kernel(items=_ITEMS)
+def _iq1_m_superblocks(x, importance, search, per_flag, code_parts, flag_parts, scale_parts, d_parts, out):
+    count = out.shape[0]
+    grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
+    scales, d = np.empty((count, SUPERBLOCK // 16), np.uint8), np.empty(count, np.float32)
+    _encode_iq1_m(x, importance, *search, grid_indices, signs, scales, d)
+    _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
 
 
 # Trial scales of a block with an amax of 1.
@@ -124,7 +154,6 @@ class _Iq1Type:
         return TYPES[self.name].row_meta > 0
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        book = codebook(CODEBOOK)
         superblock = x.shape[1] if self.has_row_scale else SUPERBLOCK
         superblocks = x.size // superblock
         grid_indices, signs = (
@@ -133,24 +162,41 @@ class _Iq1Type:
         )
         scales = np.empty((superblocks, superblock // self.block), np.uint8)
         d = np.empty(superblocks, np.float32)
-        max_scale = self.base + self.step * self.max_code
-        trial_divisors = (max_scale * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
-        self.encode_kernel(
-            x, importance_rows(importance), superblock, self.sigma2_span, np.float32(self.sigma2_factor),
-            np.float32(self.norm_share), _TRIAL_SCALES, trial_divisors, np.float32(self.base), np.float32(self.step),
-            np.float32(self.max_code), book.ranks, book.grid_index, book.neighbours,
-            nibble_tables(book, float(SHIFT)), nibble_tables(book, -float(SHIFT)), grid_indices, signs, scales, d,
-        )  # fmt: skip
+        self.encode_kernel(x, importance_rows(importance), *self._search(superblock), grid_indices, signs, scales, d)
         fields = BlockFields.of(self.name)
         per_flag = signs.shape[1] * fields.layout.block // superblock // fields.layout.bit_arrays()["flags"].shape[1]
         numbers = {"codes": grid_indices, "scales": scales, "flags": signs[:, ::per_flag].copy(), "d": to_f16(d)}
         return fields.pack(*x.shape, **numbers)
 
+    def _search(self, superblock: int) -> tuple[Any, ...]:
+        """The arguments of the kernel from superblock to tables_minus."""
+        book = codebook(CODEBOOK)
+        max_scale = self.base + self.step * self.max_code
+        trial_divisors = (max_scale * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
+        return (
+            superblock, self.sigma2_span, np.float32(self.sigma2_factor), np.float32(self.norm_share), _TRIAL_SCALES,
+            trial_divisors, np.float32(self.base), np.float32(self.step), np.float32(self.max_code), book.ranks,
+            book.grid_index, book.neighbours, nibble_tables(book, float(SHIFT)), nibble_tables(book, -float(SHIFT)),
+        )  # fmt: skip
+
+    def encode_items(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        """`Codec.items` of a type with a scale for each superblock."""
+        stored, flags = TYPES[self.name], layout_of(self.name).flags
+        assert flags is not None
+        out = np.empty((len(x), stored.row_bytes(x.shape[1])), np.uint8)
+        parts = [lane_parts(self.name, name) for name in ("codes", "flags", "scales", "d")]
+        encode = _iq1_s_superblocks if self.block == 32 else _iq1_m_superblocks
+        per_flag = SUPERBLOCK // 8 // flags.shape[1]
+        encode(x, importance_rows(importance), self._search(SUPERBLOCK), per_flag, *parts, out.reshape(-1, stored.block_bytes))
+        return out
+
 
 _TYPES = (
-    _Iq1Type("iq1_s", 32, _iq1_s_superblocks, 2.0, 256, 1.0, 1, 2, 7),
-    _Iq1Type("iq1_m", 16, _iq1_m_superblocks, 1.5, 32, 1.0, 1, 2, 7),
+    _Iq1Type("iq1_s", 32, _encode_iq1_s_kernel, 2.0, 256, 1.0, 1, 2, 7),
+    _Iq1Type("iq1_m", 16, _encode_iq1_m_kernel, 1.5, 32, 1.0, 1, 2, 7),
     _Iq1Type("iq1_s_r4", 32, _encode_iq1_s_kernel, 1.5, 32, 0.8, 1, 2, 7),
     _Iq1Type("iq1_m_r4", 16, _encode_iq1_m_kernel, 1.5, 32, 0.7, 0, 1, 15),
 )  # fmt: skip
-CODECS: dict[str, Codec] = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}
+CODECS: dict[str, Codec] = {
+    t.name: Codec(t.encode, row_decoder(t.name), items=None if t.has_row_scale else ItemEncoder(t.encode_items)) for t in _TYPES
+}

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from ....formats import TYPES
 from ....formats.layouts import layout_of
 from ....simd.compile import kernel
-from ....simd.cuda.work_items import WorkItems, parameters_of
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, select, splat, store
-from ..codec import Codec
+from ..block_packing import put_half, put_numbers
+from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
 from ..float_range import to_f16
 from ..importance import importance_rows
+from ..lane_packing import lane_parts
 from ..row_decoder import row_decoder
 from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import SUPERBLOCK, make_grid_search, nibble_tables
@@ -94,28 +97,73 @@ def _make_encoder(size: int, block: int) -> Any:
 _encode_8_16, _encode_8_32, _encode_4_32 = _make_encoder(8, 16), _make_encoder(8, 32), _make_encoder(4, 32)
 
 
-_ITEMS = WorkItems(
-    ("x",), ("d", "grid_indices", "signs", "scales"), shared_rows=("importance",), names=parameters_of(_encode_8_16)
-)
-
-
 # Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
-@kernel(items=_ITEMS)
+@kernel
 def _encode_8_16_kernel(*arguments):
     _encode_8_16(*arguments)
 
 
-@kernel(items=_ITEMS)
+@kernel
 def _encode_8_32_kernel(*arguments):
     _encode_8_32(*arguments)
 
 
-@kernel(items=_ITEMS)
+@kernel
 def _encode_4_32_kernel(*arguments):
     _encode_4_32(*arguments)
 
 
-_ENCODERS = {(8, 16): _encode_8_16_kernel, (8, 32): _encode_8_32_kernel, (4, 32): _encode_4_32_kernel}
+@kernel
+def _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out):
+    """Superblocks' numbers -> out uint8 [superblocks, bytes]."""
+    packed = np.empty(out.shape[1], np.uint8)
+    for s in range(out.shape[0]):
+        packed[:] = 0
+        put_numbers(grid_indices[s], code_parts, packed)
+        put_numbers(signs[s], sign_parts, packed)
+        put_numbers(scales[s], scale_parts, packed)
+        put_half(d[s], d_parts, packed)
+        for k in range(out.shape[1]):
+            out[s, k] = packed[k]
+
+
+_ITEMS = WorkItems(("x",), ("out",), shared_rows=("importance",))
+
+
+@kernel(items=_ITEMS)
+def _pack_8_16(x, importance, search, code_parts, sign_parts, scale_parts, d_parts, out):
+    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. search: the arguments of the encoder from sigma2_factor on."""
+    count = out.shape[0]
+    grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
+    scales, d = np.empty((count, SUPERBLOCK // 16), np.uint8), np.empty(count, np.float32)
+    _encode_8_16(x, importance, *search, grid_indices, signs, scales, d)
+    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+
+
+@kernel(items=_ITEMS)
+def _pack_8_32(x, importance, search, code_parts, sign_parts, scale_parts, d_parts, out):
+    count = out.shape[0]
+    grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
+    scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
+    _encode_8_32(x, importance, *search, grid_indices, signs, scales, d)
+    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+
+
+@kernel(items=_ITEMS)
+def _pack_4_32(x, importance, search, code_parts, sign_parts, scale_parts, d_parts, out):
+    count = out.shape[0]
+    grid_indices, signs = np.empty((count, SUPERBLOCK // 4), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
+    scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
+    _encode_4_32(x, importance, *search, grid_indices, signs, scales, d)
+    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+
+
+# By elements of a group and of a block: for the processor, and for work items.
+_ENCODERS = {
+    (8, 16): (_encode_8_16_kernel, _pack_8_16),
+    (8, 32): (_encode_8_32_kernel, _pack_8_32),
+    (4, 32): (_encode_4_32_kernel, _pack_4_32),
+}
 
 
 def _trial_scales(lowest: float, ratio: float) -> np.ndarray:
@@ -154,12 +202,8 @@ class _GridType:
         signs = np.empty((superblocks, SUPERBLOCK // 8), np.uint8)
         scales = np.empty((superblocks, SUPERBLOCK // self.block), np.uint8)
         d = np.empty(superblocks, np.float32)
-        bounds = ((book.levels[1:] + book.levels[:-1]) / 2)[[0, 1, -1]]
-        _ENCODERS[book.size, self.block](
-            x, importance_rows(importance), np.float32(self.sigma2_factor), self.even_signs, np.float32(self.norm_share),
-            _TRIAL_SCALES[book.size], _TRIAL_FACTORS[book.size], _TRIAL_DIVISORS, book.ranks, book.grid_index,
-            book.neighbours, nibble_tables(book), bounds, grid_indices, signs, scales, d,
-        )  # fmt: skip
+        encode = _ENCODERS[book.size, self.block][0]
+        encode(x, importance_rows(importance), *self._search(), grid_indices, signs, scales, d)
         fields, layout = BlockFields.of(self.name), layout_of(self.name)
         q = fields.pack(*x.shape, codes=grid_indices, scales=scales, d=to_f16(d))
         if self.even_signs:
@@ -170,6 +214,34 @@ class _GridType:
             q.reshape(superblocks, -1)[:, first : first + signs.shape[1]] = signs
         return q
 
+    def _search(self) -> tuple[Any, ...]:
+        """The arguments of the kernel from sigma2_factor to bounds."""
+        book = codebook(self.codebook)
+        bounds = ((book.levels[1:] + book.levels[:-1]) / 2)[[0, 1, -1]]
+        return (
+            np.float32(self.sigma2_factor), self.even_signs, np.float32(self.norm_share), _TRIAL_SCALES[book.size],
+            _TRIAL_FACTORS[book.size], _TRIAL_DIVISORS, book.ranks, book.grid_index, book.neighbours, nibble_tables(book),
+            bounds,
+        )  # fmt: skip
+
+    def encode_items(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        """`Codec.items`."""
+        stored = TYPES[self.name]
+        out = np.empty((len(x), stored.row_bytes(x.shape[1])), np.uint8)
+        parts = [lane_parts(self.name, "codes"), self._sign_parts(), *(lane_parts(self.name, name) for name in ("scales", "d"))]
+        encode = _ENCODERS[codebook(self.codebook).size, self.block][1]
+        encode(x, importance_rows(importance), self._search(), *parts, out.reshape(-1, stored.block_bytes))
+        return out
+
+    def _sign_parts(self) -> np.ndarray:
+        """As `lane_parts`, of the signs of eight weights."""
+        layout, eights = layout_of(self.name), np.arange(SUPERBLOCK // 8)
+        if self.even_signs:
+            return lane_parts(self.name, "sign_codes")
+        assert layout.signs is not None
+        zeros = np.zeros_like(eights)
+        return np.stack([eights, int(layout.signs[0, 0, 0]) // 8 + eights, zeros, zeros + 255, zeros], axis=1)
+
 
 _TYPES = (
     _GridType("iq2_xxs", "iq2xxs", 32, True, 1.0, 0.5),
@@ -178,4 +250,4 @@ _TYPES = (
     _GridType("iq3_xxs", "iq3xxs", 32, True, 2.0, 0.0),
     _GridType("iq3_s", "iq3s", 32, False, 2.0, 0.0),
 )
-CODECS: dict[str, Codec] = {t.name: Codec(t.encode, row_decoder(t.name)) for t in _TYPES}
+CODECS: dict[str, Codec] = {t.name: Codec(t.encode, row_decoder(t.name), items=ItemEncoder(t.encode_items)) for t in _TYPES}

@@ -8,7 +8,7 @@ from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
-from ..codec import Codec
+from ..codec import Codec, ItemEncoder
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
@@ -100,7 +100,7 @@ def _searched_codec(name: str, nmax: int) -> Codec:
         _encode_searched(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
-    return Codec(encode, row_decoder(name), rounds_without_importance=rounds)
+    return Codec(encode, row_decoder(name), rounds_without_importance=rounds, items=ItemEncoder(encode))
 
 
 CODECS: dict[str, Codec] = {

@@ -9,6 +9,7 @@ import numpy as np
 
 from ....jobs.steps import begin_step
 from ....simd.compile import kernel
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import fma_lanes, load, splat, store
 from ..coupling import Coupling, mix, share_steps, take_row
 from ..matrix.panels import add_products
@@ -49,7 +50,12 @@ def _move(buffer, step, panels, row):
         store(buffer, at, fma_lanes(lanes, load(panels, row + at), load(buffer, at)))
 
 
-@kernel
+_ITEMS = WorkItems(
+    ("factor", "offset", "flag", "active"), ("changed", "gradient", "values", "codes"), whole=("panels", "diagonal")
+)
+
+
+@kernel(items=_ITEMS)
 def sweep_fours(
     coupling, order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed,
     feedback,
@@ -73,7 +79,8 @@ def sweep_fours(
             if not active[row]:
                 continue
             take_row(coupling, mixed, row, buffer)
-            before[:width] = values[row, first : first + width]
+            for i in range(width):
+                before[i] = values[row, first + i]
             for four in range(0, width, 4):
                 g = (first + order[four]) // group
                 a, b, t = factor[row, g], offset[row, g], flag[row, g]

@@ -17,6 +17,7 @@ import numpy as np
 
 from ....jobs.steps import begin_step
 from ....simd.compile import kernel
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import fma_lanes, load, splat, store
 from ..coupling import Coupling, mix, share_steps, take_row
 from ..matrix.panels import add_products
@@ -50,18 +51,25 @@ def _add_within(buffer, factor, panels, tile, after):
         store(buffer, at, fma_lanes(lanes, load(panels, tile + at), load(buffer, at)))
 
 
-@kernel
-def feed_back(coupling, x, factor, offset, flag, group, table, triangle, size, values, codes):
+# Work items are rows, of which a GPU takes 64 columns at a time.
+_FEEDBACK_ITEMS = WorkItems(("x", "factor", "offset", "flag"), ("values", "codes", "sums"), whole=("triangle",))
+_SWEEP_ITEMS = WorkItems(
+    ("factor", "offset", "flag", "active"), ("changed", "gradient", "values", "codes"), whole=("panels", "diagonal")
+)
+
+
+@kernel(items=_FEEDBACK_ITEMS)
+def feed_back(coupling, x, factor, offset, flag, group, table, triangle, size, sums, values, codes):
     """Rounds rows column by column with error feedback; fills values (float32 [rows, n]) and codes.
 
     coupling  `coupling.Coupling` of the rows
     x         float32 [rows, n]
+    sums      float32 [rows * size], flat: of what columns before these leave to make up for, so 0; updated
     table     the arrays of a `ValueTable`: values, midpoints, codes, nearest, lowest
     triangle  float32, flat: U in panels of `size` rows
     """
     entries, midpoints, entry_codes, nearest, lowest = table
     rows, n = x.shape
-    sums = np.zeros(rows * size, np.float32)
     columns, residuals, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
     buffer, mixed = np.empty(64, np.float32), np.empty(rows * 64, np.float32)
     for first in range(0, n, 64):
@@ -90,7 +98,7 @@ def feed_back(coupling, x, factor, offset, flag, group, table, triangle, size, v
         add_products(columns, residuals, counts, triangle, size, first, first // 64 + 1, size // 64, rows, size, sums)
 
 
-@kernel
+@kernel(items=_SWEEP_ITEMS)
 def sweep(coupling, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed):
     """One sweep of coordinate descent over the codes of the rows that are active.
 
@@ -150,6 +158,16 @@ def descend(coupling: Coupling, least_changes: int, max_sweeps: int, *arguments)
         active &= changed > least_changes
         if not active.any():
             break
+
+
+@kernel(items=WorkItems(("x", "values", "gradient"), ("errors",)))
+def add_row_errors(x, values, gradient, errors):
+    """Adds (x - values) . gradient of some columns to the errors of rows, in the order of `row_errors`. float32 [rows, n]."""
+    for row in range(x.shape[0]):
+        total = errors[row]
+        for j in range(x.shape[1]):
+            total += np.float64(x[row, j] - values[row, j]) * np.float64(gradient[row, j])
+        errors[row] = total
 
 
 @kernel

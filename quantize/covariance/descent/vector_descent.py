@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from ....simd.compile import kernel
+from ....simd.cuda.work_items import WorkItems, parameters_of
 from ....simd.lanes import LANES, first_set_lane, fma_lanes, load, reduce_min, select, splat, store
 from ...codecs.trellis.nearest_search import BLOCK, find_near_vectors, new_block_search, prepare_block
 from ..coupling import mix, share_steps, take_row
 from ..matrix.panels import add_products
-from ..vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES
+from ..vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES, VectorTable
 
 MARGIN = np.float32(1e-6)  # of the error: less is no improvement but rounding
 
@@ -112,13 +113,14 @@ def _make_entry_search(width: int) -> Any:
 
 
 def _make_sweep(width: int) -> Any:
+    """(sweep, tabulate) for vectors of `width` weights."""
     best_entry, squares_of_entries, best_of_squares = _make_entry_search(width)
     groups = BLOCK // width
 
     @kernel
     def sweep(
-        coupling, active, factor, signs_stored, lanes, runs_per_vector, tree, panels, inverses, size, gradient, values, entries,
-        signs, changed, feedback,
+        coupling, active, factor, signs_stored, lanes, runs_per_vector, tree, panels, inverses, squares, size, gradient, values,
+        entries, signs, changed, feedback,
     ):  # fmt: skip
         """One sweep over the vectors of the rows that are active; changed: int64 [rows], how many of each changed.
 
@@ -128,6 +130,7 @@ def _make_sweep(width: int) -> Any:
         runs_per_vector         how many runs, from the beginning of the vector's book on, are tried for it
         tree                    of the trellis type's codebooks; without boxes: all entries are tried
         panels, size, gradient  as for `descent.sweep`; inverses: of `invert_diagonal_blocks`
+        squares                 of `tabulate`, where the signs are part of the entries, and all of these are tried
         feedback                whether panels are those of a `prepared.FeedbackMatrix`, which is zero left of the block, and
                                 gradient is its product
         """
@@ -138,9 +141,10 @@ def _make_sweep(width: int) -> Any:
         buffer, quadratic, linear = np.empty(64, np.float32), np.zeros(width * width, np.float32), np.empty(width, np.float32)
         old, target, new_signs = np.empty(width, np.float32), np.empty(width, np.float32), np.ones(width, np.float32)
         scratch = np.empty(LANES, np.float32)
-        squares = np.empty(64 // width * count_runs * LANES if tabulated else 0, np.float32)
         mixed = np.empty(rows * 64, np.float32)
-        runs = np.arange(count_runs).astype(np.int32)
+        runs = np.empty(count_runs, np.int32)
+        for k in range(count_runs):
+            runs[k] = k
         # of the tree search
         points, weights = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         bits, most = weights.view(np.int32), runs_per_vector if searched else 1
@@ -149,14 +153,6 @@ def _make_sweep(width: int) -> Any:
         changed[:] = 0
         for first in range(0, n, 64):
             tile = (first // 64 * size + first) * 64
-            if tabulated:
-                for at in range(0, 64, width):
-                    for i in range(width):
-                        h = tile + (at + i) * 64 + at
-                        for j in range(i):
-                            quadratic[i * width + j] = 2 * panels[h + j]
-                        quadratic[i * width + i] = panels[h + i]
-                    squares_of_entries(quadratic, lanes, count_runs, squares, at // width * count_runs * LANES)
             mix(coupling, gradient, size, first, rows, mixed)
             for row in range(rows - 1, -1, -1):
                 counts[row] = 0
@@ -214,7 +210,7 @@ def _make_sweep(width: int) -> Any:
                             new_signs[weakest] = -new_signs[weakest]
                     if tabulated:
                         best, error = best_of_squares(
-                            squares, at // width * count_runs * LANES, linear, lanes, book * runs_per_vector,
+                            squares, v * count_runs * LANES, linear, lanes, book * runs_per_vector,
                             (book + 1) * runs_per_vector, scratch,
                         )  # fmt: skip
                     else:
@@ -255,26 +251,74 @@ def _make_sweep(width: int) -> Any:
             before = first // 64 if feedback else 0
             add_products(columns, steps, counts, panels, size, first, before, size // 64, rows, size, gradient)
 
-    return sweep
+    @kernel
+    def tabulate(panels, size, lanes, squares):
+        """squares (float32, flat) = p H_SS p^T of all entries, for each vector S of the columns."""
+        count_runs = lanes.size // (width * LANES)
+        quadratic = np.zeros(width * width, np.float32)
+        for v in range(squares.size // (count_runs * LANES)):
+            first, at = v * width // 64 * 64, v * width % 64
+            for i in range(width):
+                h = (first // 64 * size + first + at + i) * 64 + at
+                for j in range(i):
+                    quadratic[i * width + j] = 2 * panels[h + j]
+                quadratic[i * width + i] = panels[h + i]
+            squares_of_entries(quadratic, lanes, count_runs, squares, v * count_runs * LANES)
+
+    return sweep, tabulate
 
 
-_sweep_2, _sweep_4, _sweep_8 = _make_sweep(2), _make_sweep(4), _make_sweep(8)
+(_sweep_2, _tabulate_2), (_sweep_4, _tabulate_4), (_sweep_8, _tabulate_8) = map(_make_sweep, (2, 4, 8))
+
+
+# Work items are rows, of which a GPU takes 64 columns at a time.
+_ITEMS = WorkItems(
+    ("factor", "active"), ("changed", "gradient", "values", "entries", "signs"),
+    whole=("lanes", "panels", "inverses", "squares"), names=parameters_of(_sweep_8),
+)  # fmt: skip
 
 
 # Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
-@kernel
+@kernel(items=_ITEMS)
 def _sweep_2_kernel(*arguments):
     _sweep_2(*arguments)
 
 
-@kernel
+@kernel(items=_ITEMS)
 def _sweep_4_kernel(*arguments):
     _sweep_4(*arguments)
 
 
-@kernel
+@kernel(items=_ITEMS)
 def _sweep_8_kernel(*arguments):
     _sweep_8(*arguments)
+
+
+@kernel
+def _tabulate_2_kernel(*arguments):
+    _tabulate_2(*arguments)
+
+
+@kernel
+def _tabulate_4_kernel(*arguments):
+    _tabulate_4(*arguments)
+
+
+@kernel
+def _tabulate_8_kernel(*arguments):
+    _tabulate_8(*arguments)
+
+
+_TABULATE = {2: _tabulate_2_kernel, 4: _tabulate_4_kernel, 8: _tabulate_8_kernel}
+
+
+def squares_of(panels: np.ndarray, columns: int, size: int, table: VectorTable, is_searched: bool) -> np.ndarray:
+    """The argument `squares` of a sweep; is_searched: whether the table has a tree."""
+    if is_searched or table.signs != SIGNS_IN_ENTRIES:
+        return np.empty(0, np.float32)
+    squares = np.empty(columns // table.size * table.lanes.size // table.size, np.float32)
+    _TABULATE[table.size](panels, size, table.lanes, squares)
+    return squares
 
 
 SWEEPS = {2: _sweep_2_kernel, 4: _sweep_4_kernel, 8: _sweep_8_kernel}

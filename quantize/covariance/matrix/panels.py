@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....simd.compile import kernel
+from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import fma_lanes, load, splat, store
 from ....simd.memory import aligned_empty
 from ....simd.workers import Workers
@@ -74,6 +75,38 @@ def add_products(columns, factors, counts, panels, height, first, panel_from, pa
             store(g, at + 16, g1)
             store(g, at + 32, g2)
             store(g, at + 48, g3)
+
+
+@kernel(items=WorkItems(("g",), ("g",), shared_rows=("factors",), row_numbers=("tiles",)))
+def add_tile_products(factors, tiles, g):
+    """Adds rows times tiles of a panel matrix, as `add_products` does, where rows and tiles lie in blocks of 64 columns.
+
+    factors: float32 [1, rows * 64]; tiles: float32 [panels, 64 * 64]; g: float32 [panels * rows / 2, 2 * 64], two rows at a
+    time: what a GPU loads of a tile serves both
+    """
+    pairs = g.shape[0] // tiles.shape[0]
+    flat, to = factors.reshape(-1), g.reshape(-1)
+    for panel in range(tiles.shape[0]):
+        tile = tiles[panel]
+        for pair in range(pairs):
+            at, row = (panel * pairs + pair) * 128, pair * 128
+            a0, a1, a2, a3 = load(to, at), load(to, at + 16), load(to, at + 32), load(to, at + 48)
+            b0, b1, b2, b3 = load(to, at + 64), load(to, at + 80), load(to, at + 96), load(to, at + 112)
+            for i in range(64):
+                if flat[row + i] != 0 or flat[row + 64 + i] != 0:
+                    a, b = splat(flat[row + i]), splat(flat[row + 64 + i])
+                    h0, h1 = load(tile, i * 64), load(tile, i * 64 + 16)
+                    h2, h3 = load(tile, i * 64 + 32), load(tile, i * 64 + 48)
+                    a0, a1, a2, a3 = fma_lanes(a, h0, a0), fma_lanes(a, h1, a1), fma_lanes(a, h2, a2), fma_lanes(a, h3, a3)
+                    b0, b1, b2, b3 = fma_lanes(b, h0, b0), fma_lanes(b, h1, b1), fma_lanes(b, h2, b2), fma_lanes(b, h3, b3)
+            store(to, at, a0)
+            store(to, at + 16, a1)
+            store(to, at + 32, a2)
+            store(to, at + 48, a3)
+            store(to, at + 64, b0)
+            store(to, at + 80, b1)
+            store(to, at + 96, b2)
+            store(to, at + 112, b3)
 
 
 @kernel

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ....formats import MillError
+from ....quantize.torch_encoders.decoder import decoder_of
 from ...cache_layout import CachePart, LayerCache, types_text
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
 from ..reference.reference_pass import ReferenceCache
-from .decode.decoder import decoder_of
 
 _MIN_TOKENS = 64  # of a cache that holds any
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

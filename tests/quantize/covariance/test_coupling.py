@@ -100,7 +100,8 @@ def test_feedback_without_shares_is_that_of_single_rows():
     for coupling in (ALONE, identity):
         rows = ScalarRows.of(encode(x, "iq4_k", h.diagonal), "iq4_k")
         r = ScalarRefinement(x, rows, damped, 1)
-        feed_back(coupling, x, *r._parameters(), damped.triangle, damped.size, r.values, rows.codes)
+        sums = np.zeros(len(x) * damped.size, np.float32)
+        feed_back(coupling, x, *r._parameters(), damped.triangle, damped.size, sums, r.values, rows.codes)
         results.append(r.values)
     assert np.array_equal(*results)
 

@@ -5,18 +5,22 @@ import pytest
 from covariances import covariance, weights
 
 torch = pytest.importorskip("torch")
-from op_graphs import DEVICE  # noqa: E402
+from gpu_on_processor import DEVICE, use_it  # noqa: E402
 
 from ggufmill import quantize  # noqa: E402
 from ggufmill.errors import MillError  # noqa: E402
-from ggufmill.quantize.torch_encoders import refine_on_device  # noqa: E402
-from ggufmill.quantize.torch_encoders.device_scalar_refinement import DeviceScalarRefinement  # noqa: E402
-from ggufmill.quantize.torch_encoders.device_vector_refinement import DeviceVectorRefinement  # noqa: E402
+from ggufmill.quantize.torch_encoders import gpu_refinement  # noqa: E402
+from ggufmill.quantize.torch_encoders.gpu_refinement import GpuScalarRefinement, GpuVectorRefinement  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
 FULL_ON_MPS = RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    use_it(monkeypatch)
 
 
 def limit_rows(monkeypatch, target, name, most, error=FULL) -> list[int]:
@@ -37,8 +41,8 @@ def limit_rows(monkeypatch, target, name, most, error=FULL) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "refinement", "given", "error"),
     [
-        ("q4_K", DeviceScalarRefinement, [8, 4, 4], FULL),
-        ("iq1_s_r4", DeviceVectorRefinement, [8, 4, 4], FULL_ON_MPS),
+        ("q4_K", GpuScalarRefinement, [8, 4, 4], FULL),
+        ("iq1_s_r4", GpuVectorRefinement, [8, 4, 4], FULL_ON_MPS),
     ],
 )
 def test_fewer_rows_are_refined_at_a_time(monkeypatch, name, refinement, given, error):
@@ -46,21 +50,21 @@ def test_fewer_rows_are_refined_at_a_time(monkeypatch, name, refinement, given, 
     expected = quantize.encode(x, name, covariance=h, effort=0, device=DEVICE)
     seen = limit_rows(monkeypatch, refinement, "choose_codes", 7 if name == "q4_K" else 4, error)
     actual = quantize.encode(x, name, covariance=h, effort=0, device=DEVICE)
-    assert np.mean(actual == expected) > 0.99  # sums of matrix products may depend on the number of rows
+    assert np.array_equal(actual, expected)
     assert seen == given
 
 
 def test_matrices_are_sent_again_after_a_failure(monkeypatch):
     x, h = weights(4, 256), covariance(256, 40)
     freed = []
-    monkeypatch.setattr(refine_on_device, "forget_matrices", lambda: freed.append(True))
-    limit_rows(monkeypatch, DeviceScalarRefinement, "choose_codes", 2)
+    monkeypatch.setattr(gpu_refinement, "forget_matrices", lambda: freed.append(True))
+    limit_rows(monkeypatch, GpuScalarRefinement, "choose_codes", 2)
     quantize.encode(x, "q4_K", covariance=h, effort=0, device=DEVICE)
     assert freed
 
 
 def test_one_row_is_too_much(monkeypatch):
-    limit_rows(monkeypatch, DeviceScalarRefinement, "choose_codes", 0)
+    limit_rows(monkeypatch, GpuScalarRefinement, "choose_codes", 0)
     with pytest.raises(
         MillError, match=rf"^{DEVICE} has too little memory to refine q4_K.*even for one row: .*--device none"
     ) as info:
@@ -69,6 +73,6 @@ def test_one_row_is_too_much(monkeypatch):
 
 
 def test_other_errors_stay_what_they_are(monkeypatch):
-    limit_rows(monkeypatch, DeviceScalarRefinement, "choose_codes", 0, RuntimeError("device-side assert triggered"))
+    limit_rows(monkeypatch, GpuScalarRefinement, "choose_codes", 0, RuntimeError("device-side assert triggered"))
     with pytest.raises(RuntimeError, match="device-side assert"):
         quantize.encode(weights(4, 256), "q4_K", covariance=covariance(256, 40), effort=0, device=DEVICE)

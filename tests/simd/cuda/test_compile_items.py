@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggufmill import quantize
+from ggufmill.quantize.plain_rows import codec_of
 from ggufmill.simd.cuda.launch import ptx, request_of, work_of
 from ggufmill.simd.cuda.work_items import launching
 
@@ -21,7 +21,7 @@ def ptx_of(name: str) -> str:
             kernel(*arguments)
 
     with launching(record):
-        quantize.encode(np.random.default_rng(1).standard_normal((4, 512), np.float32), name, np.ones(512, np.float32))
+        codec_of(name).items.encode(np.random.default_rng(1).standard_normal((4, 512), np.float32), np.ones(512, np.float32))
     return ptx(*requests[0])
 
 

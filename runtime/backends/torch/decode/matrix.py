@@ -17,8 +17,8 @@ from torch import Tensor
 from .....errors import PlanError
 from .....formats import TYPES, TensorType, dims
 from .....quantize import can_encode, decode
+from .....quantize.torch_encoders.decoder import Decoder, decoder_of
 from ..triton import kernels_of
-from .decoder import Decoder, decoder_of
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
 KERNELS_TILE_WEIGHTS = (

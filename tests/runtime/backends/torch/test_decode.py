@@ -14,9 +14,9 @@ from ggufmill.errors import PlanError  # noqa: E402
 from ggufmill.formats import TYPES  # noqa: E402
 from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
 from ggufmill.formats.layouts.byte_parts import byte_parts  # noqa: E402
+from ggufmill.quantize.torch_encoders.decoder import decoder_of  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import PackedMatrix, packed  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import matrix as matrix_module  # noqa: E402
-from ggufmill.runtime.backends.torch.decode.decoder import decoder_of  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .....formats import TYPES
-from .....formats.layouts import layout_of
-from .....formats.layouts.byte_parts import BytePart, StraightLine, byte_parts, straight_line
+from ...formats import TYPES
+from ...formats.layouts import layout_of
+from ...formats.layouts.byte_parts import BytePart, StraightLine, byte_parts, straight_line
 
 _FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 _INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
