@@ -60,6 +60,14 @@ def test_chunks_respect_matrices_and_groups():
         assert all(start % o.type.rows == 0 and stop % o.type.rows == 0 for start, stop in chunks)
 
 
+def test_producers_say_how_many_elements_are_made_at_once():
+    def produce(start, stop):
+        raise AssertionError
+
+    produce.elements_at_once = 1 << 23
+    assert list(row_chunks(output("t", (4096, 5000), "f32", produce=produce))) == [(0, 2048), (2048, 4096), (4096, 5000)]
+
+
 def test_a_failure_keeps_complete_tensors(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     outputs[2] = output("t2", (256, 16), produce=failing(0))
