@@ -5,10 +5,13 @@
 tests       first of all, pytest of tests/quantize/torch_encoders and tests/runtime/backends/torch on the device; nothing is
             measured if one fails. --no-tests leaves them out
 generation  one vector times a matrix: bytes of weights per second over those of a copy on the device (aim: 70 %). So that
-            weights come from memory and not from a cache, as many matrices as make --megabytes are multiplied in turn
+            weights come from memory and not from a cache, as many matrices as make --megabytes are multiplied in turn; on CUDA
+            their launches are recorded and replayed, as those of generated tokens are
 prompt      --tokens vectors; operations per second over those of torch's product of bf16 matrices of these sizes (aim: 50 %)
 encoding    weights per second, from the processor's memory and back, over those of the program's encoder with one thread (aim:
             50 times), both with importance
+whole       generation and prompts of a model of random weights of --whole-type that is made on the spot, twelve layers of the
+            size of those of Llama 3 8B: tokens per second, and bytes of weights per second over those of the copy
 model       a model's prompt and generation in tokens per second, and its perplexity with divergence and agreement, against the
             program's own backend on the processor
 
@@ -25,11 +28,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import models
 import numpy as np
 import torch
 
@@ -87,6 +92,18 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
+def recorded(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The work as a graph of CUDA, whose replay takes no time of the processor's; on other devices the work itself."""
+    if device.type != "cuda":
+        return work
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def rates(amounts: tuple[float, float], works: tuple[Callable[[], object], Callable[[], object]], o) -> dict[str, Figure]:
     """Two works timed in turn: amount / seconds of the first (rate), of the second (reference), and their ratio."""
     times = np.array([[seconds(work, o.device) for work in works] for _ in range(o.rounds + 1)])[1:]
@@ -116,7 +133,7 @@ def generation(name: str, o: argparse.Namespace) -> dict[str, Figure]:
         for number in range(matrices):
             matrix.matmul(x, o.dtype, number)
 
-    return rates((matrix.nbytes, 2 * matrix.nbytes), (all_matrices, lambda: other.copy_(matrix.data)), o)
+    return rates((matrix.nbytes, 2 * matrix.nbytes), (recorded(all_matrices, o.device), lambda: other.copy_(matrix.data)), o)
 
 
 def prompt(name: str, o: argparse.Namespace) -> dict[str, Figure]:
@@ -166,6 +183,23 @@ def model_figures(o: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
+def whole_figures(o: argparse.Namespace) -> dict[str, Any]:
+    """Speeds of a model that is made on the spot, and the share of a copy's bandwidth that its weights are read with."""
+    on_cpu = o.device.type == "cpu"
+    size = models.Size(2, 256, 512, 4, 2) if on_cpu else models.Size(12, 4096, 14336, 32, 8, vocabulary=32000)
+    with tempfile.TemporaryDirectory() as folder:
+        path = models.write_model(Path(folder) / f"whole-{o.whole_type}.gguf", size, o.whole_type)
+        tokens, generated = (32, 4) if on_cpu else (o.tokens, 64)
+        bench = ggufmill.benchmark(path, n_prompt=tokens, n_gen=generated, repetitions=o.rounds, device=str(o.device))
+        weights = path.stat().st_size - 2 * size.n_embd * size.vocabulary  # but the embeddings, which are looked up
+    a = torch.empty(1 << (20 if on_cpu else 30), dtype=torch.uint8, device=o.device)
+    b = torch.empty_like(a)
+    copies = np.array([2 * a.numel() / seconds(lambda: b.copy_(a), o.device) for _ in range(o.rounds + 1)])[1:]
+    speeds = [Figure.of(np.array(row.samples)) for row in bench.rows]
+    share = speeds[1].median * weights / float(np.median(copies))
+    return {"weights": weights, "prompt": speeds[0], "generation": speeds[1], "share": share}
+
+
 def run_tests(device: torch.device) -> str:
     """The last line of pytest on the device. Ends the program if a test fails."""
     command = [sys.executable, "-m", "pytest", "-q", *TESTS]
@@ -188,7 +222,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--generated", type=int, default=16, help="tokens of generations")
     parser.add_argument("--context", type=int, default=128, help="tokens of the windows of perplexity")
     parser.add_argument("--chunks", type=int, default=4, help="windows of perplexity")
-    parser.add_argument("--only", choices=[*AIMS, "model"], action="append")
+    parser.add_argument("--whole-type", default="q4_K", help="tensor type of the model that is made on the spot")
+    parser.add_argument("--only", choices=[*AIMS, "whole", "model"], action="append")
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--json", action="store_true")
     o = parser.parse_args(arguments)
@@ -206,7 +241,7 @@ def text_of(figures: dict[str, Figure] | None) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     o = parsed(arguments)
-    chosen = o.only or [*AIMS, "model"]
+    chosen = o.only or [*AIMS, "whole", "model"]
     kinds = [what for what in AIMS if what in chosen]
     where = torch.cuda.get_device_name(o.device) if o.device.type == "cuda" else str(o.device)
     report: dict[str, Any] = {"device": where, "torch": torch.__version__, "rounds": o.rounds, "aims": AIMS, "results": []}
@@ -233,6 +268,13 @@ def main(arguments: list[str] | None = None) -> None:
     if best["prompt"]:
         report["bf16_operations_per_second"] = max(best["prompt"])
         say(f"torch's bf16 products: {max(best['prompt']) / 1e12:.3f} TFLOP/s")
+    if "whole" in chosen:
+        figures = whole_figures(o)
+        report["whole"] = as_json(figures)
+        for what in ("prompt", "generation"):
+            speed = f"{figures[what].median:.1f} ±{figures[what].noise:.1f} tokens/s"
+            say(f"{what} of {figures['weights'] / 1e9:.2f} GB in {o.whole_type}: {speed}")
+        say(f"that is {figures['share']:.3g} of a copy's bandwidth (aim: {AIMS['generation']:g})")
     if "model" in chosen:
         figures = model_figures(o)
         report["model"] = as_json(figures)

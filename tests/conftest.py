@@ -15,8 +15,8 @@ pytest_plugins = ["end_of_run", "selection"]
 # What tests start with sys.executable: in emulation the interpreter only runs through its launcher (tests/levels.py sets this).
 sys.executable = os.environ.get("GGUFMILL_TEST_PYTHON", sys.executable)
 
-# Triton's kernels run in its interpreter; it reads this once, when it is imported.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton's kernels run in its interpreter, unless they are to be tested on a device; it reads this once, when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu").startswith("cuda") else "1")
 
 DTYPES = {
     "float32": "F32",

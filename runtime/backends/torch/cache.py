@@ -16,9 +16,10 @@ from ...cache_layout import CachePart, LayerCache, types_text
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
 from ..reference.reference_pass import ReferenceCache
+from .triton import row_kernels
 
-_MIN_TOKENS = 64  # of a cache that holds any
-_FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_MIN_TOKENS = 256  # of a cache that holds any
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class States(RecurrentState):
@@ -68,6 +69,7 @@ class DeviceCache:
     hosts    the caches of the layers that the cpu backend runs
     states   recurrent states; None where no layer has one
     history  what ops keep that the reference backend's functions compute
+    moves    how many times rows have gone to other memory
 
     As with `KVCache`, `commit` adds what a pass wrote to the past; a pass that fails leaves the cache as it was.
     """
@@ -84,6 +86,7 @@ class DeviceCache:
         self.length, self.history = 0, ReferenceCache(limit)
         self.states = States(0, checkpoints) if any(layer.states for layer in layers.values()) else None
         self._stored: dict[tuple[int, str], Tensor] = {}
+        self.moves = 0
 
     @property
     def types(self) -> str:
@@ -101,12 +104,45 @@ class DeviceCache:
     def park(self) -> None:
         """Moves the rows to the machine's memory; they come back, layer by layer, when they are used."""
         self._stored = {key: stored.cpu() for key, stored in self._stored.items()}
+        self.moves += 1
+
+    def reserve(self, n: int) -> None:
+        """Has memory for the rows of n more tokens in every layer."""
+        for number, layer in self.layers.items():
+            for name, part in layer.rows.items():
+                self._room(number, name, part.rows_of(self.length + n))
+
+    @property
+    def room(self) -> int:
+        """Rows that there is memory for, of the layer and name that has most."""
+        return max((stored.shape[1] for stored in self._stored.values()), default=0)
+
+    def stored(self, layer: int, name: str) -> Tensor:
+        """The memory of a layer's rows, as far as it goes: [heads, tokens, numbers or bytes of a row]."""
+        stored = self._rows(layer, name)
+        assert stored is not None
+        return stored
 
     def _rows(self, layer: int, name: str) -> Tensor | None:
         """The memory of a layer's rows on its device, [heads, tokens, numbers or bytes of a row]."""
         stored = self._stored.get((layer, name))
         if stored is not None and stored.device != self.devices[layer]:
             self._stored[layer, name] = stored = stored.to(self.devices[layer])
+            self.moves += 1
+        return stored
+
+    def _room(self, layer: int, name: str, end: int) -> Tensor:
+        """The memory of a layer's rows, with room for `end` of them. It begins as zeros: none of it is NaN."""
+        part, stored = self.layers[layer].rows[name], self._rows(layer, name)
+        if stored is None or stored.shape[1] < end:
+            limit = part.rows_of(self.limit)
+            size = max(end, min(2 * (0 if stored is None else stored.shape[1]), limit), min(_MIN_TOKENS, limit))
+            width, dtype = (part.width, FLOATS[part.type]) if part.type in FLOATS else (part.row_bytes, torch.uint8)
+            grown = torch.zeros((part.heads, size, width), dtype=dtype, device=self.devices[layer])
+            if stored is not None:
+                grown[:, : stored.shape[1]] = stored
+            self._stored[layer, name] = stored = grown
+            self.moves += 1
         return stored
 
     def part(self, layer: int, name: str) -> CachePart | None:
@@ -117,26 +153,23 @@ class DeviceCache:
         """How rows of this name are rotated in memory (see `CachePart`)."""
         return self.layers[layer].rows[name].rotation
 
+    def write_all(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        """`write` of rows by name."""
+        for name, own in rows.items():
+            self.write(layer, name, own)
+
     def write(self, layer: int, name: str, rows: Tensor) -> None:
         """Writes the rows of this pass, float32 [n, heads, width], of runs of tokens that share one the last one's; where a
         type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN."""
         part = self.layers[layer].rows[name]
-        first, limit = part.rows_of(self.length), part.rows_of(self.limit)
+        first = part.rows_of(self.length)
         rows = rows[-(self.length + 1) % part.every :: part.every]
         end = first + len(rows)
-        stored = self._rows(layer, name)
-        if stored is None or stored.shape[1] < end:
-            size = max(end, min(2 * (0 if stored is None else stored.shape[1]), limit), min(_MIN_TOKENS, limit))
-            width, dtype = (part.width, _FLOATS[part.type]) if part.type in _FLOATS else (part.row_bytes, torch.uint8)
-            grown = torch.empty((part.heads, size, width), dtype=dtype, device=self.devices[layer])
-            if stored is not None:
-                grown[:, :first] = stored[:, :first]
-            self._stored[layer, name] = stored = grown
-        stored[:, first:end] = self._encoded(rotate(rows, part.rotation), part).transpose(0, 1)
+        self._room(layer, name, end)[:, first:end] = self._encoded(rotate(rows, part.rotation), part).transpose(0, 1)
 
     def _encoded(self, rows: Tensor, part: CachePart) -> Tensor:
         """[n, heads, numbers or bytes of a row]. Types in blocks are encoded by the processor, as the cpu backend does it."""
-        if part.type in _FLOATS:
+        if part.type in FLOATS:
             return rows
         flat = rows.reshape(-1, part.width).cpu().numpy()
         return torch.from_numpy(encode_with_nan(flat, part.type)).to(rows.device).view(len(rows), part.heads, part.row_bytes)
@@ -150,7 +183,7 @@ class DeviceCache:
         part, stored = self.layers[layer].rows[name], self._rows(layer, name)
         assert stored is not None
         stored = stored[:, start:stop]
-        if part.type in _FLOATS:
+        if part.type in FLOATS:
             return stored.float()
         decode = decoder_of(part.type, self.devices[layer])
         return decode(stored.reshape(-1, part.row_bytes), part.width).view(part.heads, stop - start, part.width)
@@ -214,3 +247,33 @@ class DeviceCache:
     def _stateful(self) -> list[KVCache | States]:
         """What has a length of its own."""
         return [*self.hosts, *([] if self.states is None else [self.states])]
+
+
+class FixedRows:
+    """The rows of a sequence, as ops of a fixed pass use its cache.
+
+    length  of the sequence before the pass, a number on the device
+    """
+
+    def __init__(self, cache: DeviceCache, positions: Tensor):
+        """positions: of the tokens of the pass in their sequence."""
+        self._cache, self._positions, self.length = cache, positions, positions[0]
+
+    def rotation(self, layer: int, name: str) -> tuple[int, ...]:
+        return self._cache.rotation(layer, name)
+
+    def stored(self, layer: int, name: str) -> Tensor:
+        return self._cache.stored(layer, name)
+
+    def write_all(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        stored = [self.stored(layer, name) for name in rows]
+        turned = [rotate(own, self.rotation(layer, name)) for name, own in rows.items()]
+        kernels = row_kernels(self._positions.device)
+        if kernels and turned:
+            kernels.write(stored, turned, self._positions)
+            return
+        for memory, own in zip(stored, turned, strict=True):
+            memory.index_copy_(1, self._positions, own.transpose(0, 1).to(memory.dtype))
+
+    def read_rotated(self, layer: int, name: str, start: int, stop: object) -> Tensor:
+        return self.stored(layer, name).float()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ...graph import Observer, Op
+from ...graph import Observer, Op, Value
 from ...graph.values import RotaryEmbedding
 from .cache import DeviceCache
+from .weights import Weights
 
+_FEW = 8  # tokens
 # What passes from one op to others: float32 [n, *shape]; of a `RoutingValue` experts int64 [n, used] and weights float32.
 Result = Tensor | tuple[Tensor, ...]
 
@@ -26,6 +30,10 @@ class DevicePass:
     op         the one that is being computed, on `device`
     reduction  (n, share) of Settings.expert_reduction, or None
     scratch    bytes that attention may take for scores
+    is_exact   whether products are made in float32
+    following  the op after it, if that is on the same device and can be computed with it; weights: those of the model
+    ahead      what was computed with the op before: an op's results by the number of its value
+    prepared   what products have made of the values that they multiply, by the number of the value
     """
 
     def __init__(
@@ -36,9 +44,10 @@ class DevicePass:
         inputs: np.ndarray | None = None,
         reduction: tuple[int, float] | None = None,
         scratch: int = 512 << 20,
+        is_exact: bool = True,
     ):
         self.tokens, self.observer, self.inputs = tokens, observer, inputs
-        self.reduction, self.scratch = reduction, scratch
+        self.reduction, self.scratch, self.is_exact = reduction, scratch, is_exact
         self.segments: list[tuple[DeviceCache, slice]] = []
         positions, row = [np.zeros(0, np.int64)], 0
         for cache, count in caches:
@@ -47,9 +56,13 @@ class DevicePass:
             row += count
         self.positions = np.concatenate(positions)
         self.device, self.op = torch.device("cpu"), None
+        self.prepared: dict[int, dict[Any, Any]] = {}
+        self.ahead: dict[int, list[Any]] = {}
         self._rotations: dict[tuple[bytes, float, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     op: Op | None
+    following: Op | None = None
+    weights: Weights
     xp = torch
 
     def to_numpy(self, x: Tensor) -> np.ndarray:
@@ -70,6 +83,42 @@ class DevicePass:
             cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
             self._rotations[key] = self.on_device(cos), self.on_device(sin)
         return self._rotations[key]
+
+    def drop(self, value: Result) -> None:
+        """Called with a value that no op needs any more."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether products are those of few vectors."""
+        return len(self.tokens) <= _FEW
+
+    def kernels(self, of: Callable[[torch.device], Any]) -> Any:
+        """Kernels for the op's device; None where there are none, or gradients are wanted, which they have not."""
+        return None if torch.is_grad_enabled() else of(self.device)
+
+    def beside(self, op: Op) -> AbstractContextManager[object]:
+        """Within this the op is computed: where and when, of ops that do not need each other, is the pass's."""
+        return nullcontext()
+
+    @property
+    def wanted(self) -> str:
+        """What products are to be given besides float32: 'bytes', 'bf16' or '', nothing."""
+        return "" if self.is_exact else "bytes" if self.is_small else "bf16"
+
+    def prepared_of(self, value: Value | None) -> dict[Any, Any]:
+        """What products have been given, or have made, of a value: for those that come after. Of many tokens only the last
+        value's is kept."""
+        if value is None:
+            return {}
+        if not self.is_small and value.index not in self.prepared:
+            self.prepared.clear()
+        return self.prepared.setdefault(value.index, {})
+
+    def prepares(self, out: Tensor, prepared: Any) -> Tensor:
+        """The op's result. prepared: what was made of it for products, or None."""
+        if prepared is not None and self.op is not None:
+            self.prepared_of(self.op.outputs[0])[self.device if self.is_small else prepared.dtype] = prepared
+        return out
 
     def observing(self) -> tuple[Observer, Op] | None:
         """The observer and the op, if it wants that op's inputs."""

@@ -51,10 +51,10 @@ class DifferentiableMatrix:
     def __init__(self, matrix: Matrix):
         self._matrix = matrix
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, prepared: Any = None) -> Tensor:
         return _Product.apply(x, self._matrix)
 
-    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, experts: Tensor, prepared: Any = None) -> Tensor:
         return _ExpertProduct.apply(x, experts, self._matrix)
 
     def __getitem__(self, ids: Tensor) -> Tensor:
@@ -78,6 +78,10 @@ class GradientCache:
     def __init__(self, specs: Iterable[CacheSpec | StateSpec], device: torch.device, given: Mapping[CacheKey, Tensor]):
         self._specs = {(spec.layer, spec.name): spec for spec in specs}
         self._device, self.rows = device, dict(given)
+
+    def write_all(self, layer: int, rows: Mapping[str, Tensor]) -> None:
+        for name, own in rows.items():
+            self.write(layer, name, own)
 
     def write(self, layer: int, name: str, rows: Tensor) -> None:
         """rows: [n, heads, width]; of runs of tokens that share one the last one's are kept."""

@@ -23,12 +23,15 @@ from ..reference.fallback import note_fallback
 from ..reference.functions import FUNCTIONS as REFERENCE_FUNCTIONS
 from ..reference.functions import SUPPORT as REFERENCE_SUPPORT
 from ..reference.reference_pass import ReferencePass
-from .cache import DeviceCache
+from .cache import FLOATS, DeviceCache
 from .device_pass import DevicePass, Result, to_numpy
-from .functions import FUNCTIONS, PACKED, SUPPORT
+from .fixed_pass import FixedPass, FixedPasses
+from .functions import FUNCTIONS, PACKED, SUPPORT, is_fixed
 from .host_segment import HostSegment, state_layer
 from .op_places import Places
 from .weights import Weights
+
+FIXED_DEVICES = ("cuda",)  # where passes over few tokens are recorded
 
 _Unit = HostSegment | tuple[torch.device, Op]
 
@@ -51,10 +54,13 @@ class TorchExecutable(Executable):
             raise PlanError(f"-ser {keep},{share} has no effect: {store.source.path} has no experts")
         self.graph, self.weights, self.store, self.settings, self.places = graph, weights, store, settings, places
         self.hosts: list[HostSegment] = []
+        self._known: dict[int, bool] = {}  # by the op's id
         self._layer_devices: dict[int, torch.device] = {}
         self._body, self._head = self._units(places, graph.ops), self._units(places, graph.head)
         self._plain, self._observed = graph_layers(graph, settings)
+        self._last = {id(units): _last_uses(units) for units in (self._body, self._head)}
         self._keeping = [host for host in self.hosts if host in self._body]
+        self._passes, self._fixed_body, self._fixed_head = FixedPasses(), self._fixed(self._body), self._fixed(self._head)
 
     def _units(self, places: Places, members: Sequence[Op]) -> list[_Unit]:
         runs, units = places.runs(self.graph, members), []
@@ -108,7 +114,58 @@ class TorchExecutable(Executable):
         generated: bool = False,
     ) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
+        if generated and inputs is None and self._fixed_body is not None and self._observer is None:
+            return self._fixed_hidden(np.asarray(tokens, np.int64), caches, *self._fixed_body)
         return self.hidden_passes([(tokens, caches, inputs)])[0]
+
+    def _fixed(self, units: Sequence[_Unit]) -> tuple[int, torch.device] | None:
+        """From which unit on a pass can be recorded, and on which device; None: not, since ops on the host, of another device
+        or of other kinds come in between."""
+        first = next((number for number, unit in enumerate(units) if not isinstance(unit, HostSegment)), len(units))
+        rest = [unit for unit in units[first:] if not isinstance(unit, HostSegment)]
+        devices, homes = {device for device, _ in rest}, self.weights.homes
+        if len(rest) < len(units) - first or len(devices) != 1 or self.settings.device_memory is not None:
+            return None
+        device = devices.pop()
+        at_home = all(homes.get(weight.name, device) == device for _, op in rest for weight in op.weights)
+        rows = [part for layer in self._plain for part in layer.rows.values()]
+        if device.type in FIXED_DEVICES and at_home and all(part.type in FLOATS for part in rows):
+            return (first, device) if all(is_fixed(op) for _, op in rest) else None
+        return None
+
+    def _fixed_hidden(
+        self, tokens: np.ndarray, caches: Sequence[tuple[DeviceCache, int]], first: int, device: torch.device
+    ) -> np.ndarray:
+        """`hidden`, by a pass that is recorded, but for the units before the `first`."""
+        for cache, count in caches:
+            cache.check_capacity(count)
+            cache.reserve(count)
+        values: dict[int, Result] = {}
+        begun = DevicePass(tokens, caches, Observer(), None, self.settings.expert_reduction)
+        self._run(self._body, values, begun, self.graph.hidden, range(first))
+        out = self._run_fixed(self._body, values, caches, begun.positions, self.graph.hidden, first, device)
+        for cache, count in caches:
+            cache.commit(count)
+        return to_numpy(out)
+
+    def _run_fixed(
+        self,
+        units: list[_Unit],
+        values: dict[int, Result],
+        caches: Sequence[tuple[DeviceCache, int]],
+        positions: np.ndarray,
+        result: Value,
+        first: int,
+        device: torch.device,
+    ) -> Tensor:
+        def compute(step: FixedPass, own: dict[int, Tensor]) -> Tensor:
+            made: dict[int, Result] = {**own}
+            self._run(units, made, step, result, range(first, len(units)))
+            return _tensor(made[result.index])
+
+        inputs = {number: _tensor(value) for number, value in values.items()}
+        step = self._passes.of(caches, inputs, device, len(positions), self.settings.expert_reduction, self.weights.exact)
+        return step.run(inputs, positions, compute)
 
     @property
     def takes_layers_in_turn(self) -> bool:
@@ -123,7 +180,11 @@ class TorchExecutable(Executable):
             for cache, count in caches:
                 cache.check_capacity(count)
             ids = np.asarray(tokens, np.int64)
-            steps.append(DevicePass(ids, caches, observer, inputs, settings.expert_reduction, settings.attention_bytes))
+            steps.append(
+                DevicePass(
+                    ids, caches, observer, inputs, settings.expert_reduction, settings.attention_bytes, self.weights.exact
+                )
+            )
         values: list[dict[int, Result]] = [{} for _ in passes]
         for part in self._layer_parts():
             with self.weights.visit():
@@ -138,6 +199,9 @@ class TorchExecutable(Executable):
                 cache.commit(count)
         return [to_numpy(_tensor(own[self.graph.hidden.index])) for own in values]
 
+    def release(self) -> None:
+        self._passes.clear()
+
     def _layer_parts(self) -> list[range]:
         """The numbers of units, cut behind those that make the residual stream after a layer."""
         ends = {value.index for value in self.graph.layers}
@@ -149,29 +213,34 @@ class TorchExecutable(Executable):
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
-        step = DevicePass(np.zeros(len(hidden), np.int64), [], self._observer or Observer())
         start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
+        if generated and self._fixed_head is not None and self._observer is None and len(hidden) <= GEMV_TOKENS:
+            positions = np.zeros(len(hidden), np.int64)
+            return to_numpy(self._run_fixed(self._head, start, [], positions, self.graph.logits, *self._fixed_head))
+        step = DevicePass(np.zeros(len(hidden), np.int64), [], self._observer or Observer(), is_exact=self.weights.exact)
         self._run(self._head, start, step, self.graph.logits, range(len(self._head)))
         return to_numpy(_tensor(start[self.graph.logits.index]))
 
     @torch.inference_mode()
-    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: DevicePass, result: Value, part: range) -> None:
+    def _run(self, units: list[_Unit], values: dict[int, Result], step: DevicePass, result: Value, part: range) -> None:
         """Runs the units of these numbers, and leaves those values that are read later, and `result`."""
-        last = _last_uses(units)
+        last, step.weights = self._last[id(units)], self.weights
         for number in part:
             unit = units[number]
             if isinstance(unit, HostSegment):
                 values.update(unit.run(step, self._keeping.index(unit) if step.segments else 0, values))
             else:
                 step.device, step.op = unit
-                self._compute(unit[1], step, values)
+                following = units[number + 1] if number + 1 in part else None
+                step.following = following[1] if isinstance(following, tuple) and following[0] == step.device else None
+                with step.beside(unit[1]):
+                    self._compute(unit[1], step, values)
             for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
-                del values[index]
+                step.drop(values.pop(index))
 
     def _compute(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""
-        known = SUPPORT.get(type(op))
-        if known is None or unsupported(op, known) is not None:
+        if not self._is_known(op):
             result = self._compute_on_host(op, step, values)
         else:
             function, names = FUNCTIONS[type(op)]
@@ -180,6 +249,14 @@ class TorchExecutable(Executable):
         values.update(zip((out.index for out in op.outputs), results, strict=True))
         if step.observer.wants_output(op):
             step.observer.on_output(op, to_numpy(result[1] if isinstance(op, ops.Route) else results[0]))
+
+    def _is_known(self, op: Op) -> bool:
+        """Whether there is a function for the op with its options."""
+        known = self._known.get(id(op))
+        if known is None:
+            support = SUPPORT.get(type(op))
+            known = self._known[id(op)] = support is not None and unsupported(op, support) is None
+        return known
 
     def _compute_on_host(self, op: Op, step: DevicePass, values: dict[int, Result]) -> Any:
         """What the reference backend's function makes of an op that there is no function for."""

@@ -152,10 +152,10 @@ class _ShapeMatrix:
     def __init__(self, weight: Weight):
         self._columns, self._rows, self._all_rows = weight.shape[0], weight.shape[1], prod(weight.shape[1:])
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, prepared: Any = None) -> Tensor:
         return torch.empty((len(x), self._rows), device=_META)
 
-    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, experts: Tensor, prepared: Any = None) -> Tensor:
         return torch.empty((*experts.shape, self._rows), device=_META)
 
     def multiply_back(self, g: Tensor) -> Tensor:

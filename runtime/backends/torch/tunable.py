@@ -239,10 +239,10 @@ class TunedProduct(DifferentiableMatrix):
         super().__init__(matrix)
         self._tuned, self._leaf = tuned, leaf
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, prepared: Any = None) -> Tensor:
         return _Product.apply(x, self._leaf, self._matrix, self._tuned)
 
-    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, experts: Tensor, prepared: Any = None) -> Tensor:
         return _ExpertProduct.apply(x, self._leaf, experts, self._matrix, self._tuned)
 
     def decoded(self) -> Tensor:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +56,14 @@ class Matrix:
             self._copies[id(stored), self.device] = copy
         return copy
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """x float32 [n, columns] -> float32 [n, rows], by the only matrix."""
-        out = self._here().matmul(x, self.dtype)
+    def multiply(self, x: Tensor, prepared: dict[Any, Any] | None = None) -> Tensor:
+        """x float32 [n, columns] -> float32 [n, rows], by the only matrix. prepared: as of `PackedMatrix.matmul`."""
+        out = self._here().matmul(x, self.dtype, prepared=prepared)
         return out if self.factors is None else out * self.factors[0]
 
-    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+    def multiply_experts(self, x: Tensor, experts: Tensor, prepared: dict[Any, Any] | None = None) -> Tensor:
         """x float32 [n, columns] or [n, used, columns], experts int64 [n, used] -> float32 [n, used, rows]."""
-        out = self._here().matmul_experts(x, experts, self.dtype)
+        out = self._here().matmul_experts(x, experts, self.dtype, prepared)
         return out if self.factors is None else out * self.factors[experts][..., None]
 
     def multiply_back(self, g: Tensor) -> Tensor:

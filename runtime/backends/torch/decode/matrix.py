@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from .....errors import PlanError
 from .....formats import TYPES, TensorType, dims
 from .....quantize import can_encode, decode
 from .....quantize.torch_encoders.decoder import Decoder, decoder_of
-from ..triton import kernels_of
+from ..triton import kernels_of, row_kernels
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
 KERNELS_TILE_WEIGHTS = (
     64 << 20
 )  # by kernels, in the type of the product: 128 MiB of bfloat16; smaller ones are slower on an H200
+_ROOM = 4  # times as many rows as there are, at most, that are multiplied when experts are taken together
 _PAIRS = 64  # tokens times experts, at most, that are multiplied one by one in a single kernel
 
 
@@ -100,17 +101,23 @@ class PackedMatrix:
             out[at : at + step] = groups[torch.arange(len(part), device=self.device), part % self.group_rows]
         return out.view(*ids.shape, self.columns)
 
-    def matmul(self, x: Tensor, dtype: torch.dtype = torch.float32, matrix: int = 0) -> Tensor:
+    def matmul(
+        self, x: Tensor, dtype: torch.dtype = torch.float32, matrix: int = 0, prepared: dict[Any, Any] | None = None
+    ) -> Tensor:
         """x [n, columns] times the transposed matrix -> float32 [n, rows].
 
         dtype: what weights and activations are rounded to before the product (float32, bfloat16 or float16); the sums of
         torch's matrix product are float32 in any case. float32 means full float32, also where torch may use TF32 elsewhere.
-        Kernels for few vectors multiply in float32 and round the vectors only.
+        Kernels for few vectors do not round weights, and vectors to whole numbers of 16 bits, or to the dtype. prepared: what
+        products have made of x, and what this one makes for others.
         """
-        x = x.to(dtype)
         if self._kernels is not None and 0 < len(x) <= self._kernels.vectors:
             which = self._numbers[matrix : matrix + 1].expand(len(x))
-            return self._kernels.matvec(self.data, x, which, self.rows_per_matrix, same=True)
+            return self._matvec(x, dtype, which, True, prepared)
+        prepared = {} if prepared is None else prepared
+        if dtype not in prepared or prepared[dtype].device != x.device:
+            prepared[dtype] = x.to(dtype)
+        x = prepared[dtype]
         if len(self._tiles()) == 1:
             return _product(x, self._rounded_rows(0, self.rows_per_matrix, matrix, dtype))
         out = torch.empty((len(x), self.rows_per_matrix), device=self.device)
@@ -118,12 +125,27 @@ class PackedMatrix:
             out[:, start:stop] = _product(x, self._rounded_rows(start, stop, matrix, dtype))
         return out
 
+    def _matvec(
+        self, x: Tensor, dtype: torch.dtype, matrices: Tensor, same: bool, prepared: dict[Any, Any] | None = None
+    ) -> Tensor:
+        """Few vectors times the matrices of these numbers, as `PackedProducts.matvec`."""
+        kernels = self._kernels
+        assert kernels is not None
+        if not kernels.multiplies_bytes(self.data, dtype):
+            return kernels.matvec(self.data, x.to(dtype), matrices, self.rows_per_matrix, same)
+        prepared = {} if prepared is None else prepared
+        if self.device not in prepared:
+            prepared[self.device] = row_kernels(self.device).as_bytes(x)
+        return kernels.matvec_bytes(self.data, prepared[self.device], matrices, self.rows_per_matrix, self.columns, same)
+
     def _rounded_rows(self, start: int, stop: int, matrix: int, dtype: torch.dtype) -> Tensor:
         if self._kernels is None:
             return self.rows(start, stop, matrix).to(dtype)
         return self._kernels.decode(self.data, self.columns, matrix * self.rows_per_matrix + start, stop - start, dtype)
 
-    def matmul_experts(self, x: Tensor, experts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def matmul_experts(
+        self, x: Tensor, experts: Tensor, dtype: torch.dtype = torch.float32, prepared: dict[Any, Any] | None = None
+    ) -> Tensor:
         """Each token times the matrices of its experts: float32 [n, k, rows].
 
         x        [n, columns], the same for all experts of a token, or [n, k, columns]
@@ -131,14 +153,41 @@ class PackedMatrix:
         """
         n, k = experts.shape
         if self._kernels is not None and 0 < n * k <= _PAIRS:
-            vectors, chosen = x.to(dtype).reshape(-1, self.columns), experts.reshape(-1).to(self.device)
-            return self._kernels.matvec(self.data, vectors, chosen, self.rows_per_matrix).view(n, k, -1)
+            chosen = experts.reshape(-1).to(self.device)
+            return self._matvec(x.reshape(-1, self.columns), dtype, chosen, False, prepared).view(n, k, -1)
         each, flat, numbers = k if x.ndim == 2 else 1, x.reshape(-1, self.columns), experts.reshape(-1)
+        if self._kernels is not None:
+            found = self._by_batch(flat, numbers, each, dtype)
+            if found is not None:
+                return found.view(n, k, -1)
         out = torch.empty((n * k, self.rows_per_matrix), device=self.device)
         for matrix in torch.unique(numbers).tolist():
             rows = torch.nonzero(numbers == matrix)[:, 0]
             out[rows] = self.matmul(flat[rows // each], dtype, matrix)
         return out.view(n, k, self.rows_per_matrix)
+
+    def _by_batch(self, x: Tensor, numbers: Tensor, each: int, dtype: torch.dtype) -> Tensor | None:
+        """Row i // each of x times matrix numbers[i], of as many matrices at once as are decoded at once, for each of which
+        there is room for the rows of the one that has most. None where that would be most of the work."""
+        counts = torch.bincount(numbers, minlength=self.matrices).tolist()
+        most = max(counts)
+        if most * self.matrices > _ROOM * len(numbers):
+            return None
+        starts = np.cumsum([0, *counts])
+        order = torch.argsort(numbers, stable=True)
+        within = torch.arange(len(order), device=self.device) - torch.from_numpy(starts).to(self.device)[numbers[order]]
+        places = numbers[order] * most + within
+        out = torch.empty((len(numbers), self.rows_per_matrix), device=self.device)
+        step = max(1, KERNELS_TILE_WEIGHTS // (self.rows_per_matrix * self.columns))
+        for first in range(0, self.matrices, step):
+            count = min(step, self.matrices - first)
+            part = slice(int(starts[first]), int(starts[first + count]))
+            members, own = order[part], places[part] - first * most
+            room = torch.zeros((count * most, self.columns), dtype=dtype, device=self.device)
+            room[own] = x[members // each].to(dtype)
+            rows = self._rounded_rows(0, count * self.rows_per_matrix, first, dtype).view(count, self.rows_per_matrix, -1)
+            out[members] = _product(room.view(count, most, -1), rows).view(count * most, -1)[own]
+        return out
 
     def matmul_rows(self, g: Tensor, matrix: int = 0) -> Tensor:
         """g [n, rows] times the matrix itself -> float32 [n, columns]: the gradient of what `matmul` is given, of the gradient
@@ -165,7 +214,8 @@ class PackedMatrix:
 
 
 def _product(x: Tensor, rows: Tensor) -> Tensor:
-    """x times the transposed rows, in float32 where torch offers that for narrower types."""
+    """x times the transposed rows, of one matrix or of as many as there are of x, in float32 where torch offers that for
+    narrower types."""
     if x.device.type == "cuda" and torch.version.hip is None and x.dtype != torch.float32 and len(x):
-        return torch.mm(x, rows.T, out_dtype=torch.float32)  # since torch 2.8
-    return (x @ rows.T).float()
+        return (torch.mm if x.ndim == 2 else torch.bmm)(x, rows.mT, out_dtype=torch.float32)  # since torch 2.8
+    return (x @ rows.mT).float()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from ....graph import activation_ops, compressed_attention_ops, ops
+from ....graph import Op, activation_ops, compressed_attention_ops, ops
 from ....graph.signatures import functions_of, support_of
 from ...reference import compressed_attention as reference
 from ...reference.elementwise import ELEMENTWISE_FUNCTIONS
@@ -43,6 +43,7 @@ _BY_CLASS = {
     compressed_attention_ops.WindowAttention: compressed_attention.window_attention,
     **ELEMENTWISE_FUNCTIONS,
     **HYPER_CONNECTION_FUNCTIONS,
+    ops.Add: elementwise.add,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)
@@ -51,3 +52,18 @@ PACKED = {
     op: {name for name, hint in get_type_hints(function).items() if name == "table" or hint in (Matrix, Matrix | None)}
     for op, function in _BY_CLASS.items()
 }
+# Ops whose functions wait for nothing on the device, and ask only for positions and lengths that lie there: those of a pass
+# that can be recorded (`fixed_pass.py`).
+FIXED = {
+    *(ops.Linear, ops.Split, ops.Reshape, ops.Concat, ops.Norm, ops.Rope, ops.Attention, ops.Add, ops.Scale, ops.SoftCap),
+    *(ops.Activation, ops.GatedActivation, ops.GateHeads, ops.SigmoidGate, activation_ops.Xielu, activation_ops.SoftplusGate),
+    *(activation_ops.Clamp, activation_ops.Multiply, activation_ops.GaussianTopK),
+    *(ops.Route, ops.ExpertLinear, ops.ScaleByRouting, ops.IdentityExperts, ops.CombineExperts),
+}
+
+
+def is_fixed(op: Op) -> bool:
+    """Whether an op can be in a pass that is recorded."""
+    if isinstance(op, ops.Attention):
+        return op.selection is None and op.causal
+    return type(op) in FIXED and not (isinstance(op, ops.Route) and op.by_token is not None)

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
-from ..cache import rotate
+from ..cache import DeviceCache, FixedRows, rotate
 from ..device_pass import DevicePass, joined, to_numpy
+from ..triton import attention_kernels
 from ..weights import Matrix
 
 
@@ -34,8 +35,11 @@ class Sight:
     causal: bool = True
     allowed: Any = None
 
-    def keys(self, first: int, last: int, length: int) -> range:
-        """The keys that any of the queries at positions first ... last may see, of `length`."""
+    def keys(self, first: int | Tensor, last: int | Tensor, length: int) -> range:
+        """The keys that any of the queries at positions first ... last may see, of `length`; all where only the device knows
+        these positions."""
+        if isinstance(first, Tensor) or isinstance(last, Tensor):
+            return range(length)
         stop = last + 1 if self.causal else length
         if not self.window or not self.causal:
             return range(stop)
@@ -52,8 +56,9 @@ class Sight:
         return unseen | (distance >= self.window) if self.window else unseen
 
 
-def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
-    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width].
+def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sight, past: int | Tensor | None = None) -> Tensor:
+    """Queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]. past: the position of the
+    first of them; None: they are of the last n tokens.
 
     Where gradients are taken and all scores of the pass would need more than `scratch` bytes, they are computed again for the
     gradient instead of being kept."""
@@ -62,7 +67,7 @@ def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sig
     is_large = torch.is_grad_enabled() and 8 * heads * n * m * len(step.segments) > step.scratch
     blocks, parts = step.row_blocks(n, 8 * heads * m), []
     for rows, own in zip(blocks, q.split([rows.stop - rows.start for rows in blocks]), strict=True):
-        arguments = own, keys, values, sight, slopes, rows, m - n
+        arguments = own, keys, values, sight, slopes, rows, m - n if past is None else past
         if is_large:
             parts.append(checkpoint(_attend_rows, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -71,12 +76,12 @@ def attend(step: DevicePass, q: Tensor, keys: Tensor, values: Tensor, sight: Sig
 
 
 def _attend_rows(
-    q: Tensor, keys: Tensor, values: Tensor, sight: Sight, slopes: Tensor | None, rows: slice, past: int
+    q: Tensor, keys: Tensor, values: Tensor, sight: Sight, slopes: Tensor | None, rows: slice, past: int | Tensor
 ) -> Tensor:
     """As `attend`, of these rows of the queries; past: keys before the first one's. [rows, heads, v_width]."""
     (count, heads, width), kv_heads = q.shape, len(keys)
     seen = sight.keys(past + rows.start, past + rows.stop - 1, keys.shape[1])
-    positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
+    positions = torch.arange(rows.start, rows.stop, device=q.device) + past
     numbers = torch.arange(seen.start, seen.stop, device=q.device)
     grouped = q.transpose(0, 1).reshape(kv_heads, -1, width)
     scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
@@ -113,12 +118,10 @@ def attention(
 ) -> Tensor:
     parts, written = [], [step.split(x) for x in (k, v) if x is not None]
     for number, ((cache, rows), own) in enumerate(zip(step.segments, step.split(q), strict=True)):
-        end = cache.length + rows.stop - rows.start
-        for name, new in zip(("k", "v"), written, strict=False):
-            cache.write(layer, name, new[number])
+        cache.write_all(layer, {name: new[number] for name, new in zip(("k", "v"), written, strict=False)})
         allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
         sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
-        parts.append(attend_cached(step, own, cache, layer, ("k", "v"), end, sight))
+        parts.append(attend_cached(step, own, cache, layer, ("k", "v"), cache.length, sight))
     return joined(parts).reshape(len(q), *out.shape)
 
 
@@ -128,16 +131,26 @@ def attend_cached(
     cache: Any,
     layer: int,
     names: tuple[str, str],
-    end: int,
+    past: Any,
     sight: Sight,
     width: int | None = None,
 ) -> Tensor:
-    """`attend` over the first `end` rows of keys and values of a layer, of these names; width: of values, the first so many of
-    a row. Where rows are rotated in memory, queries are rotated too, and the results back."""
+    """`attend` over the rows of keys and values of a layer, of these names, up to those of the queries; past: the rows before;
+    width: of values, the first so many of a row. Where rows are rotated in memory, queries are rotated too, and the results
+    back."""
     of_keys, of_values = (cache.rotation(layer, name) for name in names)
+    kernels = step.kernels(attention_kernels)
+    if kernels and sight.allowed is None and sight.causal and width is None and isinstance(cache, DeviceCache | FixedRows):
+        rows = [cache.stored(layer, name) for name in names]
+        if all(row.is_floating_point() for row in rows):
+            slopes = step.on_device(alibi_slopes(q.shape[1], sight.alibi)) if sight.alibi else None
+            out, made = kernels.attend(rotate(q, of_keys), *rows, past, sight, slopes)
+            is_whole = len(step.segments) == 1 and not of_values
+            return step.prepares(rotate(out, of_values), made if is_whole else None)
+    end = past + len(q)
     keys = cache.read_rotated(layer, names[0], 0, end)
     values = keys if names[0] == names[1] else cache.read_rotated(layer, names[1], 0, end)
-    return rotate(attend(step, rotate(q, of_keys), keys, values[..., :width], sight), of_values)
+    return rotate(attend(step, rotate(q, of_keys), keys, values[..., :width], sight, past), of_values)
 
 
 def _chosen(selection: Tensor, size: int) -> Tensor:
@@ -187,13 +200,13 @@ def latent_attention(
     absorbed = torch.cat([torch.einsum("nhk,hkr->nhr", q[..., :nope], to_keys), q[..., nope:]], dim=2)
     weighted, result = (torch.empty((n, heads, size), device=q.device) for size in (rank, v_width))
     for cache, rows in step.segments:
-        end, by_head = cache.length + rows.stop - rows.start, cache.part(layer, "k") is not None
+        past, by_head = cache.length, cache.part(layer, "k") is not None
         sight = Sight(scale, allowed=None if selection is None else seen_keys(selection[rows]))
         if by_head:
             rotated = k_pe[rows, None].expand(-1, heads, -1)
             cache.write(layer, "k", torch.cat([torch.einsum("nr,hkr->nhk", latent[rows], to_keys), rotated], dim=2))
             cache.write(layer, "v", torch.einsum("nr,hvr->nhv", latent[rows], to_values))
-            result[rows] = attend_cached(step, q[rows], cache, layer, ("k", "v"), end, sight)
+            result[rows] = attend_cached(step, q[rows], cache, layer, ("k", "v"), past, sight)
         if cache.part(layer, "kv") is not None:
             cache.write(layer, "kv", torch.cat([latent[rows], k_pe[rows]], dim=1)[:, None])
         if by_head and not (observing and cache.part(layer, "kv") is not None):
@@ -202,7 +215,7 @@ def latent_attention(
         if cache.part(layer, "v") is not None and not by_head:
             cache.write(layer, "v", latent[rows, None])
             names = "kv", "v"
-        weighted[rows] = attend_cached(step, absorbed[rows], cache, layer, names, end, sight, rank)
+        weighted[rows] = attend_cached(step, absorbed[rows], cache, layer, names, past, sight, rank)
         if not by_head:
             result[rows] = torch.einsum("nhr,hvr->nhv", weighted[rows], to_values)
     if observing:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....graph import Value
+from ....graph import Value, ops
 from ....graph.values import RotaryEmbedding, segments
 from ..device_pass import DevicePass, to_numpy
+from ..triton import row_kernels
 from ..weights import Matrix
 
 
@@ -28,12 +29,28 @@ def linear(step: DevicePass, x: Tensor, weight: Matrix, bias: Tensor | None) -> 
     if observing := step.observing():
         observer, op = observing
         observer.on_input(op, op.weights[0], 0, to_numpy(x))
-    out = weight.multiply(x)
+    out = weight.multiply(x, step.prepared_of(getattr(step.op, "x", None)))
     return out if bias is None else out + bias
 
 
 def split(step: DevicePass, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
     return torch.split(x, list(sizes), dim=-1)
+
+
+def add(step: DevicePass, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """With the norm of the sum, where that comes next."""
+    op, kernels = step.following, step.kernels(row_kernels)
+    if kernels and isinstance(op, ops.Norm) and step.op is not None and op.x == step.op.out and a.shape == b.shape:
+        weight = None if op.weight is None else step.weights.vector(op.weight, step.device)
+        if _is_simple(op.kind, weight, op.bias) and a.ndim == 2 and kernels.can_norm(a):
+            out, *step.ahead[op.out.index] = kernels.norm(a, weight, op.epsilon, step.wanted, b, scale)
+            return out
+    return a + b if scale == 1 else a + scale * b
+
+
+def _is_simple(kind: str, weight: Tensor | None, bias: object) -> bool:
+    """Whether a kernel computes a norm."""
+    return kind == "rms" and bias is None and (weight is None or weight.ndim == 1)
 
 
 def norm(
@@ -45,7 +62,12 @@ def norm(
     kind: Literal["rms", "layer"],
     over: Literal["last", "all"],
 ) -> Tensor:
+    if step.op is not None and step.op.outputs[0].index in step.ahead:
+        return step.prepares(*step.ahead.pop(step.op.outputs[0].index))
     rows = x.reshape(len(x), -1) if over == "all" else x
+    kernels = step.kernels(row_kernels)
+    if kernels and _is_simple(kind, weight, bias) and kernels.can_norm(rows):
+        return step.prepares(*kernels.norm(rows, weight, epsilon, step.wanted)[1:]).reshape(x.shape)
     if kind == "layer":
         rows = rows - rows.mean(dim=-1, keepdim=True)
     scaled = rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + epsilon)
@@ -55,6 +77,8 @@ def norm(
 
 def rope(step: DevicePass, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
     cos, sin = step.rotations(rope)
+    if kernels := step.kernels(row_kernels):
+        return kernels.rotated(x, cos, sin, start, rope.interleaved)
     if x.ndim == 3:
         cos, sin = cos[:, None], sin[:, None]
     out, half = x.clone(), rope.dims // 2
@@ -86,6 +110,9 @@ def gated_activation(
 ) -> Tensor:
     if function == "identity":
         return gate * up
+    kernels = step.kernels(row_kernels)
+    if kernels and function in ("silu", "gelu") and not limit:
+        return step.prepares(*kernels.gated(gate, up, function == "gelu", step.wanted))
     up = up.clamp(-limit, limit) if limit else up
     if function == "clamped_silu":
         return functional.silu(gate).clamp(max=limit) * up

@@ -90,5 +90,5 @@ def expert_linear(step: DevicePass, x: Tensor, routing: tuple[Tensor, Tensor], w
         observer, op = observing
         observer.on_expert_inputs(op, op.weights[0], ExpertInputs.of(to_numpy(x), to_numpy(experts)))
     chosen = experts.clamp(min=0)  # of none, -1, the result counts with the weight 0
-    out = weight.multiply_experts(x, chosen)
+    out = weight.multiply_experts(x, chosen, step.prepared_of(getattr(step.op, "x", None)))
     return out if bias is None else out + bias[chosen]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +30,18 @@ def kernels_of(type_name: str, device: torch.device) -> PackedProducts | None:
 
 
 @cache
+def row_kernels(device: torch.device) -> Any:
+    """The module of operations on rows, or None, as of `kernels_of`."""
+    return import_module(".rows", __package__) if device.type in _DEVICES and _served(device) else None
+
+
+@cache
+def attention_kernels(device: torch.device) -> Any:
+    """The module of attention, or None, as of `kernels_of`."""
+    return import_module(".attention", __package__) if device.type in _DEVICES and _served(device) else None
+
+
+@cache
 def _served(device: torch.device) -> bool:
     """Whether kernels can be built for the device and give what they should: four rows of ones times a vector of ones."""
     if find_spec("triton") is None:
@@ -42,6 +55,14 @@ def _served(device: torch.device) -> bool:
             block = torch.tensor([0, 60, *codes], dtype=torch.uint8, device=device)  # a scale of 1
             product = PackedProducts(name, device).matvec(block.repeat(4), ones, first, 4)
             problem = problem or ("" if bool((product == 32).all()) else f"a product is {product.tolist()}")
+        from .rows import as_bytes
+
+        products = PackedProducts("q8_0", device)
+        block = torch.tensor([0, 60, *[1] * 32], dtype=torch.uint8, device=device)
+        if products.has_bytes:
+            product = products.matvec_bytes(block.repeat(4), as_bytes(ones), first, 4, 32)
+            close = bool(((product - 32).abs() < 0.01).all())
+            problem = problem or ("" if close else f"a product of bytes is {product.tolist()}")
     except Exception as error:  # a compiler's or a driver's, of any kind: torch's operations do without both
         problem = _reason(error)
     if problem:

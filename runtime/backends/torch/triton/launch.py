@@ -11,8 +11,11 @@ from torch import Tensor
 from .....formats.layouts import layout_of
 from . import kernels
 from .block_format import block_format
+from .byte_source import byte_kernel, byte_table
+from .bytes4 import IS_INTERPRETED
 from .unit_source import LANES, unit_kernel, unit_tables
 from .units import units_of
+from .vector_bytes import VectorBytes
 
 # Tiles, in rows and columns of weights, and warps of a program. On an H200 the fewest warps were fastest.
 _DECODE_TILE, _DECODE_WARPS = (4, 512), 2
@@ -20,6 +23,10 @@ _VECTOR_TILE = 8, 512
 # Words of a unit and rows of a program, by how codes are read; the fastest of those tried on an H200. Fewer rows take fewer
 # registers, more read x less often.
 _IN_VECTORS, _BY_TABLE, _OTHERS = (4, 8), (2, 4), (4, 4)
+# Of products of bytes: words of a unit, the first that a type has, and weights, at most; rows and warps of a program, where it
+# has several vectors or there are many rows, and else.
+_BYTE_WORDS, _CODEBOOK_WORDS, _BYTE_WEIGHTS = (4, 2, 8, 1), (2, 4, 1), 64
+_BYTE_TILE, _BYTE_TILE_OF_FEW, _MANY_ROWS = (4, 1), (2, 2), 8192
 _CODEBOOK_WEIGHTS = 32  # of a unit at most, where codes stand for several weights
 _ROWS_OF_SEVERAL = 2  # of a program for several vectors
 _VECTORS = 4  # of a program at most
@@ -44,6 +51,13 @@ class PackedProducts:
             self._unit_columns = LANES * len(units.places)  # of a program at a time
             self._unit_values = torch.from_numpy(values).to(device)
         self._type = type_name
+        self._byte_words = byte_tile(type_name)
+        self.has_bytes = bool(self._byte_words) and (torch.version.hip is None or IS_INTERPRETED)
+        if self.has_bytes:
+            self._byte_values = torch.from_numpy(byte_table(type_name)).to(device)
+            units = units_of(type_name, self._byte_words)
+            assert units is not None
+            self._weights_of_unit = len(units.places)
         self.vectors = 2 * _VECTORS if self._words else 1  # of one matrix, for which `matvec` is to be used
 
     def decode(self, data: Tensor, columns: int, first: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -92,6 +106,38 @@ class PackedProducts:
             data, self._values, self._levels, x, matrices, out, count, x.shape[1], x_per_matrix, self._format, rows, width
         )
         return out
+
+    def multiplies_bytes(self, data: Tensor, dtype: torch.dtype) -> bool:
+        """Whether vectors that may be rounded to a type are to be multiplied as bytes."""
+        return self.has_bytes and dtype != torch.float32 and data.data_ptr() % 16 == 0
+
+    def matvec_bytes(
+        self, data: Tensor, x: VectorBytes, matrices: Tensor, count: int, columns: int, same: bool = False
+    ) -> Tensor:
+        """As `matvec`, of vectors as bytes."""
+        pairs = len(matrices)
+        out = torch.empty((pairs, count), device=data.device)
+        x_per_matrix = max(1, pairs // max(1, len(x.words)))
+        vectors = min(_VECTORS, 1 << (pairs - 1).bit_length()) if same else 1
+        rows, warps = _BYTE_TILE if vectors > 1 or count >= _MANY_ROWS else _BYTE_TILE_OF_FEW
+        warps = warps if columns > 32 * self._weights_of_unit else 1
+        kernel = byte_kernel(self._type, self._byte_words, rows, vectors, LANES * warps)
+        even = columns % (LANES * warps * self._weights_of_unit) == 0
+        kernel[-(-count // rows), -(-pairs // vectors)](
+            data, self._byte_values, self._levels, x.words, x.words.shape[1], x.part_words, matrices.contiguous(), out, count,
+            columns, pairs, x_per_matrix, even, num_warps=warps,
+        )  # fmt: skip
+        return out
+
+
+def byte_tile(type_name: str) -> int:
+    """Words of the units in which bytes are multiplied; 0 for types without."""
+    form = block_format(type_name)
+    for words in _BYTE_WORDS if form is None or form.size == 1 else _CODEBOOK_WORDS:
+        units = units_of(type_name, words)
+        if units is not None and len(units.places) <= _BYTE_WEIGHTS and byte_kernel(type_name, words, 1, 1, LANES) is not None:
+            return words
+    return 0
 
 
 def unit_tile(type_name: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from .block_format import BlockField, BlockFormat, Digit, block_format
 from .units import UnitBits, Units, units_of
 
 LANES = 32
-_ONE_BITS = 23  # of a float's mantissa
+ONE_BITS = 23  # of a float's mantissa
 _BITS_OF_2_23 = 0x4B000000
 
 
@@ -43,11 +43,13 @@ def unit_kernel(type_name: str, words: int, rows: int, vectors: int) -> Any:
     Launched with one warp, on a grid (tiles of rows, tiles of pairs).
     """
     text = unit_source(type_name, words, rows, vectors)
-    if text is None:
-        return None
-    file = f"<product of {type_name}: {words} words, {rows} rows, {vectors} vectors>"
+    return None if text is None else compiled(text, f"<product of {type_name}: {words} words, {rows} rows, {vectors} vectors>")
+
+
+def compiled(text: str, file: str, **names: Any) -> Any:
+    """The function `product` of a text, which may use these names."""
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # where Triton reads a kernel's source
-    scope: dict[str, Any] = {"__name__": __name__}
+    scope: dict[str, Any] = {"__name__": __name__, **names}
     exec(compile(text, file, "exec"), scope)
     return scope["product"]
 
@@ -55,18 +57,22 @@ def unit_kernel(type_name: str, words: int, rows: int, vectors: int) -> Any:
 def unit_source(type_name: str, words: int, rows: int, vectors: int) -> str | None:
     """The text of a kernel with the arguments and results of `kernels.matvec`; None as of `unit_kernel`."""
     units, form = units_of(type_name, words), block_format(type_name)
-    return None if units is None or form is None else _Text(units, form, type_name, rows, vectors).whole()
+    return None if units is None or form is None else Text(units, form, type_name, rows, vectors).whole()
 
 
-def _sum(name: str, digits: tuple[Digit, ...], first: int) -> str:
+def sum_text(name: str, digits: tuple[Digit, ...], first: int) -> str:
     terms = [f"({name} >> {low}) % {size} * {step}" for low, size, step in digits]
     return " + ".join(terms + [str(first)] * (first > 0 or not terms))
 
 
-class _Text:
+class Text:
     """Lines: `x` of vectors, which all rows share, and `places` of words, then those of each row."""
 
-    def __init__(self, units: Units, form: BlockFormat, type_name: str, rows: int, vectors: int):
+    arguments = "data, values, levels, x, matrices, out, count, columns, pairs, x_per_matrix, magic0, magic8"
+    row_of_x = "columns"
+
+    def __init__(self, units: Units, form: BlockFormat, type_name: str, rows: int, vectors: int, lanes: int = LANES):
+        self.lanes = lanes
         self.units, self.form, self.rows, self.vectors = units, form, range(rows), range(vectors)
         self.entries = len(layout_of(type_name).decoded_values)
         self.in_lanes = not form.values.step and form.size == 1 and self.entries <= LANES
@@ -100,20 +106,20 @@ class _Text:
             f"all_units = columns // {form.block} * {units.count}",
             *(f"{name} = data + (matrix + tl.minimum(first + {row}, count - 1)) * row_bytes" for row, name in row_values),
             *(f"{name} = tl.minimum(pair + {vector}, pairs - 1)" for vector, name in pair_values),
-            *(f"vector{vector} = x + ({name} // x_per_matrix).to(tl.int64) * columns" for vector, name in pair_values),
-            *(f"{name} = tl.zeros([{LANES}], tl.float32)" for name in totals),
+            *(f"vector{vector} = x + ({name} // x_per_matrix).to(tl.int64) * {self.row_of_x}" for vector, name in pair_values),
+            *(f"{name} = tl.zeros([{self.lanes}], tl.float32)" for name in totals),
             "four = tl.arange(0, 4)[None, :]",
         ]
         if self.in_lanes:
             head.append(f"table = tl.load(values + tl.arange(0, {LANES}) % {self.entries})")
         body = [
-            f"number = start + tl.arange(0, {LANES})",
+            f"number = start + tl.arange(0, {self.lanes})",
             "if not EVEN:",
             "    inside = number < all_units",
             "    number = tl.minimum(number, all_units - 1)",
             f"unit = number % {units.count}",
             f"at = number // {units.count} * {form.block_bytes} + {form.meta_bytes}",
-            f"column = number // {units.count} * {form.block} + {_sum('unit', units.base, units.first)}",
+            f"column = number // {units.count} * {form.block} + {sum_text('unit', units.base, units.first)}",
         ]
         tail = []
         for row, name in row_values:
@@ -124,11 +130,10 @@ class _Text:
                 tail.append(f"tl.store({place}, tl.sum(total{row}_{vector}, axis=0){scale}, mask={inside})")
         return "\n".join([
             "import triton", "import triton.language as tl", "", "", "@triton.jit", "def product(",
-            "    data, values, levels, x, matrices, out, count, columns, pairs, x_per_matrix, magic0, magic8,",
-            "    EVEN: tl.constexpr,",
+            f"    {self.arguments}, EVEN: tl.constexpr,",
             "):",
             *(f"    {line}" for line in head),
-            f"    for start in range(0, all_units, {LANES}):",
+            f"    for start in range(0, all_units, {self.lanes}):",
             *(f"        {line}" for line in [*body, *self.x, *self.places.values(), *lines]),
             *(f"    {line}" for line in tail),
             "",
@@ -140,7 +145,7 @@ class _Text:
         for place in places:
             if place % 4 == 0 and {place + 1, place + 2, place + 3} <= set(places):
                 parts = [f"{name}_{place + i}" for i in range(4)]
-                self.x += _four(parts, f"(vector{vector} + column)[:, None] + ({place} + four)")
+                self.x += four_at_once(parts, f"(vector{vector} + column)[:, None] + ({place} + four)", self.lanes)
             elif not {place - place % 4 + i for i in range(4)} <= set(places):
                 self.x.append(f"{name}_{place} = tl.load(vector{vector} + column + {place})")
         self.x += [f"{name}_{place} = {name}_{place}.to(tl.float32)" for place in places]
@@ -173,34 +178,39 @@ class _Text:
                     equals = "+=" if (run, vector) in begun else "="
                     say(f"s{run}_{vector} {equals} value * {self._factor(vector, weight, p)}")
                     begun.add((run, vector))
-        for name, field in (("d", form.d), ("dmin", form.dmin), ("offset", form.offset)):
-            if field.count and not (name == "d" and form.d_in_meta):
-                say(f"{name} = {self._float(self._scalar(field), form.d_format if name == 'd' else 'f16')}")
         for run in self.runs:
-            scales = ["d"] if form.d.count and not form.d_in_meta else []
-            if form.scales.count:
-                say(f"level = {self._field('scales', self.runs.index(run))}")
-                scales.append(_on_line("level", form.levels) if form.levels.step else "tl.load(levels + level)")
-            if form.values.step not in (0, 1):
-                scales.append(f"{float(form.values.step)}")
-            say(f"scale = {' * '.join(scales) or '1.0'}")
-            if form.signs.count and self.signs_of_runs:
-                say(f"scale = tl.where(({self._field('signs', self.runs.index(run))}) != 0, -scale, scale)")
-            if form.flags.count:
-                low, high = form.shifts
-                flag = self._field("flags", self.runs.index(run))
-                say(f"shift = (({flag}) * {high - low} + {low}).to(tl.float32)")
+            self._run(run, [f"s{run}_{vector}" + f" + {self.fraction} * sum{vector}_{run}" * bool(self.fraction)
+                            for vector in self.vectors])  # fmt: skip
+
+    def _run(self, run: int, values: list[str]) -> None:
+        """total{row}_{vector} += what a run adds; values: of vectors, the sums of value * x."""
+        form, say = self.form, self.lines.append
+        for name, field in (("d", form.d), ("dmin", form.dmin), ("offset", form.offset)):
+            if field.count and not (name == "d" and form.d_in_meta) and name not in self.made:
+                self.made[name] = name
+                say(f"{name} = {self._float(self._scalar(field), form.d_format if name == 'd' else 'f16')}")
+        scales = ["d"] if form.d.count and not form.d_in_meta else []
+        if form.scales.count:
+            say(f"level = {self._field('scales', self.runs.index(run))}")
+            scales.append(on_line("level", form.levels) if form.levels.step else "tl.load(levels + level)")
+        if form.values.step not in (0, 1):
+            scales.append(f"{float(form.values.step)}")
+        say(f"scale = {' * '.join(scales) or '1.0'}")
+        if form.signs.count and self.signs_of_runs:
+            say(f"scale = tl.where(({self._field('signs', self.runs.index(run))}) != 0, -scale, scale)")
+        if form.flags.count:
+            low, high = form.shifts
+            flag = self._field("flags", self.runs.index(run))
+            say(f"shift = {small(flag)} * {float(high - low)} + {float(low)}")
+        if form.minima.count:
+            say(f"minimum = dmin * {small(self._field('minima', self.runs.index(run)))}")
+        for vector, value in zip(self.vectors, values, strict=True):
+            total, moved = f"total{self.row}_{vector}", f"sum{vector}_{run}"
+            say(f"{total} += scale * " + (f"({value} + shift * {moved})" if form.flags.count else f"({value})"))
             if form.minima.count:
-                say(f"minimum = dmin * ({self._field('minima', self.runs.index(run))}).to(tl.float32)")
-            for vector in self.vectors:
-                total, moved = f"total{self.row}_{vector}", f"sum{vector}_{run}"
-                value = f"s{run}_{vector}" + f" + {self.fraction} * {moved}" * bool(self.fraction)
-                value = f"({value} + shift * {moved})" if form.flags.count else f"({value})"
-                say(f"{total} += scale * {value}")
-                if form.minima.count:
-                    say(f"{total} -= minimum * {moved}")
-                if form.offset.count:
-                    say(f"{total} += offset * {moved}")
+                say(f"{total} -= minimum * {moved}")
+            if form.offset.count:
+                say(f"{total} += offset * {moved}")
 
     def _values(self, number: int) -> list[tuple[str, int]]:
         """Of a code's weights: expressions of value * 2^p / step, and p."""
@@ -231,7 +241,7 @@ class _Text:
         main = max(pieces, key=lambda bits: bits.width)
         if at is None:
             at = max(main.offsets[number] % 32 - main.up, 0)
-            at = at if at + sum(bits.width for bits in pieces) <= _ONE_BITS else at % 16
+            at = at if at + sum(bits.width for bits in pieces) <= ONE_BITS else at % 16
         return [self._piece("codes", bits, number, at) for bits in sorted(pieces, key=lambda bits: bits is not main)], at
 
     def _field(self, field: str, number: int) -> str:
@@ -261,16 +271,18 @@ class _Text:
         name = f"{tag}{word}"
         if name in self.made:
             return name
-        self.places[f"{tag}at"] = f"{tag}at = at + {_sum('unit', bits.bytes, bits.byte)}"
+        self.places[f"{tag}at"] = f"{tag}at = at + {sum_text('unit', bits.bytes, bits.byte)}"
         if bits.shifts:
-            self.places[f"{tag}shift"] = f"{tag}shift = {_sum('unit', bits.shifts, 0)}"
+            self.places[f"{tag}shift"] = f"{tag}shift = {sum_text('unit', bits.shifts, 0)}"
         place = f"row{self.row} + {tag}at"
         size = -(-(max(bits.offsets) + bits.width + bits.most) // 8) - 4 * word  # bytes that are read from here on
         steps = [step for _, _, step in bits.bytes]
         aligned = int(np.gcd.reduce([16, bits.byte, form.block_bytes, form.meta_bytes, *steps]))
         if aligned == 16 and size >= 16 and word % 4 == 0:
             parts = [f"{tag}{word + i}" for i in range(4)]
-            self.lines += _four(parts, f"({place} + {4 * word}).to(tl.pointer_type(tl.int32))[:, None] + four")
+            self.lines += four_at_once(
+                parts, f"({place} + {4 * word}).to(tl.pointer_type(tl.int32))[:, None] + four", self.lanes
+            )
             self.made.update(zip(parts, parts, strict=True))
             if bits.shifts:
                 self.lines += [f"{part} = {part} >> {tag}shift" for part in parts]
@@ -329,10 +341,10 @@ class _Text:
         return f"tl.where({bits} > 1, ({bits} - 1) << 23, (1 << 21) << {bits}).to(tl.float32, bitcast=True)"
 
 
-def _four(names: list[str], places: str) -> list[str]:
+def four_at_once(names: list[str], places: str, lanes: int) -> list[str]:
     """Loads of four neighbours at once; places: [units, 4]."""
     return [
-        f"even, odd = tl.split(tl.reshape(tl.load({places}), ({LANES}, 2, 2)))",
+        f"even, odd = tl.split(tl.reshape(tl.load({places}), ({lanes}, 2, 2)))",
         f"{names[0]}, {names[2]} = tl.split(even)",
         f"{names[1]}, {names[3]} = tl.split(odd)",
     ]
@@ -340,11 +352,15 @@ def _four(names: list[str], places: str) -> list[str]:
 
 def _difference(bits: str, first: float) -> str:
     """The float of bits, less 2^23, plus `first`."""
-    less = 2.0**_ONE_BITS - first
+    less = 2.0**ONE_BITS - first
     assert float(np.float32(less)) == less
     return f"({bits}).to(tl.float32, bitcast=True) - {less!r}"
 
 
-def _on_line(code: str, line: Any) -> str:
-    code = f"({code} ^ {line.flip})" if line.flip else code
-    return f"({code} * {line.step} + {line.first}).to(tl.float32)"
+def small(number: str) -> str:
+    """The float of a whole number below 2^23."""
+    return f"(({number} | {_BITS_OF_2_23}).to(tl.float32, bitcast=True) - {2.0**ONE_BITS!r})"
+
+
+def on_line(code: str, line: Any) -> str:
+    return f"({small(f'({code} ^ {line.flip})' if line.flip else code)} * {float(line.step)} + {float(line.first)})"

@@ -38,6 +38,7 @@ def test_the_script_measures_every_part(script, capsys):
     assert q8_0["encoding"] is None
     assert report["copy_bytes_per_second"] > 0
     assert report["bf16_operations_per_second"] > 0
+    assert report["whole"]["share"] > 0
     model = report["model"]
     assert model["prompt on device"]["median"] > 0
     assert model["generation on processor"]["median"] > 0

@@ -1,4 +1,5 @@
-"""Triton's kernels in its interpreter, against the decoder of the layouts; and their code for a GPU, compiled only."""
+"""Triton's kernels in its interpreter, or on the device that tests are run on, against the decoder of the layouts; and their
+code for a GPU, compiled only."""
 
 import ast
 import os
@@ -10,8 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-if os.environ.get("TRITON_INTERPRET") != "1":  # set by tests/conftest.py, before anything imports triton
-    pytest.skip("kernels run in Triton's interpreter here", allow_module_level=True)
+from triton_place import IS_INTERPRETED, PLACE, at_place, on_device  # noqa: E402, F401
 
 from ggufmill.formats import TYPES  # noqa: E402
 from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
@@ -21,11 +21,16 @@ from ggufmill.runtime.backends.torch.decode import PackedMatrix  # noqa: E402
 from ggufmill.runtime.backends.torch.triton import launch  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
+from ggufmill.runtime.backends.torch.triton.rows import as_bytes  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.units import units_of  # noqa: E402
 
 pytestmark = pytest.mark.oracle
 
-CPU = torch.device("cpu")
+# One of each way in which codes become bytes: whole, halves, with high bits, by tables of 16 and 8 for one run and for two,
+# points of codebooks with signs and without.
+BYTES_TRIED = ("q8_0", "q4_K", "q6_K", "iq4_xs", "iq4_k", "iq3_k", "iq2_xxs", "iq3_s", "iq1_s")
+# Codes in five or more pieces, and tables of more than 16 entries.
+NO_BYTES = {"q5_0", "q5_1", "q2_0", "q1_0_g128", "iq5_k", "iq5_ks", "iq6_k", "iq3_kt"}
 SERVED = [name for name in TYPES if block_format(name) is not None]
 
 
@@ -55,41 +60,69 @@ def finite_rows(name: str, rows: int, n: int, seed: int) -> np.ndarray:
     return q.reshape(rows, -1)
 
 
+def close_to(found, expected, scale):
+    """scale: the largest sum of magnitudes, of whose rounding sums may differ."""
+    torch.testing.assert_close(
+        found.cpu().double(), torch.as_tensor(expected).cpu().double(), rtol=1e-5, atol=1e-5 * float(scale)
+    )
+
+
 @pytest.mark.parametrize("name", SERVED)
 def test_decoded_rows_and_products_of_every_type(name):
     kind = TYPES[name]
     rows, n, matrices = 2 * max(kind.rows, 4), 2 * max(layout_of(name).block, 128), 3
     q = finite_rows(name, matrices * rows, n, 1)
     weights = decode(q, name, n)
-    data, products = torch.from_numpy(q).reshape(-1), PackedProducts(name, CPU)
-    actual = products.decode(data, n, kind.rows, 2 * rows - kind.rows).numpy()
+    data, products = on_device(q).reshape(-1), PackedProducts(name, PLACE)
+    actual = products.decode(data, n, kind.rows, 2 * rows - kind.rows).cpu().numpy()
     np.testing.assert_array_equal(actual, weights[kind.rows : 2 * rows])
     x = np.random.default_rng(2).standard_normal((2, n)).astype(np.float32)
     close = {"rtol": 1e-5, "atol": 1e-5 * np.abs(weights).max() * np.sqrt(n)}
     chosen = torch.tensor([2, 0, 1, 1])
-    expected = np.einsum("pc,prc->pr", x.repeat(2, axis=0), weights.reshape(matrices, rows, n)[chosen.numpy()])
-    np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), chosen, rows).numpy(), expected, **close)
+    expected = np.einsum("pc,prc->pr", x.repeat(2, axis=0), weights.reshape(matrices, rows, n)[chosen.cpu().numpy()])
+    np.testing.assert_allclose(products.matvec(data, on_device(x), chosen, rows).cpu().numpy(), expected, **close)
     same = torch.full((2,), 1)
     expected = x @ weights[rows : 2 * rows].T
-    np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), same, rows, same=True).numpy(), expected, **close)
+    np.testing.assert_allclose(products.matvec(data, on_device(x), same, rows, same=True).cpu().numpy(), expected, **close)
+
+
+@pytest.mark.parametrize("name", BYTES_TRIED if IS_INTERPRETED else [name for name in SERVED if launch.byte_tile(name)])
+def test_products_of_bytes(name):
+    """Of vectors in 16 bits, a millionth of the largest of 32 off."""
+    n, x = 2 * max(layout_of(name).block, 128), np.random.default_rng(3).standard_normal((2, 512)).astype(np.float32)
+    q, x = finite_rows(name, 8, n, 4), x[:, :n]
+    weights, which = decode(q, name, n)[4:], torch.ones(2, dtype=torch.int64)
+    products = PackedProducts(name, PLACE)
+    found = products.matvec_bytes(on_device(q).reshape(-1), as_bytes(on_device(x.copy())), which, 4, n, same=True)
+    close_to(found, x @ weights.T, (np.abs(x) @ np.abs(weights).T).max())
 
 
 @pytest.fixture
 def served_cpu(monkeypatch):
     """Packed matrices on the processor use the kernels, interpreted."""
-    monkeypatch.setattr(kernels_package, "_DEVICES", ("cpu",))
-    for cached in (kernels_package.kernels_of, kernels_package._served):
+    monkeypatch.setattr(kernels_package, "_DEVICES", ("cpu", "cuda"))
+    for cached in (
+        kernels_package.kernels_of,
+        kernels_package.row_kernels,
+        kernels_package.attention_kernels,
+        kernels_package._served,
+    ):
         cached.cache_clear()
     yield
-    for cached in (kernels_package.kernels_of, kernels_package._served):
+    for cached in (
+        kernels_package.kernels_of,
+        kernels_package.row_kernels,
+        kernels_package.attention_kernels,
+        kernels_package._served,
+    ):
         cached.cache_clear()
 
 
 def test_packed_matrices_multiply_by_kernels(served_cpu, monkeypatch):
     rows, n, matrices = 12, 256, 3
     q = finite_rows("iq4_ks", matrices * rows, n, 5)
-    weights = torch.from_numpy(decode(q, "iq4_ks", n)).view(matrices, rows, n)
-    matrix = PackedMatrix("iq4_ks", n, rows, matrices, torch.from_numpy(q))
+    weights = on_device(decode(q, "iq4_ks", n)).view(matrices, rows, n)
+    matrix = PackedMatrix("iq4_ks", n, rows, matrices, on_device(q))
     monkeypatch.setattr(matrix, "_decoder", None)  # what torch would decode with
     assert torch.equal(matrix.rows(3, 11, 2), weights[2, 3:11])
     close = {"rtol": 1e-5, "atol": float(weights.abs().max()) * 1e-4}
@@ -109,13 +142,13 @@ def test_kernels_that_cannot_be_built_are_said_once_and_done_without(served_cpu,
         raise RuntimeError("Failed to find C compiler.")
 
     monkeypatch.setattr(PackedProducts, "matvec", no_compiler)
-    with pytest.warns(UserWarning, match="Triton's kernels are not used on cpu: Failed to find C compiler"):
-        assert kernels_package.kernels_of("q4_0", CPU) is None
-    assert kernels_package.kernels_of("q8_0", CPU) is None  # without another warning
+    with pytest.warns(UserWarning, match="Triton's kernels are not used on .*: Failed to find C compiler"):
+        assert kernels_package.kernels_of("q4_0", PLACE) is None
+    assert kernels_package.kernels_of("q8_0", PLACE) is None  # without another warning
     x = torch.randn(1, 32)
     q = finite_rows("q4_0", 4, 32, 6)
-    product = PackedMatrix("q4_0", 32, 4, 1, torch.from_numpy(q)).matmul(x)
-    torch.testing.assert_close(product, x @ torch.from_numpy(decode(q, "q4_0", 32)).T)
+    product = PackedMatrix("q4_0", 32, 4, 1, on_device(q)).matmul(x)
+    torch.testing.assert_close(product, x @ on_device(decode(q, "q4_0", 32)).T)
 
 
 def test_the_warning_gives_the_innermost_reason(served_cpu, monkeypatch):
@@ -124,8 +157,8 @@ def test_the_warning_gives_the_innermost_reason(served_cpu, monkeypatch):
         raise RuntimeError("at 18:19:\n    tile = decoded(data)\n           ^") from inner
 
     monkeypatch.setattr(PackedProducts, "matvec", broken)
-    with pytest.warns(UserWarning, match=r"not used on cpu: at 19:15: AttributeError\('no type'\)$"):
-        assert kernels_package.kernels_of("q4_0", CPU) is None
+    with pytest.warns(UserWarning, match=rf"not used on {PLACE}: at 19:15: AttributeError\('no type'\)$"):
+        assert kernels_package.kernels_of("q4_0", PLACE) is None
 
 
 def test_functions_of_kernels_are_given_no_parts_of_a_format():
@@ -147,8 +180,8 @@ def test_units_of_any_size(name, words, monkeypatch):
     x = torch.randn(1, n)
     if units_of(name, words) is None:
         pytest.skip("no such units")
-    actual = PackedProducts(name, CPU).matvec(torch.from_numpy(q).reshape(-1), x, torch.zeros(1, dtype=torch.int64), rows)
-    expected = x.double() @ torch.from_numpy(decode(q, name, n)).double().T
+    actual = PackedProducts(name, PLACE).matvec(on_device(q).reshape(-1), x, torch.zeros(1, dtype=torch.int64), rows)
+    expected = x.double() @ on_device(decode(q, name, n)).double().T
     torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-4 * float(expected.abs().max()))
 
 
@@ -157,12 +190,17 @@ def test_types_that_have_no_units():
     assert {name for name in plain if not launch.unit_tile(name)[0]} == {"iq4_kss", "iq2_kl"}
 
 
+def test_types_whose_bytes_are_multiplied():
+    plain = {name for name in SERVED if launch.unit_tile(name)[0]}
+    assert plain - {name for name in plain if launch.byte_tile(name)} == NO_BYTES
+
+
 def test_words_at_odd_addresses_are_not_loaded_whole():
     """A kernel of units would read beside them."""
-    q = torch.from_numpy(finite_rows("q4_0", 4, 64, 8)).reshape(-1)
+    q = on_device(finite_rows("q4_0", 4, 64, 8)).reshape(-1)
     shifted = torch.empty(len(q) + 1, dtype=torch.uint8)[1:]
     shifted[:] = q
-    x, first, products = torch.randn(1, 64), torch.zeros(1, dtype=torch.int64), PackedProducts("q4_0", CPU)
+    x, first, products = torch.randn(1, 64), torch.zeros(1, dtype=torch.int64), PackedProducts("q4_0", PLACE)
     torch.testing.assert_close(products.matvec(shifted, x, first, 4), products.matvec(q, x, first, 4))
 
 
@@ -170,18 +208,18 @@ def test_sizes_that_fill_no_tile():
     rows, n = 19, 5 * 32
     q = finite_rows("q5_0", rows, n, 3)
     weights = decode(q, "q5_0", n)
-    data, products = torch.from_numpy(q).reshape(-1), PackedProducts("q5_0", CPU)
+    data, products = on_device(q).reshape(-1), PackedProducts("q5_0", PLACE)
     x = torch.randn(37, n)
-    np.testing.assert_array_equal(products.decode(data, n, 3, 16).numpy(), weights[3:])
-    expected = x.double() @ torch.from_numpy(weights).double().T
+    np.testing.assert_array_equal(products.decode(data, n, 3, 16).cpu().numpy(), weights[3:])
+    expected = x.double() @ on_device(weights).double().T
     vectors = products.matvec(data, x, torch.zeros(37, dtype=torch.int64), rows)
     torch.testing.assert_close(vectors, expected.float(), rtol=1e-5, atol=1e-3)
 
 
 def test_rows_rounded_to_float16():
     q = finite_rows("q4_K", 8, 256, 4)
-    actual = PackedProducts("q4_K", CPU).decode(torch.from_numpy(q).reshape(-1), 256, 0, 8, torch.float16)
-    torch.testing.assert_close(actual, torch.from_numpy(decode(q, "q4_K", 256)).half(), rtol=0, atol=0)
+    actual = PackedProducts("q4_K", PLACE).decode(on_device(q).reshape(-1), 256, 0, 8, torch.float16)
+    torch.testing.assert_close(actual, on_device(decode(q, "q4_K", 256)).half(), rtol=0, atol=0)
 
 
 def test_types_that_kernels_do_not_read_are_named_by_none():
@@ -190,7 +228,7 @@ def test_types_that_kernels_do_not_read_are_named_by_none():
         *("tq1_0", "iq1_bn"),
     }
     with pytest.raises(KeyError):
-        PackedProducts("tq1_0", CPU)
+        PackedProducts("tq1_0", PLACE)
 
 
 def test_addresses_that_are_no_sum_over_bits_are_no_field():

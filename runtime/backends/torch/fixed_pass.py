@@ -1,0 +1,255 @@
+"""Passes over a few tokens whose shapes and addresses stay the same while sequences grow, so that on CUDA all their launches
+are recorded once, as a graph, and replayed for each token.
+
+What changes from pass to pass lies in memory of its own: the values that ops on the host make, and the positions of the tokens.
+Attention sees all rows that a cache has memory for, and masks what is not there yet; when a cache gets other memory, a pass
+is recorded anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...graph import Observer, Op, ops
+from ...graph.values import RotaryEmbedding
+from .cache import DeviceCache, FixedRows
+from .device_pass import DevicePass, Result
+
+_KEPT = 16  # passes, at most, of an executable
+
+Compute = Callable[["FixedPass", dict[int, Tensor]], Tensor]
+
+
+class FixedPass(DevicePass):
+    """A pass that can be recorded: for as many tokens of the same sequences wherever these stand.
+
+    inputs  values that are given, by number; they and positions are filled before each replay
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[tuple[DeviceCache, int]],
+        inputs: Mapping[int, Tensor],
+        device: torch.device,
+        n: int,
+        reduction: tuple[int, float] | None,
+        is_exact: bool,
+    ):
+        """n: of the tokens."""
+        super().__init__(np.zeros(n, np.int64), [], Observer(), None, reduction, is_exact=is_exact)
+        self.device, self._recording, self._broken = device, None, False
+        self.inputs = {number: torch.empty_like(value, device=device) for number, value in inputs.items()}
+        self._positions = torch.zeros(n, dtype=torch.int64, device=device)
+        self._caches, self._room, row = [weakref.ref(each) for each, _ in caches], 0, 0
+        for each, count in caches:
+            rows = slice(row, row + count)
+            self.segments.append((FixedRows(each, self._positions[rows]), rows))  # type: ignore[arg-type]
+            self._room, row = max(self._room, each.room), rows.stop
+        self._branches: Branches | None = None
+        self._ropes: list[RotaryEmbedding] = []
+        self._moves, self._runs, self._result = [each.moves for each, _ in caches], 0, None
+
+    _result: Tensor | None
+    _recording: torch.cuda.CUDAGraph | None
+
+    def serves(self, caches: Sequence[tuple[DeviceCache, int]]) -> bool:
+        """Whether it is for these caches with the memory that they have."""
+        found = [ref() for ref in self._caches]
+        return all(a is b and b.moves == moves for a, (b, _), moves in zip(found, caches, self._moves, strict=True))
+
+    def rotations(self, rope: RotaryEmbedding) -> tuple[Tensor, Tensor]:
+        key = rope.frequencies.tobytes(), rope.magnitude, rope.offset, self.device
+        if key not in self._rotations:
+            self._ropes.append(rope)
+            cos, sin = _rotation_table(_Rotation(rope), self._room, self.device)
+            self._rotations[key] = cos[self._positions], sin[self._positions]
+        return self._rotations[key]
+
+    def on_device(self, array: np.ndarray) -> Tensor:
+        return _constant(array.tobytes(), array.dtype.str, array.shape, self.device)
+
+    def beside(self, op: Op) -> AbstractContextManager[object]:
+        if self._branches is None:
+            return nullcontext()
+        return self._branches.stream_of(op, isinstance(op, ops.Linear) and self.device in self.prepared.get(op.x.index, {}))
+
+    def drop(self, value: Result) -> None:
+        if self._branches is not None:
+            self._branches.keep(value)
+
+    def run(self, inputs: Mapping[int, Tensor], positions: np.ndarray, compute: Compute) -> Tensor:
+        """What `compute` makes of the values, for tokens at these positions. The first pass is made op by op, which builds
+        what it needs; the second is recorded."""
+        for number, value in inputs.items():
+            self.inputs[number].copy_(value)
+        if len(positions):
+            self._positions.copy_(torch.from_numpy(positions))
+        self._runs += 1
+        if self._runs == 1 or self.device.type != "cuda" or self._broken:
+            return self._compute(compute)
+        if self._recording is None:
+            self._record(compute)
+        if self._recording is None or self._result is None:
+            return self._compute(compute)
+        self._recording.replay()
+        return self._result
+
+    def _compute(self, compute: Compute) -> Tensor:
+        """Op by op. Rotations that were needed before are made first, since streams may divide before they are needed."""
+        self._rotations.clear()
+        self.prepared.clear()
+        ropes, self._ropes = self._ropes, []
+        for rope in ropes:
+            self.rotations(rope)
+        result = compute(self, dict(self.inputs))
+        if self._branches is not None:
+            self._branches.join()
+        return result
+
+    def _record(self, compute: Compute) -> None:
+        try:
+            recording = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(recording, pool=_keeper(self.device).pool(), capture_error_mode="thread_local"):
+                self._branches = Branches(self.device)
+                self._result = self._compute(compute)
+        except Exception as error:  # of an operation that waits for the device, or a driver's
+            self._broken = True
+            note_unrecorded(str(self.device), str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
+            return
+        finally:
+            self._branches = None
+        self._recording = recording
+
+
+class Branches:
+    """Streams of a pass. Products of one value run at the same time, and each one's stream goes on with what needs only its
+    result, until an op needs results of several streams.
+
+    What was computed before streams divided is kept until they are joined: other streams may still read it.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._side = device, [torch.cuda.Stream(device) for _ in range(2)]
+        self._begun = torch.cuda.Event()
+        self._value = -1  # which streams divided to multiply
+        self._used, self._made = 0, dict[int, torch.cuda.Stream]()  # value -> the stream beside the main one that makes it
+        self._kept: list[object] = []
+        self._on_main = set[int]()  # values made by the main stream since streams divided
+
+    def stream_of(self, op: Op, is_prepared: bool) -> AbstractContextManager[object]:
+        """The stream in which an op is launched, which waits for what the op needs. is_prepared: what a product makes of its
+        value first is there."""
+        sources = {self._made[value.index] for value in op.inputs if value.index in self._made}
+        if isinstance(op, ops.Linear) and op.x.index == self._value and self._used < len(self._side):
+            side = self._side[self._used]
+            side.wait_event(self._begun)
+            self._used += 1
+        elif (
+            len(sources) == 1 and not isinstance(op, ops.Attention) and not self._on_main & {value.index for value in op.inputs}
+        ):
+            (side,) = sources
+        else:
+            if sources or isinstance(op, ops.Linear | ops.Attention):
+                self.join()
+            if isinstance(op, ops.Linear) and is_prepared:
+                self._value = op.x.index
+                self._begun.record(torch.cuda.current_stream(self._device))
+            self._on_main.update(value.index for value in op.outputs)
+            return nullcontext()
+        self._made |= {value.index: side for value in op.outputs}
+        return torch.cuda.stream(side)
+
+    def keep(self, value: object) -> None:
+        """Has the memory of a value last until streams are joined."""
+        if self._used:
+            self._kept.append(value)
+
+    def join(self) -> None:
+        """Has what follows wait for all streams."""
+        for side in self._side[: self._used]:
+            torch.cuda.current_stream(self._device).wait_stream(side)
+        self._value, self._used = -1, 0
+        self._made.clear()
+        self._on_main.clear()
+        self._kept.clear()
+
+
+class FixedPasses:
+    """Those of an executable that are kept, the last used ones."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, FixedPass] = OrderedDict()
+
+    def of(
+        self,
+        caches: Sequence[tuple[DeviceCache, int]],
+        inputs: Mapping[int, Tensor],
+        device: torch.device,
+        n: int,
+        reduction: tuple[int, float] | None,
+        is_exact: bool,
+    ) -> FixedPass:
+        """One that serves these caches; arguments as of `FixedPass`."""
+        key = (n, *inputs, *((id(each), count) for each, count in caches))
+        found = self._kept.pop(key, None)
+        if found is None or not found.serves(caches):
+            found = FixedPass(caches, inputs, device, n, reduction, is_exact)
+        self._kept[key] = found
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+@cache
+def note_unrecorded(device: str, reason: str) -> None:
+    """Warns, once, that passes are made op by op."""
+    warnings.warn(f"passes over few tokens are not recorded on {device}, which makes generation slower: {reason}", stacklevel=4)
+
+
+@cache
+def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A recording whose memory all recorded passes share, of which each one's result is read before the next one is run; it
+    lasts, since memory that no recording has any more cannot be used again."""
+    keeper = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(keeper, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+    return keeper
+
+
+class _Rotation:
+    """The angles of a rope, for `cache`."""
+
+    def __init__(self, rope: RotaryEmbedding):
+        self.rope, self._key = rope, (rope.frequencies.tobytes(), rope.magnitude, rope.offset)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rotation) and self._key == other._key
+
+
+@lru_cache(_KEPT)
+def _rotation_table(rotation: _Rotation, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """As `DevicePass.rotations`, of the first `count` positions."""
+    rope = rotation.rope
+    angles = (np.arange(count)[:, None] + rope.offset) * rope.frequencies
+    cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+    return torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+
+
+@cache
+def _constant(data: bytes, dtype: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy()).to(device)
