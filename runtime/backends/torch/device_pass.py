@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -84,9 +83,6 @@ class DevicePass:
             self._rotations[key] = self.on_device(cos), self.on_device(sin)
         return self._rotations[key]
 
-    def drop(self, value: Result) -> None:
-        """Called with a value that no op needs any more."""
-
     @property
     def is_small(self) -> bool:
         """Whether products are those of few vectors."""
@@ -95,10 +91,6 @@ class DevicePass:
     def kernels(self, of: Callable[[torch.device], Any]) -> Any:
         """Kernels for the op's device; None where there are none, or gradients are wanted, which they have not."""
         return None if torch.is_grad_enabled() else of(self.device)
-
-    def beside(self, op: Op) -> AbstractContextManager[object]:
-        """Within this the op is computed: where and when, of ops that do not need each other, is the pass's."""
-        return nullcontext()
 
     @property
     def wanted(self) -> str:

@@ -233,10 +233,9 @@ class TorchExecutable(Executable):
                 step.device, step.op = unit
                 following = units[number + 1] if number + 1 in part else None
                 step.following = following[1] if isinstance(following, tuple) and following[0] == step.device else None
-                with step.beside(unit[1]):
-                    self._compute(unit[1], step, values)
+                self._compute(unit[1], step, values)
             for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
-                step.drop(values.pop(index))
+                del values[index]
 
     def _compute(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""

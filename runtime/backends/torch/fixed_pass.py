@@ -12,17 +12,16 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...graph import Observer, Op, ops
+from ...graph import Observer
 from ...graph.values import RotaryEmbedding
 from .cache import DeviceCache, FixedRows
-from .device_pass import DevicePass, Result
+from .device_pass import DevicePass
 
 _KEPT = 16  # passes, at most, of an executable
 
@@ -54,8 +53,6 @@ class FixedPass(DevicePass):
             rows = slice(row, row + count)
             self.segments.append((FixedRows(each, self._positions[rows]), rows))  # type: ignore[arg-type]
             self._room, row = max(self._room, each.room), rows.stop
-        self._branches: Branches | None = None
-        self._ropes: list[RotaryEmbedding] = []
         self._moves, self._runs, self._result = [each.moves for each, _ in caches], 0, None
 
     _result: Tensor | None
@@ -69,22 +66,12 @@ class FixedPass(DevicePass):
     def rotations(self, rope: RotaryEmbedding) -> tuple[Tensor, Tensor]:
         key = rope.frequencies.tobytes(), rope.magnitude, rope.offset, self.device
         if key not in self._rotations:
-            self._ropes.append(rope)
             cos, sin = _rotation_table(_Rotation(rope), self._room, self.device)
             self._rotations[key] = cos[self._positions], sin[self._positions]
         return self._rotations[key]
 
     def on_device(self, array: np.ndarray) -> Tensor:
         return _constant(array.tobytes(), array.dtype.str, array.shape, self.device)
-
-    def beside(self, op: Op) -> AbstractContextManager[object]:
-        if self._branches is None:
-            return nullcontext()
-        return self._branches.stream_of(op, isinstance(op, ops.Linear) and self.device in self.prepared.get(op.x.index, {}))
-
-    def drop(self, value: Result) -> None:
-        if self._branches is not None:
-            self._branches.keep(value)
 
     def run(self, inputs: Mapping[int, Tensor], positions: np.ndarray, compute: Compute) -> Tensor:
         """What `compute` makes of the values, for tokens at these positions. The first pass is made op by op, which builds
@@ -104,83 +91,21 @@ class FixedPass(DevicePass):
         return self._result
 
     def _compute(self, compute: Compute) -> Tensor:
-        """Op by op. Rotations that were needed before are made first, since streams may divide before they are needed."""
+        """Op by op."""
         self._rotations.clear()
         self.prepared.clear()
-        ropes, self._ropes = self._ropes, []
-        for rope in ropes:
-            self.rotations(rope)
-        result = compute(self, dict(self.inputs))
-        if self._branches is not None:
-            self._branches.join()
-        return result
+        return compute(self, dict(self.inputs))
 
     def _record(self, compute: Compute) -> None:
         try:
             recording = torch.cuda.CUDAGraph()
             with torch.cuda.graph(recording, pool=_keeper(self.device).pool(), capture_error_mode="thread_local"):
-                self._branches = Branches(self.device)
                 self._result = self._compute(compute)
         except Exception as error:  # of an operation that waits for the device, or a driver's
             self._broken = True
             note_unrecorded(str(self.device), str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
             return
-        finally:
-            self._branches = None
         self._recording = recording
-
-
-class Branches:
-    """Streams of a pass. Products of one value run at the same time, and each one's stream goes on with what needs only its
-    result, until an op needs results of several streams.
-
-    What was computed before streams divided is kept until they are joined: other streams may still read it.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device, self._side = device, [torch.cuda.Stream(device) for _ in range(2)]
-        self._begun = torch.cuda.Event()
-        self._value = -1  # which streams divided to multiply
-        self._used, self._made = 0, dict[int, torch.cuda.Stream]()  # value -> the stream beside the main one that makes it
-        self._kept: list[object] = []
-        self._on_main = set[int]()  # values made by the main stream since streams divided
-
-    def stream_of(self, op: Op, is_prepared: bool) -> AbstractContextManager[object]:
-        """The stream in which an op is launched, which waits for what the op needs. is_prepared: what a product makes of its
-        value first is there."""
-        sources = {self._made[value.index] for value in op.inputs if value.index in self._made}
-        if isinstance(op, ops.Linear) and op.x.index == self._value and self._used < len(self._side):
-            side = self._side[self._used]
-            side.wait_event(self._begun)
-            self._used += 1
-        elif (
-            len(sources) == 1 and not isinstance(op, ops.Attention) and not self._on_main & {value.index for value in op.inputs}
-        ):
-            (side,) = sources
-        else:
-            if sources or isinstance(op, ops.Linear | ops.Attention):
-                self.join()
-            if isinstance(op, ops.Linear) and is_prepared:
-                self._value = op.x.index
-                self._begun.record(torch.cuda.current_stream(self._device))
-            self._on_main.update(value.index for value in op.outputs)
-            return nullcontext()
-        self._made |= {value.index: side for value in op.outputs}
-        return torch.cuda.stream(side)
-
-    def keep(self, value: object) -> None:
-        """Has the memory of a value last until streams are joined."""
-        if self._used:
-            self._kept.append(value)
-
-    def join(self) -> None:
-        """Has what follows wait for all streams."""
-        for side in self._side[: self._used]:
-            torch.cuda.current_stream(self._device).wait_stream(side)
-        self._value, self._used = -1, 0
-        self._made.clear()
-        self._on_main.clear()
-        self._kept.clear()
 
 
 class FixedPasses:
