@@ -37,8 +37,8 @@ _VERIFIED = 60e-9  # seconds of a thread for a weight that is encoded, read back
 class StageForecasts:
     """What a run takes, on this machine alone; its plans are those of `Run.check`.
 
-    A recipe with a target is searched for by errors of a few rows of each tensor: what is found has the types of the file, or
-    others that take as long.
+    A recipe with a size as target is searched for by errors of a few rows of each tensor: what is found has the types of the
+    file, or others that take as long. One with a divergence, which errors do not tell, keeps its plan with the smallest types.
     """
 
     def __init__(self, run: Run, plans: Sequence[Plan], report: OnProgress = lambda progress: None):
@@ -48,11 +48,11 @@ class StageForecasts:
 
     @cached_property
     def tried(self) -> list[tuple[SearchJob, SearchResult] | None]:
-        """Of each file, the search by errors of a few rows, and what it finds; None: its types are known."""
+        """Of each file, the search by errors of a few rows, and what it finds; None: none is made."""
         return [self._search_of(quant) for quant in self.run.quants]
 
     def _search_of(self, quant: Quant) -> tuple[SearchJob, SearchResult] | None:
-        if quant.has_rules or quant.target is None:
+        if quant.has_rules or quant.target is None or quant.target.divergence is not None:
             return None
         job = quant.with_data(quant.job, AssumedImportance({}) if quant.with_imatrix else None)
         job.covariances = None
