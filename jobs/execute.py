@@ -271,7 +271,7 @@ def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
     """Runs of rows (start, stop) that cross no matrix and cut no group of interleaved rows: those of the output's cuts, else
     such as have about CHUNK_ELEMENTS elements, or as many as `produce` says (`elements_at_once`)."""
     columns, rows, matrices = dims(output.shape)
-    step = max(1, getattr(output.produce, "elements_at_once", CHUNK_ELEMENTS) // columns)
+    step = max(1, (getattr(output.produce, "elements_at_once", None) or CHUNK_ELEMENTS) // columns)
     step = max(output.type.rows, step // 16 * 16 if step >= 16 else step // output.type.rows * output.type.rows)
     starts = output.cuts or range(0, rows, step)
     for matrix in range(matrices):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..formats import SourceTensor, TensorScale, TensorType
-from ..jobs.execute import CHUNK_ELEMENTS
 from ..jobs.outputs import Output, OutputKind, Outputs
 from ..repack.interleave import ReadRows
 from .importance import Importance
@@ -107,9 +106,9 @@ class TensorRows:
         return produce(start, stop)
 
     @property
-    def elements_at_once(self) -> int:
-        """About how many are made best by one call."""
-        return GPU_ELEMENTS if is_gpu(self.outputs.device) else CHUNK_ELEMENTS
+    def elements_at_once(self) -> int | None:
+        """About how many are made best by one call; None: as many as others."""
+        return GPU_ELEMENTS if is_gpu(self.outputs.device) else None
 
     @property
     def tensor(self) -> SourceTensor:

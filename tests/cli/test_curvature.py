@@ -61,6 +61,7 @@ effort = 0
 """
 
 
+@pytest.mark.oracle
 def test_a_run_with_a_largest_divergence_is_planned_by_the_curvature_to_come(mill, tmp_path):
     """It predicts divergences, so that the search needs no text."""
     recipe = tmp_path / "small.toml"
