@@ -73,6 +73,7 @@ def test_every_verb_that_says_its_memory_takes_a_bound_or_has_a_reason():
         assert ("memory" in {field.name for field in fields_of(request)}) != (verb in WITHOUT_MEMORY), verb
 
 
+@pytest.mark.slow(keep=["[!m]*", "merge", "metadata"])  # but make, of which test_make.py has one
 @pytest.mark.parametrize("verb", JOBS)
 def test_a_dry_run_says_what_the_job_takes_and_writes_nothing(verb, made, mill, monkeypatch):
     if verb == "tune":

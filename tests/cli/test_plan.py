@@ -13,7 +13,7 @@ def plan(mill):
     return partial(mill, "plan")
 
 
-@pytest.mark.slow(keep=["deepseek-r1-0528-iq2_k_r4*"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "rules", "cpu", "gpu"),
     [

@@ -53,6 +53,7 @@ def test_a_dry_run_of_a_target_measures_nothing_and_says_what_searching_takes(tm
     assert planned.forecast.memory > plain.forecast.memory
 
 
+@pytest.mark.slow
 def test_a_run_says_seconds_and_memory_of_its_stages(tmp_path):
     recipe = tmp_path / "r.toml"
     text = (FOLDER / "demo.toml").read_text().replace('"demo', f'"{FOLDER}/demo').replace("chunks = 80", "chunks = 2")

@@ -222,6 +222,7 @@ NEED_CURVATURE = {"quantize --curvature", "quantize --sequential"}
 NEED_TORCH = {"imatrix --curvature", "tune", *NEED_CURVATURE}
 
 
+@pytest.mark.slow(keep=["[!s]*", "sp*"])  # but search
 @pytest.mark.parametrize(
     "verb", [pytest.param(verb, marks=pytest.mark.oracle if verb in NEED_TORCH else ()) for verb in (*VERBS, *PASSES)]
 )

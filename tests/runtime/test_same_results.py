@@ -144,7 +144,7 @@ def test_types_of_the_cache(settings):
     check_generated(models, text_of(models[0]))
 
 
-@pytest.mark.slow(keep=["q8_0", "q4_K", "fp8"])
+@pytest.mark.slow(keep=["q8_0", "q4_K"])
 @pytest.mark.parametrize("kind", TYPES_OF_DEMO)
 def test_types(tmp_path, kind):
     path = DEMO if kind == "fp8" else tmp_path / "demo.gguf"
@@ -157,7 +157,7 @@ def test_types(tmp_path, kind):
         check_prompts(models[1:], text_of(models[1]))
 
 
-@pytest.mark.slow(keep=["None"])
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 300])
 def test_compressed_attention_to_more_than_a_tile_of_keys(build, window):
     """Where sums of products go over several runs of columns, which are the same for a query in every pass."""

@@ -106,7 +106,7 @@ def test_feedback_without_shares_is_that_of_single_rows():
     assert np.array_equal(*results)
 
 
-# Vectors of 8 and 2 weights stand for those of 4 (iq3_s, iq3_xxs, iq4_kt): the same code, which takes 6 s to compile.
+# Vectors of 8 weights stand for those of 4 and 2 (iq3_s, iq3_xxs, iq4_kt, iq2_kl): the same code, which takes 6 s to compile.
 @pytest.mark.slow(
     keep=[
         "1-q4_0",
@@ -116,10 +116,12 @@ def test_feedback_without_shares_is_that_of_single_rows():
         "1-iq2_xxs",
         "1-iq2_kt",
         "0-[!i]*",
-        "0-iq[12]*",
+        "0-iq1*",
+        "0-iq2_[xs]*",
         "0-*_k",
-        "0-*_[knx][ls]",
-        "0-iq3_kt",
+        "0-*_[nx][ls]",
+        "0-*_ks",
+        "0-iq[23]_kt",
     ]
 )
 @pytest.mark.parametrize("type_name", COVARIANCE_TYPES)

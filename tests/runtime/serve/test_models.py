@@ -149,6 +149,7 @@ def test_the_only_model_need_not_be_named(start, opening, folder):
     assert reply.json()["choices"][0]["text"] == "Hi "
 
 
+@pytest.mark.slow(keep=["limit1"])
 @pytest.mark.parametrize("limit", [{"most": 2}, {"most": 0, "memory": 250}])
 def test_the_least_recently_used_goes(start, opening, limit):
     url = start(**limit)
