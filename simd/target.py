@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from llvmlite.binding import llvm_version_info
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
@@ -53,7 +54,8 @@ LEVELS = {
     "neon-dotprod": Level("aarch64", "generic", "neon", "dotprod"),
     "neon-i8mm": Level("aarch64", "generic", "neon-dotprod", "i8mm"),
 }
-_TUNING = frozenset({"fast-dpwssd"})  # else LLVM makes two instructions of vpdpwssd, where its sum is waited for
+# Else LLVM makes two instructions of vpdpwssd, where its sum is waited for. Earlier ones than were tried may not know the word.
+_TUNING = frozenset({"fast-dpwssd"} if llvm_version_info >= (22,) else ())
 _PORTABLE_CPU = {"x86_64": "x86-64"}  # else "generic"
 
 
