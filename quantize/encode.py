@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
+from ..formats.floats import bf16_to_f32
 from ..formats.layouts import layout_of
 from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
@@ -157,7 +158,7 @@ def _float_range() -> ModuleType:
 
 def _float32(x: np.ndarray) -> np.ndarray:
     """Of the bits of bf16 numbers; others as they are."""
-    return x if x.dtype == np.float32 else (x.astype(np.uint32) << 16).view(np.float32)
+    return x if x.dtype == np.float32 else bf16_to_f32(x)
 
 
 def _encode_on_gpu(

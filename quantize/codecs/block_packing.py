@@ -24,3 +24,17 @@ def put_half(number, parts, block):
     words = np.empty(LANES, np.uint16)
     store_half(words, 0, splat(number))
     put_numbers(words, parts, block)
+
+
+@kernel
+def put_superblocks(grid_indices, signs, scales, d, per_sign, code_parts, sign_parts, scale_parts, d_parts, out):
+    """Numbers of superblocks of grid points, of whose signs one of `per_sign` is stored -> out uint8 [superblocks, bytes]."""
+    packed = np.empty(out.shape[1], np.uint8)
+    for s in range(out.shape[0]):
+        packed[:] = 0
+        put_numbers(grid_indices[s], code_parts, packed)
+        put_numbers(signs[s, ::per_sign], sign_parts, packed)
+        put_numbers(scales[s], scale_parts, packed)
+        put_half(d[s], d_parts, packed)
+        for k in range(out.shape[1]):
+            out[s, k] = packed[k]

@@ -18,7 +18,7 @@ from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES
-from ..block_packing import put_half, put_numbers
+from ..block_packing import put_superblocks
 from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
 from ..float_range import to_f16
@@ -87,20 +87,6 @@ def _encode_iq1_m_kernel(*arguments):
     _encode_iq1_m(*arguments)
 
 
-@kernel
-def _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out):
-    """Superblocks' numbers -> out uint8 [superblocks, bytes]."""
-    packed = np.empty(out.shape[1], np.uint8)
-    for s in range(out.shape[0]):
-        packed[:] = 0
-        put_numbers(grid_indices[s], code_parts, packed)
-        put_numbers(signs[s, ::per_flag], flag_parts, packed)
-        put_numbers(scales[s], scale_parts, packed)
-        put_half(d[s], d_parts, packed)
-        for k in range(out.shape[1]):
-            out[s, k] = packed[k]
-
-
 # For GPUs: superblocks of 256 only, rows would be too few threads.
 _ITEMS = WorkItems(("x",), ("out",), shared_rows=("importance",))
 
@@ -112,7 +98,7 @@ def _iq1_s_superblocks(x, importance, search, per_flag, code_parts, flag_parts, 
     grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
     scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
     _encode_iq1_s(x, importance, *search, grid_indices, signs, scales, d)
-    _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
+    put_superblocks(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
 
 
 @kernel(items=_ITEMS)
@@ -121,7 +107,7 @@ def _iq1_m_superblocks(x, importance, search, per_flag, code_parts, flag_parts, 
     grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
     scales, d = np.empty((count, SUPERBLOCK // 16), np.uint8), np.empty(count, np.float32)
     _encode_iq1_m(x, importance, *search, grid_indices, signs, scales, d)
-    _pack(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
+    put_superblocks(grid_indices, signs, scales, d, per_flag, code_parts, flag_parts, scale_parts, d_parts, out)
 
 
 # Trial scales of a block with an amax of 1.

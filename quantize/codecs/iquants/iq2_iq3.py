@@ -16,7 +16,7 @@ from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.cuda.work_items import WorkItems
 from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, select, splat, store
-from ..block_packing import put_half, put_numbers
+from ..block_packing import put_superblocks
 from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
 from ..float_range import to_f16
@@ -113,20 +113,6 @@ def _encode_4_32_kernel(*arguments):
     _encode_4_32(*arguments)
 
 
-@kernel
-def _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out):
-    """Superblocks' numbers -> out uint8 [superblocks, bytes]."""
-    packed = np.empty(out.shape[1], np.uint8)
-    for s in range(out.shape[0]):
-        packed[:] = 0
-        put_numbers(grid_indices[s], code_parts, packed)
-        put_numbers(signs[s], sign_parts, packed)
-        put_numbers(scales[s], scale_parts, packed)
-        put_half(d[s], d_parts, packed)
-        for k in range(out.shape[1]):
-            out[s, k] = packed[k]
-
-
 _ITEMS = WorkItems(("x",), ("out",), shared_rows=("importance",))
 
 
@@ -137,7 +123,7 @@ def _pack_8_16(x, importance, search, code_parts, sign_parts, scale_parts, d_par
     grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
     scales, d = np.empty((count, SUPERBLOCK // 16), np.uint8), np.empty(count, np.float32)
     _encode_8_16(x, importance, *search, grid_indices, signs, scales, d)
-    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+    put_superblocks(grid_indices, signs, scales, d, 1, code_parts, sign_parts, scale_parts, d_parts, out)
 
 
 @kernel(items=_ITEMS)
@@ -146,7 +132,7 @@ def _pack_8_32(x, importance, search, code_parts, sign_parts, scale_parts, d_par
     grid_indices, signs = np.empty((count, SUPERBLOCK // 8), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
     scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
     _encode_8_32(x, importance, *search, grid_indices, signs, scales, d)
-    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+    put_superblocks(grid_indices, signs, scales, d, 1, code_parts, sign_parts, scale_parts, d_parts, out)
 
 
 @kernel(items=_ITEMS)
@@ -155,7 +141,7 @@ def _pack_4_32(x, importance, search, code_parts, sign_parts, scale_parts, d_par
     grid_indices, signs = np.empty((count, SUPERBLOCK // 4), np.uint16), np.empty((count, SUPERBLOCK // 8), np.uint8)
     scales, d = np.empty((count, SUPERBLOCK // 32), np.uint8), np.empty(count, np.float32)
     _encode_4_32(x, importance, *search, grid_indices, signs, scales, d)
-    _pack(grid_indices, signs, scales, d, code_parts, sign_parts, scale_parts, d_parts, out)
+    put_superblocks(grid_indices, signs, scales, d, 1, code_parts, sign_parts, scale_parts, d_parts, out)
 
 
 # By elements of a group and of a block: for the processor, and for work items.
