@@ -7,6 +7,7 @@ import numpy as np
 from .....formats import TensorType
 from .....simd import team as team_words
 from .....simd.compile import kernel
+from .....simd.memory import keep_alive
 from .....simd.team import run
 from . import row_kernels
 from .gemv import gemv as g
@@ -83,3 +84,6 @@ def multiply_jobs(team, quantise, plan, jobs, x, out):
     )
     program[1, team_words.PARTS] = len(jobs) * plan[SLICES]
     run(team, program)
+    keep_alive(memory)
+    keep_alive(inputs)
+    keep_alive(table)

@@ -15,7 +15,7 @@ from ......simd.instructions import amx
 from ......simd.lanes import LANES, splat
 from ......simd.lanes import load as load_lanes
 from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store
-from ......simd.memory import aligned_empty, view
+from ......simd.memory import aligned_empty, keep_alive, view
 from ......simd.team import TaskKernel
 from ..gemm.float_panels import canonical_nan
 from .tiles import PANEL, multiply_panels, store_bfloat16
@@ -180,6 +180,7 @@ def add_weighted_bf16(argument, number):
             to = sums + r * ROWS * job[_SUMS_STEP]
             _one_block(at_rounded + (r - first) * block_step, block_step, value, value_step, to, job[_SUMS_STEP], steps)
     amx.release()
+    keep_alive(rounded)
 
 
 @kernel
