@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {"xxh64": xxhash.xxh64, "sha1": hashl
 _HEX_DIGITS = {"xxh64": 16, "sha1": 40, "sha256": 64}
 # The namespace in which gguf-hash makes the UUIDv5 of a model.
 _NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
+_HANDED_OVER = 1 << 18  # bytes that take longer than handing them to another thread, at the least
 
 
 @dataclass(frozen=True)
@@ -75,24 +77,58 @@ class Hashes(LazySequence[Hash]):
         return len(self._tensors)
 
 
+class DigestThreads:
+    """Updates several digests with the same bytes, each in a thread of its own while the caller gets the next ones ready. Those
+    of one digest stay in their order: the hash of a file is as fast as one thread, whatever else is hashed beside it.
+
+    threads: 1: the caller updates them, one after the other
+    """
+
+    def __init__(self, threads: int):
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._begun: list[Future[None]] = []
+
+    def update(self, digests: Iterable[Any], data: memoryview) -> None:
+        """Returns when the bytes of the call before are hashed; these are kept until the next one."""
+        self.finish()
+        if self._pool is None or len(data) < _HANDED_OVER:
+            for digest in digests:
+                digest.update(data)
+            return
+        self._begun = [self._pool.submit(digest.update, data) for digest in digests]
+
+    def finish(self) -> None:
+        """Waits until all bytes are hashed."""
+        for begun in self._begun:
+            begun.result()
+        self._begun = []
+
+
 def hash_file(
-    file: GGUFFile, algorithms: Sequence[str], *, layers: bool = True, progress: Callable[[int, str], None] | None = None
+    file: GGUFFile,
+    algorithms: Sequence[str],
+    *,
+    layers: bool = True,
+    progress: Callable[[int, str], None] | None = None,
+    threads: int = 1,
 ) -> Iterator[Hash]:
     """Hashes of every tensor (if `layers`) and then of the file, for each shard in turn; every byte is read once.
 
     algorithms: keys of ALGORITHMS, or 'uuid', a UUIDv5 (RFC 9562) of the file's tensors. progress(bytes, tensor name) is called
-    after each block. Names contain the path as it was given to `open_gguf`. Raises FormatError when a file cannot be read.
+    after each block. threads: see `DigestThreads`. Names contain the path as it was given to `open_gguf`. Raises FormatError
+    when a file cannot be read.
     """
+    hashing = DigestThreads(threads)
     for path in file.paths:
         file_name = escape_line_breaks(str(path))
         file_digests = {a: hashlib.sha1(_NAMESPACE.bytes) if a == "uuid" else ALGORITHMS[a]() for a in algorithms}
         for info in file.tensors.make_file(path):
             tensor_digests = {a: ALGORITHMS[a]() for a in algorithms if a != "uuid"} if layers else {}
             for block in _blocks(info):
-                for digest in (*file_digests.values(), *tensor_digests.values()):
-                    digest.update(block)
+                hashing.update((*file_digests.values(), *tensor_digests.values()), block)
                 if progress is not None:
                     progress(len(block), info.name)
+            hashing.finish()
             name = escape_line_breaks(info.name)
             yield from (Hash(a, digest.hexdigest(), file_name, name) for a, digest in tensor_digests.items())
         for algorithm, digest in file_digests.items():

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from ..formats.hashes import Hash, escape_line_breaks
+from ..formats.hashes import DigestThreads, Hash, escape_line_breaks
 from .plan import Plan
 
 
 class WrittenHashes:
-    """The hashes that `formats.hashes.hash_file` reads a file for, of tensors that are written in order, front to back."""
+    """The hashes that `formats.hashes.hash_file` reads a file for, of tensors that are written in order, front to back.
 
-    def __init__(self, plan: Plan):
-        self._plan = plan
+    threads: of the job, see `DigestThreads`
+    """
+
+    def __init__(self, plan: Plan, threads: int = 1):
+        self._plan, self._hashing = plan, DigestThreads(threads)
         self._file_of = {o.name: loc.file for o, loc in zip(plan.outputs, plan.locations, strict=True)}
         self._files = [hashlib.sha256() for _ in plan.files]
         self._tensors = {}
@@ -23,8 +26,7 @@ class WrittenHashes:
         """The next bytes of a tensor."""
         if name not in self._tensors:
             self._tensors[name] = hashlib.sha256()
-        self._tensors[name].update(data)
-        self._files[self._file_of[name]].update(data)
+        self._hashing.update((self._files[self._file_of[name]], self._tensors[name]), data)
         self._bytes += len(data)
 
     @property
@@ -34,6 +36,7 @@ class WrittenHashes:
 
     def each(self) -> Iterator[Hash]:
         """As `hash_file` of all files."""
+        self._hashing.finish()
         for index, file in enumerate(self._plan.files):
             path = escape_line_breaks(str(file.path))
             for name, digest in self._tensors.items():

@@ -12,6 +12,7 @@ from ...formats import GGUFFile, open_gguf
 from ...formats.hashes import ALGORITHMS, Hashes, escape_line_breaks, hash_file, read_manifest
 from ...jobs.atomic_write import write_lines
 from ...jobs.streamed_json import StreamedJson
+from ...operating_system.processors import available_cpus
 from ..common.arguments import check_new, refuse_inputs
 from ..common.progress import Stage, reporting
 from ..common.shown import shown
@@ -80,7 +81,8 @@ def hash_model(request: HashRequest) -> HashResult:
     with reporting(request.progress) as report:
         stage = Stage(report, "hash", sum(info.nbytes for info in opened.tensors.values()))
         algorithms = [*wanted, "uuid"] if request.uuid and manifest is None else wanted
-        for entry in hash_file(opened, algorithms, layers=not request.no_layer, progress=stage.advance):
+        threads = available_cpus()
+        for entry in hash_file(opened, algorithms, layers=not request.no_layer, progress=stage.advance, threads=threads):
             result.hashes.append(entry)
             if manifest is not None:
                 digest = expected.pop((entry.algorithm, _without_folder(entry.name)), None)

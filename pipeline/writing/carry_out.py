@@ -90,7 +90,8 @@ def carry_out(
     """Executes a plan. label: the stage's name in reports; inputs: files that must not change meanwhile; existing, deleter: see
     `execute`. What is replaced is a warning for each tensor. Raises as `execute`."""
     tuning = options.tuning or (options.sequential.tuning if options.sequential is not None else None)
-    writing, hashes = nullcontext(), WrittenHashes(plan) if options.manifest and tuning is None else None
+    writing, threads = nullcontext(), options.threads or available_cpus()
+    hashes = WrittenHashes(plan, threads) if options.manifest and tuning is None else None
     finish = tuning.finisher(plan, report, resume=options.resume and not options.force) if tuning is not None else None
     if options.cluster is not None:
         from ..cluster.writing import cluster_writer
@@ -105,7 +106,7 @@ def carry_out(
         write = writer
         if options.sequential is not None:
             options.sequential.on_item = lambda item: stage.within(0.0, item)
-            write = options.sequential.writer(plan, options.threads or available_cpus(), writer)
+            write = options.sequential.writer(plan, threads, writer)
         result = execute(
             plan,
             threads=options.threads,

@@ -34,16 +34,16 @@ def watch_inputs(inputs: Sequence[Path]) -> Callable[[], None]:
     return check_unchanged
 
 
-def write_manifest(files: Sequence[Path], report: OnProgress, hashes: WrittenHashes | None = None) -> Path:
-    """Writes OUT.manifest next to the first of the files: sha256 of each of their tensors in the lines of `hash`. hashes: those
-    taken when they were written; None: the files are read."""
+def write_manifest(files: Sequence[Path], report: OnProgress, threads: int, hashes: WrittenHashes | None = None) -> Path:
+    """Writes OUT.manifest next to the first of the files: sha256 of each of their tensors in the lines of `hash`. threads: see
+    `hash_file`; hashes: those taken when they were written; None: the files are read."""
     path = files[0].with_name(files[0].name + ".manifest")
     if hashes is not None:
         write_lines(path, (entry.line() for entry in hashes.each()))
         return path
     opened = open_shards(files)
     stage = Stage(report, "checksums", sum(info.nbytes for info in opened.tensors.values()))
-    write_lines(path, (entry.line() for entry in hash_file(opened, ["sha256"], progress=stage.advance)))
+    write_lines(path, (entry.line() for entry in hash_file(opened, ["sha256"], progress=stage.advance, threads=threads)))
     return path
 
 

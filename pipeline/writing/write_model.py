@@ -225,7 +225,7 @@ def _checked(
     """The result with what options ask to be made of a finished output; hashes: of all of it, if there are any. Raises
     CheckFailed when a tensor is damaged."""
     if options.manifest:
-        result.manifest = write_manifest(result.files, report, hashes)
+        result.manifest = write_manifest(result.files, report, options.threads or available_cpus(), hashes)
     if options.verify:
         result.verification = verify_written(plan, source, report)
         problem = problem_line(result.verification, result.files[0])

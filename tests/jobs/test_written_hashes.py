@@ -29,7 +29,7 @@ def plan(tmp_path, failing=""):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_they_are_those_of_the_files(tmp_path, threads):
     planned = plan(tmp_path)
-    hashes = WrittenHashes(planned)
+    hashes = WrittenHashes(planned, threads)
     result = execute(planned, threads=threads, on_bytes=hashes.update)
     assert len(result.paths) == 3
     assert hashes.is_complete
