@@ -21,6 +21,7 @@ def module_files():
     return files
 
 
+@cache
 def needed_packages():
     """Module -> names of the packages outside the program that must be there for it to be imported, directly or not."""
     direct = {name: _imports(name) for name in module_files()}

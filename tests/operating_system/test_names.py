@@ -16,11 +16,12 @@ OS = re.compile(
 )
 SIGNALS = {"SIGINT", "SIGTERM"}  # of every system
 PATHS = re.compile(r"^/(proc|sys|dev/shm)(/|$)")
+SOME = re.compile(rf"\b({'|'.join(MODULES)}|(os|signal|sys)\.)|/(proc|sys|dev/shm)")  # in whatever names any of these
 
 
-def named(tree):
+def named(text):
     """What a module names that not every system has."""
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)) if SOME.search(text) else ():
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names if alias.name.split(".")[0] in MODULES)
@@ -47,7 +48,7 @@ def modules():
 def test_only_one_room_names_operating_systems():
     paths = list(modules())
     assert len(paths) > 250
-    names = {str(path.relative_to(ROOT)): list(named(ast.parse(path.read_text("utf-8")))) for path in paths}
+    names = {str(path.relative_to(ROOT)): list(named(path.read_text("utf-8"))) for path in paths}
     assert {path: used for path, used in names.items() if used} == {}
 
 
@@ -57,4 +58,4 @@ NOTICED += ("signal.SIGHUP", "open('/proc/cpuinfo')", "def f():\n    import reso
 
 @pytest.mark.parametrize("text", NOTICED)
 def test_names_that_are_noticed(text):
-    assert list(named(ast.parse(text)))
+    assert list(named(text))

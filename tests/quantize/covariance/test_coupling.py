@@ -213,7 +213,7 @@ from ggufmill.quantize import encode
 from ggufmill.quantize.covariance.coupling import couple
 from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 coupled = couple(Covariance(covariance(72, 12, 3).matrix, 5000))
-for name in ("q4_K", "iq2_k", "iq4_kss", "iq3_s", "iq2_kt"):
+for name in ("q4_K", "iq4_kss", "iq3_s"):  # numbers, words of even parity, vectors
     print(encode(weights(72, 256), name, covariance=covariance(256, 30), effort=2, coupled=coupled).tobytes().hex())
 """
 

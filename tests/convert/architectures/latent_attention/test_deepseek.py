@@ -329,10 +329,6 @@ def test_deepseek_v3_in_full_size(header_only_deepseek_v3):
     assert shapes["blk.60.attn_kv_b.weight"] == (512, 32768)
     assert shapes["blk.3.ffn_down_exps.weight"] == (2048, 7168, 256)
     assert source.metadata["general.size_label"] == "256x20B"
-    assert len(open_source(header_only_deepseek_v3, vocab=False, mla_layout="mainline", mtp=False).tensors) == 1086
-    with_draft_layer = open_source(header_only_deepseek_v3, vocab=False, mla_layout="mainline")
-    assert len(with_draft_layer.tensors) == 1086 + 18 + 6
-    assert len(open_source(header_only_deepseek_v3, vocab=False, mla_layout="legacy").tensors) == 1025
     expert = source.tensors["blk.60.ffn_up_exps.weight"].read(255 * 2048 + 100, 255 * 2048 + 110)
     assert expert.shape == (10, 7168)
     assert not expert.any()
