@@ -10,8 +10,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ggufmill import quantize
 from ggufmill.formats import TYPES, PlanError
@@ -82,14 +80,13 @@ def test_the_numbers_of_a_layout_divide_its_block(name):
 
 
 @pytest.mark.parametrize("name", WITH_CODEC)
-@settings(max_examples=10, deadline=None)
-@given(groups=st.integers(1, 2), blocks=st.integers(1, 5), seed=st.integers(0, 2**32))
-def test_decoder_equals_the_codec_on_random_bytes(name, groups, blocks, seed):
-    n = blocks * layout_of(name).block
-    q = random_rows(name, groups, n, seed)
-    with np.errstate(all="ignore"):
-        expected = quantize.decode(q, name, n)
-    assert_same(decode(q, name, n), expected)
+def test_decoder_equals_the_codec_on_random_bytes(name):
+    for seed, (groups, blocks) in enumerate([(1, 1), (2, 3), (5, 5)]):
+        n = blocks * layout_of(name).block
+        q = random_rows(name, groups, n, seed)
+        with np.errstate(all="ignore"):
+            expected = quantize.decode(q, name, n)
+        assert_same(decode(q, name, n), expected)
 
 
 @pytest.mark.parametrize(

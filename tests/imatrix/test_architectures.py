@@ -10,6 +10,7 @@ import re
 import checkpoint_cases as checkpoints
 import numpy as np
 import pytest
+from recorded_models import kept_cases
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import CollectOptions, collect
@@ -330,7 +331,16 @@ def _logit_scale(model):
     return math.prod(op.factor for op in model.graph.head if isinstance(op, ops.Scale))
 
 
-@pytest.mark.parametrize("case", checkpoints.CASES)
+def covering_cases():
+    """The first case of each architecture, and those that have every op and variant between them: inputs are observed by op,
+    and what further variants compute is compared by tests/runtime/test_checkpoints.py."""
+    first = {}
+    for case, (family, *_) in checkpoints.CASES.items():
+        first.setdefault(family, case)
+    return [case for case in checkpoints.CASES if case in {*first.values(), *kept_cases()}]
+
+
+@pytest.mark.parametrize("case", covering_cases())
 def test_sums_are_those_of_transformers(tmp_path, case):
     inputs, source, tokens = reference(case, tmp_path)
     latent = any(".attn_kv_a_mqa." in name for name in source.tensors)
