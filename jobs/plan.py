@@ -167,10 +167,12 @@ def make_plan(
     digest = hashlib.sha256(identity.encode())
     counts = np.diff([*firsts, len(outputs)])
     locations = Locations(np.repeat(np.arange(len(firsts)), counts), np.empty(len(outputs), np.int64))
-    mark = {PLAN_KEY: _plan_digest(outputs, locations.files, metadata, content)} if content is not None else {}
+    in_shards, mark = len(firsts) > 1 or always_split, {}
+    if in_shards and content is not None:
+        mark = {PLAN_KEY: _plan_digest(outputs, locations.files, metadata, content)}
     for number, (start, stop) in enumerate(pairwise([*firsts, len(outputs)])):
         keys, file_path = metadata, path
-        if len(firsts) > 1 or always_split:
+        if in_shards:
             # As gguf-split does it: the first shard has the model's metadata, the others only what is needed to read them.
             split = {
                 "split.no": np.uint16(number),
