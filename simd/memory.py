@@ -15,7 +15,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.np.arrayobj import populate_array
 from numpy.typing import DTypeLike
 
 from . import llvm
@@ -83,6 +82,8 @@ def view(typingctx, address, shape, dtype):
 
     def generate(context, builder, signature, args):
         extents = cgutils.unpack_tuple(builder, args[1]) if isinstance(shape, types.BaseTuple) else [args[1]]
+        from numba.np.arrayobj import populate_array  # most commands find their kernels compiled, and need not import it
+
         array = context.make_array(array_type)(context, builder)
         item_bytes = context.get_abi_sizeof(context.get_data_type(dtype.dtype))
         strides = [_I64(item_bytes)]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+from llvmlite.binding import parse_assembly
 from numba.core.bytecode import FunctionIdentity
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
@@ -59,6 +60,14 @@ class _PlainCallee(_Callee):
 
 class _Entry(JITCodeLibrary):
     """A function that Python or a team calls, with all that it calls."""
+
+    def serialize_using_object_code(self) -> Any:
+        """Without the LLVM code that others could link, which compile their own (see Kernel): of it numba wants the functions'
+        names alone, and reading it takes longer than loading the machine code."""
+        name, kind, (machine_code, _) = super().serialize_using_object_code()
+        defined = (function.name for function in self._final_module.functions if not function.is_declaration)
+        names = parse_assembly("".join(f'@"{function}" = constant i8 0\n' for function in defined))
+        return name, kind, (machine_code, names.as_bitcode())
 
     def _finalize_specific(self) -> None:
         super()._finalize_specific()

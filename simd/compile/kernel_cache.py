@@ -30,6 +30,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core import caching
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from ...operating_system.files import cache_home
@@ -254,6 +255,11 @@ def _unpickled(content: bytes) -> Any:
 class _Kernels(caching.CompileResultCacheImpl):
     _locator_classes = [_Locator]  # noqa: RUF012
 
+    def reduce(self, cres: Any) -> Any:
+        """Without the environments of numba's own functions that hold nothing: to make those again imports numba's modules."""
+        *kept, environments = cres._reduce()
+        return *kept, tuple(e for e in environments if e.consts or not e.globals["__name__"].startswith("numba."))
+
 
 class KernelCache(caching.FunctionCache):
     """numba's cache of one function's kernels, over our folders and files."""
@@ -266,6 +272,12 @@ class KernelCache(caching.FunctionCache):
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return sig, codegen.magic_tuple(), _identity(self._py_func).hex()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """As numba does it, but without bringing into the context first all that could be compiled: that takes longer than
+        loading the kernels of a command does, and whoever compiles does it anyway. Stored kernels call the runtime alone."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

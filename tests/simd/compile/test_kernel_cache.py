@@ -220,6 +220,43 @@ def test_kernels_of_several_processes_are_told_apart(tmp_path):
     assert run(*results) == list(results.values())
 
 
+CALLS = """
+import numpy as np
+from ggufmill.simd.compile import kernel
+
+@kernel
+def checked(x):
+    if x < 0:
+        raise ValueError("negative", x)
+    return np.full(3, x).reshape(-1)
+
+@kernel
+def call(x, y):
+    return checked(x) + checked(y), "named"
+"""
+
+
+def test_stored_kernels_raise_and_return_objects(tmp_path):
+    """Of the Python objects beside machine code only those are stored that it reads."""
+    (tmp_path / "calls.py").write_text(CALLS)
+    script = """
+        import calls
+        print(calls.call(1, 2), sum(calls.call.stats.cache_hits.values()))
+        for x in (1, -1):
+            try:
+                calls.call(x, -2)
+            except ValueError as error:
+                print(error.args)
+    """
+    environment = {"GGUFMILL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for hits in (0, 1):
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        result, first, second = done.stdout.splitlines()
+        assert result == f"(array([3, 3, 3]), 'named') {hits}"
+        assert (first, second) == ("('negative', -2)", "('negative', -1)")
+
+
 @pytest.mark.process
 def test_without_a_writable_folder_every_process_compiles(tmp_path):
     (tmp_path / "file").write_text("no folder")
