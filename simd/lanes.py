@@ -59,6 +59,29 @@ def store(typingctx, array, index, value):
 
 
 @intrinsic
+def transpose_runs(typingctx, source, starts, offset, target, index):
+    """Sixteen consecutive elements of each of sixteen runs of a float32 row as the lanes of another: element i of the run that
+    begins at source[starts[l] + offset] becomes lane l of those from target[index + 16 * i] on. starts: int64 row."""
+    if not (is_row(source, types.float32) and is_row(starts, types.int64) and is_row(target, types.float32)):
+        return None
+
+    def generate(context, builder, signature, args):
+        types_of, (source, starts, offset, target, index) = signature.args, args
+        runs = []
+        for lane in range(LANES):
+            place = element_pointer(context, builder, types_of[1], starts, I64(lane), I64, 1)
+            start = builder.extract_element(builder.load(place, align=8), I32(0))
+            run = element_pointer(context, builder, types_of[0], source, builder.add(start, offset), F32X16.element)
+            runs.append(builder.load(run, align=4))
+        for i, lanes in enumerate(llvm.transposed(builder, runs)):
+            at = builder.add(index, I64(LANES * i))
+            builder.store(lanes, element_pointer(context, builder, types_of[3], target, at, F32X16.element), align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, starts, types.intp, target, types.intp), generate
+
+
+@intrinsic
 def load_half(typingctx, array, index):
     """Sixteen float16 of a uint16 row, as float32 lanes."""
     if not is_row(array, types.uint16):

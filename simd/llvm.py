@@ -122,6 +122,36 @@ def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:
     return concat(builder, [function(builder, *part) for part in parts])
 
 
+def transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """LANES vectors of LANES words: word i of vector j becomes word j of vector i. Words are moved within quarters of vectors,
+    then quarters: shuffles that processors do two at a time."""
+    if len(rows) == 1:
+        return list(rows)
+
+    def woven(size, high):
+        """`size` words of each of two vectors in turn, of the low or the high halves of quarters."""
+        firsts = [quarter + 2 * high + i for quarter in range(0, LANES, 4) for i in range(0, 2, size)]
+        return [vector * LANES + first + i for first in firsts for vector in range(2) for i in range(size)]
+
+    def quarters(*numbers):
+        return [4 * number + i for number in numbers for i in range(4)]
+
+    by_column = []  # [rows / 4][4]: quarter k holds column 4 k + c of four rows
+    for r in range(0, LANES, 4):
+        pairs = [[shuffle(builder, rows[i], rows[i + 1], woven(1, high)) for high in range(2)] for i in (r, r + 2)]
+        by_column.append([shuffle(builder, pairs[0][c // 2], pairs[1][c // 2], woven(2, c % 2)) for c in range(4)])
+    done = list(rows)
+    for c in range(4):
+        of_rows = [columns[c] for columns in by_column]
+        for half in range(2):
+            first, second = 2 * half, 2 * half + 1
+            both = quarters(first, second, 4 + first, 4 + second)
+            low, high = (shuffle(builder, of_rows[i], of_rows[i + 1], both) for i in (0, 2))
+            for odd in range(2):
+                done[4 * (first + odd) + c] = shuffle(builder, low, high, quarters(odd, 2 + odd, 4 + odd, 6 + odd))
+    return done
+
+
 # --- instructions ---------------------------------------------------------------------------------------------------
 
 

@@ -11,35 +11,41 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.cuda.work_items import WorkItems
-from ...simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
+from ...simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store, transpose_runs
 
 
 @kernel
 def transpose_blocks(x, first, size, out):
     """Blocks first ... first + 15 of the matrix x as an array of lanes `out`."""
-    flat = x.reshape(-1)
+    flat, starts = x.reshape(-1), np.empty(LANES, np.int64)
     count = min(LANES, flat.size // size - first)
-    if count < LANES:
-        out[: LANES * size] = 0
     for lane in range(count):
-        start = (first + lane) * size
+        starts[lane] = (first + lane) * size
+    _gather_runs(flat, starts, count, size, out)
+
+
+@kernel
+def _gather_runs(flat, starts, count, size, out):
+    """The `size` elements from each of the first `count` starts on as lanes, with zeros in the other lanes."""
+    if count == LANES and size % LANES == 0:
+        for i in range(0, size, LANES):
+            transpose_runs(flat, starts, i, out, LANES * i)
+        return
+    out[: LANES * size] = 0
+    for lane in range(count):
         for i in range(size):
-            out[LANES * i + lane] = flat[start + i]
+            out[LANES * i + lane] = flat[starts[lane] + i]
 
 
 @kernel
 def transpose_importance(importance, x, first, size, out):
     """The importance ([1, n] or [rows, n]) of blocks first ... first + 15 of x as an array of lanes `out`."""
-    n = x.shape[1]
+    n, starts = x.shape[1], np.empty(LANES, np.int64)
     count = min(LANES, x.size // size - first)
-    if count < LANES:
-        out[: LANES * size] = 0
     for lane in range(count):
         start = (first + lane) * size
-        qw = importance[(start // n) % importance.shape[0]]
-        column = start % n
-        for i in range(size):
-            out[LANES * i + lane] = qw[column + i]
+        starts[lane] = (start // n) % importance.shape[0] * n + start % n
+    _gather_runs(importance.reshape(-1), starts, count, size, out)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Searches for the scale (and minimum) of blocks with equally spaced codes, sixteen blocks at a time.
+"""Searches for the scale of blocks with equally spaced codes, sixteen blocks at a time (with a minimum: minimum_search.py).
 
 x and w are arrays of lanes (see block_lanes.py): element i of a block lies at [at + 16 * i ...]; w are the weights of the
 squared errors. For fixed codes q the best scale is sxq / sqq with sxq = sum(w x q), sqq = sum(w q q), and the **score** of a
@@ -23,10 +23,7 @@ from ...simd.lanes import (
     select,
     splat,
     store,
-    to_float32,
-    to_float64,
 )
-from ...simd.scalar import fma
 
 
 @kernel
@@ -45,40 +42,41 @@ def largest_magnitude(x, at, n):
 def symmetric_scale(x, w, at, n, nmax, codes):
     """Scale and codes -nmax ... nmax - 1 of n elements (make_qx_quants [QXF]): candidate scales, then coordinate ascent.
 
-    Writes the codes to the array of lanes `codes`, at the place of their elements. Returns the scale: 0, with codes -nmax, for
-    blocks whose amax is below 1e-15. Products are added without fusing: the reference's compiler fused all sums but these.
+    Writes the codes to `codes`, an array of float32 lanes, at the place of their elements. Returns the scale: 0, with codes
+    -nmax, for blocks whose amax is below 1e-15. Products are added without fusing: the reference's compiler fused all sums but
+    these.
     """
     low, high = -nmax, nmax - 1
     signed_max, amax = largest_magnitude(x, at, n)
     all_zero = amax < 1e-15
     signed_max = select(all_zero, splat(1), signed_max)
-    inverse, scale, best = splat(0), splat(0), splat(0)
-    sxq, sqq = splat(0), splat(0)
-    for k in range(-1, 19):
-        # First the scale that maps the signed maximum to the negative end of the range; then scales around both ends.
-        shift = np.float32(0.1) * np.float32(k - 9 if k >= 0 else 0)
+    for i in range(at, at + LANES * n, LANES):
+        store(codes, i, load(w, i) * load(x, i))  # until the codes are known, their places hold w x
+    # First the scale that maps the signed maximum to the negative end of the range; then scales around both ends.
+    inverse = -np.float32(nmax) / signed_max
+    sxq, sqq = _code_products(x, w, codes, at, n, inverse, low, high)
+    usable = (sqq > 0) & (sxq * sxq > splat(0) * sqq)
+    inverse, scale = select(usable, inverse, splat(0)), select(usable, sxq / sqq, splat(0))
+    best = select(usable, scale * sxq, splat(0))
+    sxq, sqq = select(usable, sxq, splat(0)), select(usable, sqq, splat(0))
+    for k in range(19):
+        shift = np.float32(0.1) * np.float32(k - 9)
         negative_end = -(np.float32(nmax) + shift) / signed_max
         positive_end = (np.float32(nmax - 1) + shift) / signed_max
-        sxq1, sqq1, sxq2, sqq2 = splat(0), splat(0), splat(0), splat(0)
-        for i in range(at, at + LANES * n, LANES):
-            xi, wi = load(x, i), load(w, i)
-            wx = wi * xi
-            q = clamp(round_product_lanes(negative_end, xi), low, high)
-            sxq1 = sxq1 + wx * q
-            sqq1 = sqq1 + (wi * q) * q
-            q = clamp(round_product_lanes(positive_end, xi), low, high)
-            sxq2 = sxq2 + wx * q
-            sqq2 = sqq2 + (wi * q) * q
+        # No code is larger than that of the signed maximum, nmax + shift or nmax - 1 + shift: most need no limit.
+        sxq1, sqq1, sxq2, sqq2 = _code_products_of_both(
+            x, w, codes, at, n, negative_end, positive_end, low, high, k > 3, k > 13
+        )
         better = (sqq1 > 0) & (sxq1 * sxq1 > best * sqq1)
-        inverse, scale = select(better, negative_end, inverse), select(better, sxq1 / sqq1, scale)
-        best = select(better, scale * sxq1, best)
-        sxq, sqq = select(better, sxq1, sxq), select(better, sqq1, sqq)
+        if any_lane(better):
+            inverse, scale = select(better, negative_end, inverse), select(better, sxq1 / sqq1, scale)
+            best = select(better, scale * sxq1, best)
+            sxq, sqq = select(better, sxq1, sxq), select(better, sqq1, sqq)
         better = (sqq2 > 0) & (sxq2 * sxq2 > best * sqq2)
-        if k < 0 or not any_lane(better):
-            continue
-        inverse, scale = select(better, positive_end, inverse), select(better, sxq2 / sqq2, scale)
-        best = select(better, scale * sxq2, best)
-        sxq, sqq = select(better, sxq2, sxq), select(better, sqq2, sqq)
+        if any_lane(better):
+            inverse, scale = select(better, positive_end, inverse), select(better, sxq2 / sqq2, scale)
+            best = select(better, scale * sxq2, best)
+            sxq, sqq = select(better, sxq2, sxq), select(better, sqq2, sqq)
     # Squares of huge weights overflow, those of tiny ones underflow: such blocks get the scale that fits their largest element.
     degenerate = ~all_zero & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
     inverse = select(degenerate, -nmax / signed_max, inverse)
@@ -87,6 +85,39 @@ def symmetric_scale(x, w, at, n, nmax, codes):
         store(codes, i, select(all_zero, splat(low), q))
     scale = _coordinate_ascent(x, w, at, n, low, high, codes, select(all_zero | degenerate, splat(0), scale), sxq, sqq, best)
     return select(degenerate, signed_max / -nmax, scale)
+
+
+@kernel
+def _code_products(x, w, wx, at, n, inverse, low, high):
+    """sxq and sqq of the codes low ... high at a scale; wx: array of lanes with w x."""
+    sxq, sqq = splat(0), splat(0)
+    for i in range(at, at + LANES * n, LANES):
+        q = clamp(round_product_lanes(inverse, load(x, i)), low, high)
+        sxq = sxq + load(wx, i) * q
+        sqq = sqq + (load(w, i) * q) * q
+    return sxq, sqq
+
+
+@kernel
+def _code_products_of_both(x, w, wx, at, n, negative_end, positive_end, low, high, first_above, beyond):
+    """sxq and sqq at one scale and at another; first_above: codes of the first may be above `high`; beyond: those of the second
+    too, and those of the first below `low`."""
+    sxq1, sqq1, sxq2, sqq2 = splat(0), splat(0), splat(0), splat(0)
+    for i in range(at, at + LANES * n, LANES):
+        xi, wi, wxi = load(x, i), load(w, i), load(wx, i)
+        q = round_product_lanes(negative_end, xi)
+        if beyond:
+            q = max_lanes(q, splat(low))
+        if first_above:
+            q = min_lanes(q, splat(high))
+        sxq1 = sxq1 + wxi * q
+        sqq1 = sqq1 + (wi * q) * q
+        q = round_product_lanes(positive_end, xi)
+        if beyond:
+            q = min_lanes(q, splat(high))
+        sxq2 = sxq2 + wxi * q
+        sqq2 = sqq2 + (wi * q) * q
+    return sxq1, sqq1, sxq2, sqq2
 
 
 @kernel
@@ -220,174 +251,3 @@ def unsigned_scale(x, w, at, n, nmax, codes):
     # Where the sums of weights are 0 or overflow, the scale is that which fits the largest element.
     scale = select((sqq > 0) & (sqq < np.float32(3e38)), sxq / sqq, 1 / inverse)
     return select(all_zero, splat(0), scale)
-
-
-@kernel
-def _min_and_max(x, at, n):
-    """Smallest element, 0 at most, and largest element of n elements, as lanes."""
-    low = high = load(x, at)
-    for i in range(at, at + LANES * n, LANES):
-        xi = load(x, i)
-        low, high = min_lanes(xi, low), max_lanes(xi, high)
-    return min_lanes(low, splat(0)), high
-
-
-# Where few codes are in use, codes such as 0, 2 and 0, 3 fit equally well. Fits whose errors differ by at most these shares
-# count as ties, and the last one wins, which has the smaller scale: the largest scale of a superblock determines how coarsely
-# those of its other blocks are quantised. (In the reference rounding decides.)
-_TIE, _TIE_F64 = 1e-5, 1e-9
-
-
-@kernel
-def scale_and_min(x, w, at, n, nmax, first, step, steps, absolute, codes):
-    """Scale and minimum of n elements for codes 0 ... nmax (make_qkx2_quants [QKX2]): x is about scale * code + min, min <= 0.
-
-    Tries steps + 1 start scales (nmax + first + step * s) / (max - min), refits scale and minimum to the codes of each, and
-    keeps those of least weighted squared (if `absolute`: weighted absolute) error. `codes` is scratch. Returns (scale, -min),
-    the scale 0 for constant blocks.
-    """
-    min_, max_ = _min_and_max(x, at, n)
-    constant = max_ - min_ < 1e-10
-    max_ = select(constant, min_ + 1, max_)
-    inverse = nmax / (max_ - min_)
-    scale = 1 / inverse
-    sw, sx, best_error = splat(0), splat(0), splat(0)
-    for i in range(at, at + LANES * n, LANES):
-        xi, wi = load(x, i), load(w, i)
-        sw = sw + wi
-        sx = fma_lanes(wi, xi, sx)
-        q = clamp(round_product_lanes(inverse, xi - min_), 0, nmax)
-        diff = fma_lanes(scale, q, min_) - xi
-        best_error = fma_lanes(wi, abs(diff) if absolute else diff * diff, best_error)
-    best_min = min_
-    for s in range(steps + 1):
-        inverse = (fma(step, s, first) + np.float32(nmax)) / (max_ - best_min)
-        sq, sqq, sxq = splat(0), splat(0), splat(0)
-        for i in range(n):
-            xi, wi = load(x, at + LANES * i), load(w, at + LANES * i)
-            q = clamp(round_product_lanes(inverse, xi - best_min), 0, nmax)
-            store(codes, at + LANES * i, q)
-            wq = wi * q
-            sq = fma_lanes(wi, q, sq)
-            sqq = fma_lanes(wq, q, sqq)
-            sxq = fma_lanes(wq, xi, sxq)
-        determinant = fma_lanes(-sq, sq, sw * sqq)
-        solvable = determinant > 0
-        divisor = select(solvable, determinant, splat(1))
-        new_scale = fma_lanes(-sx, sq, sw * sxq) / divisor
-        new_min = fma_lanes(-sq, sxq, sqq * sx) / divisor
-        positive_min = new_min > 0
-        new_scale = select(positive_min, sxq / select(sqq > 0, sqq, splat(1)), new_scale)
-        new_min = select(positive_min, splat(0), new_min)
-        error = splat(0)
-        for i in range(at, at + LANES * n, LANES):
-            diff = fma_lanes(new_scale, load(codes, i), new_min) - load(x, i)
-            error = fma_lanes(load(w, i), abs(diff) if absolute else diff * diff, error)
-        better = solvable & (error < best_error * np.float32(1 + _TIE))
-        scale, best_min = select(better, new_scale, scale), select(better, new_min, best_min)
-        best_error = select(better, error, best_error)
-    return select(constant, splat(0), scale), -best_min
-
-
-@kernel
-def _fit_scale_and_min(sw, sx, sq, sqq, sxq):
-    """Weighted least squares of x = scale * q + min with min <= 0 from float64 sums: (scale, min, mask of solvable lanes)."""
-    determinant = fma_lanes(sw, sqq, -(sq * sq))
-    solvable = determinant > 0
-    divisor = select(solvable, determinant, to_float64(splat(1)))
-    scale = to_float32(fma_lanes(sw, sxq, -(sx * sq)) / divisor)
-    min_ = to_float32(fma_lanes(sqq, sx, -(sq * sxq)) / divisor)
-    positive_min = min_ > 0
-    if any_lane(positive_min):
-        scale = select(positive_min, to_float32(sxq / select(sqq > 0, sqq, to_float64(splat(1)))), scale)
-        min_ = select(positive_min, splat(0), min_)
-    return scale, min_, solvable
-
-
-@kernel
-def _explained_squares(scale, min_, sw, sx, sq, sqq, sxq):
-    """The part of sum(w x x) that scale * q + min explains."""
-    a, b = to_float64(scale), to_float64(min_)
-    return 2 * a * sxq + 2 * b * sx - 2 * a * b * sq - a * a * sqq - b * b * sw
-
-
-@kernel
-def _sums_f64(x, w64, wx64, n, nmax, at, inverse, min_):
-    """Sums of w q, w q q, w x q in float64 (products of float32 are exact in it), q the codes of (x - min) * inverse."""
-    sq = sqq = sxq = to_float64(splat(0))
-    for i in range(0, LANES * n, LANES):
-        q = to_float64(clamp(round_product_lanes(inverse, load(x, at + i) - min_), 0, nmax))
-        w = load(w64, i)
-        sq = fma_lanes(w, q, sq)
-        sqq = fma_lanes(w * q, q, sqq)
-        sxq = fma_lanes(load(wx64, i), q, sxq)
-    return sq, sqq, sxq
-
-
-@kernel
-def scale_and_min_f64(x, w, at, n, nmax, first, step, steps, w64, wx64, codes):
-    """Scale and minimum of n elements for codes 0 ... nmax (make_qkx3_quants [QKX3]): as scale_and_min, with float64 sums.
-
-    The error is the squared one, start scales are all measured from the smallest element, and coordinate ascent follows (as in
-    ik_llama.cpp). Writes the codes. Returns (scale, -min). w64, wx64: float64 scratch [16 * n].
-    """
-    min_, max_ = _min_and_max(x, at, n)
-    constant = max_ - min_ < 1e-10
-    max_ = select(constant, min_ + 1, max_)
-    sw = sx = to_float64(splat(0))
-    for i in range(0, LANES * n, LANES):
-        w_wide = to_float64(load(w, at + i))
-        wx_wide = w_wide * to_float64(load(x, at + i))
-        store(w64, i, w_wide)
-        store(wx64, i, wx_wide)
-        sw, sx = sw + w_wide, sx + wx_wide
-    inverse, code_min = nmax / (max_ - min_), min_
-    scale = 1 / inverse
-    sq, sqq, sxq = _sums_f64(x, w64, wx64, n, nmax, at, inverse, min_)
-    best = _explained_squares(scale, min_, sw, sx, sq, sqq, sxq)
-    for s in range(steps + 1):
-        trial_inverse = (fma(step, s, first) + np.float32(nmax)) / (max_ - min_)
-        new_sq, new_sqq, new_sxq = _sums_f64(x, w64, wx64, n, nmax, at, trial_inverse, min_)
-        new_scale, new_min, solvable = _fit_scale_and_min(sw, sx, new_sq, new_sqq, new_sxq)
-        explained = _explained_squares(new_scale, new_min, sw, sx, new_sq, new_sqq, new_sxq)
-        better = solvable & (explained > best * (1 - _TIE_F64))
-        inverse, code_min = select(better, trial_inverse, inverse), select(better, min_, code_min)
-        scale, min_, best = select(better, new_scale, scale), select(better, new_min, min_), select(better, explained, best)
-        sq, sqq, sxq = select(better, new_sq, sq), select(better, new_sqq, sqq), select(better, new_sxq, sxq)
-    for i in range(at, at + LANES * n, LANES):
-        q = clamp(round_product_lanes(inverse, load(x, i) - code_min), 0, nmax)
-        store(codes, i, select(constant, splat(0), q))
-    return _coordinate_ascent_min(x, w, at, n, nmax, codes, ~constant, scale, min_, sw, sx, sq, sqq, sxq, best)
-
-
-@kernel
-def _coordinate_ascent_min(x, w, at, n, nmax, codes, active, scale, min_, sw, sx, sq, sqq, sxq, best):
-    """Moves the code of largest error by one to reduce it and refits, as long as that explains more. Returns (scale, -min)."""
-    scale = select(active, scale, splat(0))
-    last_index, last_move = splat(-1), splat(0)
-    for _ in range(nmax * n):
-        largest_diff, best_index, move = splat(0), splat(-1), splat(0)
-        w_best, x_best, q_best = splat(0), splat(0), splat(0)
-        for i in range(n):
-            place = at + LANES * i
-            xi, wi, q = load(x, place), load(w, place), load(codes, place)
-            diff = fma_lanes(-scale, q, xi) - min_
-            up, down = (diff > 0) & (q < nmax), (diff < 0) & (q > 0)
-            larger = (abs(diff) > largest_diff) & (up | down)
-            largest_diff, best_index = select(larger, abs(diff), largest_diff), select(larger, splat(i), best_index)
-            move = select(larger, select(up, splat(1), splat(-1)), move)
-            w_best, x_best, q_best = select(larger, wi, w_best), select(larger, xi, x_best), select(larger, q, q_best)
-        undoes = (best_index == last_index) & (move == -last_move)
-        new_sq = sq + to_float64(w_best * move)
-        new_sqq = fma_lanes(to_float64(w_best), to_float64(2 * q_best * move + 1), sqq)
-        new_sxq = fma_lanes(to_float64(w_best), to_float64(x_best * move), sxq)
-        new_scale, new_min, solvable = _fit_scale_and_min(sw, sx, new_sq, new_sqq, new_sxq)
-        explained = _explained_squares(new_scale, new_min, sw, sx, new_sq, new_sqq, new_sxq)
-        active = active & (best_index >= 0) & ~undoes & solvable & (new_scale >= 0) & (explained > best)
-        if not any_lane(active):
-            break
-        add_to_codes(codes, at, n, active, best_index, move)
-        last_index, last_move = best_index, move
-        scale, min_, best = select(active, new_scale, scale), select(active, new_min, min_), select(active, explained, best)
-        sq, sqq, sxq = select(active, new_sq, sq), select(active, new_sqq, sqq), select(active, new_sxq, sxq)
-    return scale, -min_

@@ -25,6 +25,7 @@ from ggufmill.simd.lanes import (
     sum_halves,
     to_float32,
     to_float64,
+    transpose_runs,
 )
 from ggufmill.simd.table_lookup import lookup_lanes
 
@@ -114,6 +115,20 @@ def test_bytes_and_halves():
     assert np.array_equal(out.reshape(2, 16), [a, a])
     _bytes_and_halves(a - 128, codes, words, out)
     assert np.array_equal(codes.view(np.int8), (a - 128).astype(np.int8))
+
+
+@kernel
+def _transposed(source, starts, out):
+    for i in range(0, 32, 16):
+        transpose_runs(source, starts, i + 1, out, 16 * i + 2)
+
+
+def test_runs_are_transposed_to_lanes():
+    source, starts = RNG.standard_normal(1000).astype(np.float32), RNG.integers(0, 960, 16)
+    out = np.zeros(2 + 16 * 32 + 1, np.float32)
+    _transposed(source, starts, out)
+    np.testing.assert_array_equal(out[2:-1].reshape(32, 16), np.stack([source[s + 1 : s + 33] for s in starts], axis=1))
+    assert out[0] == out[1] == out[-1] == 0
 
 
 @kernel

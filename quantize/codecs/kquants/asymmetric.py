@@ -31,7 +31,8 @@ from ....simd.lanes import (
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
-from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
+from ..minimum_search import scale_and_min_f64, scales_and_mins
+from ..scale_search import largest_magnitude, unsigned_scale
 
 SUPERBLOCK = 256
 _TILE = LANES * SUPERBLOCK
@@ -45,7 +46,7 @@ class MinimumSearch(NamedTuple):
     nmax            largest code
     max_scale_code  largest code of a scale or minimum
     sigma2_factor   of the mean square in the weights, with importance
-    first, steps    start scales of scale_and_min, without importance
+    first, steps    start scales of scales_and_mins, without importance
     is_q2_K         without importance, weights are |x| and errors absolute; with importance, codes are found with d and dmin
                     before these are rounded to float16, and both are refitted; ternary superblocks
     """
@@ -90,11 +91,14 @@ def _encode(x, importance, options, parts, lane_bytes, out):
                 rms = splat(0) if is_q2_K else sqrt_lanes(sum_of_squares(x_lanes, at, block) / block)
                 for i in range(at, at + LANES * block, LANES):
                     store(w_lanes, i, rms + abs(load(x_lanes, i)))
-                scale, neg_min = scale_and_min(
-                    x_lanes, w_lanes, at, block, nmax, options.first, 0.1, options.steps, is_q2_K, code_lanes
+            for b in range(0, blocks, 2):
+                scale, neg_min, scale2, neg_min2 = scales_and_mins(
+                    x_lanes, w_lanes, LANES * block * b, block, nmax, options.first, 0.1, options.steps, is_q2_K, code_lanes
                 )
                 store(scales, LANES * b, scale)
                 store(neg_mins, LANES * b, neg_min)
+                store(scales, LANES * (b + 1), scale2)
+                store(neg_mins, LANES * (b + 1), neg_min2)
             d = _quantise_scales(scales, blocks, max_scale_code, scale_codes)
             dmin = _quantise_scales(neg_mins, blocks, max_scale_code, min_codes)
         else:

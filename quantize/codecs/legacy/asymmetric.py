@@ -11,8 +11,8 @@ from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks
 from ..codec import Codec, ItemEncoder
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
+from ..minimum_search import scale_and_min_f64
 from ..row_decoder import row_decoder
-from ..scale_search import scale_and_min_f64
 from .round_to_nearest import round_to_nearest
 
 BLOCK = 32

@@ -20,7 +20,7 @@ from ......formats import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.instructions.half_precision import half_to_float
 from ......simd.instructions.x86 import cvtne2ps2bf16
-from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
+from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store, transposed
 from ......simd.memory import address, fill, keep_alive, prefetch_lines, view
 from ......simd.target import target
 from ......simd.team import TaskKernel
@@ -131,34 +131,6 @@ def bf16_pair(b, low, high):
     half = constant(I32X16, 0x8000)
     high = b.and_(b.add(b.bitcast(high, I32X16), half), constant(I32X16, -0x10000))
     return b.or_(high, b.lshr(b.add(b.bitcast(low, I32X16), half), constant(I32X16, 16)))
-
-
-def transposed(b, rows):
-    """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i. Words are moved within quarters of
-    vectors, then quarters: shuffles that processors do two at a time."""
-
-    def woven(size, high):
-        """`size` words of each of two vectors in turn, of the low or the high halves of quarters."""
-        firsts = [quarter + 2 * high + i for quarter in range(0, LANES, 4) for i in range(0, 2, size)]
-        return [vector * LANES + first + i for first in firsts for vector in range(2) for i in range(size)]
-
-    def quarters(*numbers):
-        return [4 * number + i for number in numbers for i in range(4)]
-
-    by_column = []  # [rows / 4][4]: quarter k holds column 4 k + c of four rows
-    for r in range(0, LANES, 4):
-        pairs = [[shuffle(b, rows[i], rows[i + 1], woven(1, high)) for high in range(2)] for i in (r, r + 2)]
-        by_column.append([shuffle(b, pairs[0][c // 2], pairs[1][c // 2], woven(2, c % 2)) for c in range(4)])
-    done = list(rows)
-    for c in range(4):
-        of_rows = [columns[c] for columns in by_column]
-        for half in range(2):
-            first, second = 2 * half, 2 * half + 1
-            both = quarters(first, second, 4 + first, 4 + second)
-            low, high = (shuffle(b, of_rows[i], of_rows[i + 1], both) for i in (0, 2))
-            for odd in range(2):
-                done[4 * (first + odd) + c] = shuffle(b, low, high, quarters(odd, 2 + odd, 4 + odd, 6 + odd))
-    return done
 
 
 def load_floats(b, of, type_name, at, first=0):
