@@ -314,7 +314,7 @@ finally:
 
 @pytest.mark.process
 def test_peak_memory_does_not_grow_with_the_model(sparse_llama, tmp_path):
-    """Ten times the model, the same memory: the larger is also ten times what the small one's peak exceeds the start by."""
+    """Ten times the model, the same memory: the larger is also seven times what may be taken more for it."""
 
     def peak(layers):
         folder = sparse_llama(tmp_path / f"model{layers}", layers)
@@ -325,7 +325,7 @@ def test_peak_memory_does_not_grow_with_the_model(sparse_llama, tmp_path):
         return int(re.search(r"peak (\d+)", done.stdout)[1]), size
 
     small, small_size = peak(2)
-    large, large_size = peak(40)
-    assert large_size > 15 * small_size
-    assert large_size > 640e6
+    large, large_size = peak(20)
+    assert large_size > 8 * small_size
+    assert large_size > 320e6
     assert large - small < 48e6

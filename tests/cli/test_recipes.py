@@ -70,19 +70,32 @@ def test_a_recipe_with_a_target_leaves_types_open(mill, tmp_path):
     assert "r.toml has a target" in err
 
 
+PUBLISHED = {  # GiB, and bits per weight
+    "deepseek-v3-iq4_k_r4.txt": (386.183, 4.936),
+    "deepseek-r1-0528-iq4_ks_r4.txt": (367.774, 4.701),
+    "deepseek-v3-iq2_k_r4.txt": (226.003, 2.889),
+    "deepseek-r1-0528-dq4_k_r4.txt": (413.144, 5.281),
+    "deepseek-r1-0528-iq2_k_r4.txt": (219.019, 2.799),
+}
+
+
 @pytest.mark.slow
 def test_shipped_recipes_fit_their_model(mill, header_only_deepseek_v3):
-    """Each on the headers of the 671 B model it is for; the one warning is what llama-quantize does there too."""
+    """Each on the headers of the 671 B model it is for: sizes as published; the one warning is what llama-quantize does there
+    too."""
     listed = json.loads(mill("recipes", "list", "--json")[1])["recipes"]
     assert [recipe["name"] for recipe in listed] == names()
     assert all(recipe["about"] for recipe in listed)
     fallback = "another type than asked for: blk.0.attn_k_b.weight (iq4_nl) and 60 more"
     expected = {"deepseek-r1-q2_k.txt": [f"{fallback}: q2_K asked for; 128 columns are no multiple of 256"]}
     source, assumed = open_source(header_only_deepseek_v3, vocab=False), AssumedImportance({})
+    assert set(PUBLISHED) < set(names())
     for name in names():
         recipe = load_recipe(find(name), several=True)
         if name.endswith(".txt"):
             plan = plan_quantize(source, "out.gguf", rules=recipe.rules, importance=assumed, ignore_imatrix_rules=True)
             warnings = [w for w in plan.warnings if "decides nothing" not in w]  # people give rules to norms too
             assert warnings == expected.get(name, []), name
+            if name in PUBLISHED:
+                assert (round(plan.total_bytes / 2**30, 3), round(plan.bits_per_weight, 3)) == PUBLISHED[name]
         assert mill("recipes", "lint", name, "--strict")[0] == 0

@@ -39,8 +39,8 @@ class Processes:
             assert started.poll() is None, self.log("scheduler")
             time.sleep(0.05)
 
-    def worker(self, name, preload="", *options):
-        """preload: Python code that the worker runs first."""
+    def worker(self, name, preload="", *options, nanny=False):
+        """preload: Python code that the worker runs first; nanny: a process that watches it, which takes as long to start."""
         fixed = [
             "--scheduler-file",
             self.file,
@@ -51,6 +51,7 @@ class Processes:
             "--no-dashboard",
             "--local-directory",
             self.folder,
+            "--nanny" if nanny else "--no-nanny",
         ]
         code = self.folder / f"preload_{name}.py"
         code.write_text(preload)

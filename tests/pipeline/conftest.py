@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from cluster_processes import processes
 
 from ggufmill import convert_model, quantize_model
 from ggufmill.recipes import FOLDER
@@ -22,6 +23,16 @@ def models(demo, tmp_path_factory):
     convert_model(demo.model, folder / "bf16.gguf")
     quantize_model(demo.model, folder / "q4.gguf", "q4_0", pure=True)
     return SimpleNamespace(bf16=folder / "bf16.gguf", q4=folder / "q4.gguf")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The scheduler file of a cluster with two workers, a and b."""
+    with processes(tmp_path_factory.mktemp("dask")) as running:
+        running.worker("a")
+        running.worker("b")
+        running.wait_for_workers(2)
+        yield str(running.file)
 
 
 @pytest.fixture

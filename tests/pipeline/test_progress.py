@@ -10,7 +10,9 @@ import pytest
 from tqdm import tqdm
 
 import ggufmill
+from ggufmill.pipeline import tune
 from ggufmill.pipeline.common.progress import Bars, Progress, Stage, reporting
+from ggufmill.pipeline.writing import sequential
 from ggufmill.recipes import FOLDER
 
 
@@ -183,7 +185,7 @@ PASSES = {
     "search": (
         {"sensitivity", "divergence"},
         lambda out, at, to: ggufmill.search_recipe(
-            DEMO, out / "a.txt", target_bpw=5, text=TEXT, types="q4_K,q6_K", **SHORT, progress=to
+            DEMO, out / "a.txt", target_bpw=5, text=TEXT, types="q4_K,q6_K", rows=8, n_ctx=64, chunks=2, progress=to
         ),
     ),
     "evaluate": (
@@ -222,16 +224,33 @@ NEED_CURVATURE = {"quantize --curvature", "quantize --sequential"}
 NEED_TORCH = {"imatrix --curvature", "tune", *NEED_CURVATURE}
 
 
+@pytest.fixture(scope="module")
+def reports_of(made_files, tmp_path_factory, request):
+    """reports_of(verb): those of one call, made once."""
+    found = {}
+
+    def get(verb):
+        if verb in NEED_CURVATURE:
+            request.getfixturevalue("curvature")
+        if verb not in found:
+            found[verb] = []
+            with pytest.MonkeyPatch.context() as patch:  # windows of fewer tokens
+                patch.setattr(tune, "N_CTX", 128)
+                patch.setattr(sequential, "N_CTX", 128)
+                if verb in NEED_TORCH:
+                    patch.setattr("ggufmill.runtime.backends.torch.two_streams.GROUP_TOKENS", 256)
+                (VERBS.get(verb) or PASSES[verb][1])(tmp_path_factory.mktemp("out"), made_files, found[verb].append)
+        return found[verb]
+
+    return get
+
+
 @pytest.mark.slow(keep=["[!s]*", "sp*"])  # but search
 @pytest.mark.parametrize(
     "verb", [pytest.param(verb, marks=pytest.mark.oracle if verb in NEED_TORCH else ()) for verb in (*VERBS, *PASSES)]
 )
-def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, made_files, tmp_path, request):
-    reports = []
-    if verb in NEED_CURVATURE:
-        request.getfixturevalue("curvature")
-    (VERBS.get(verb) or PASSES[verb][1])(tmp_path, made_files, reports.append)
-    stages = stages_of(reports)
+def test_every_stage_says_first_that_nothing_is_done_and_last_that_all_is(verb, reports_of):
+    stages = stages_of(reports_of(verb))
     assert stages.keys() >= (PASSES[verb][0] if verb in PASSES else set())
     for name, told in stages.items():
         assert (told[0].done, told[0].share) == (0, 0), name
@@ -256,18 +275,14 @@ def test_steps_within_rows_that_are_encoded_together_are_said(made_files, tmp_pa
 
 
 @pytest.mark.oracle
-def test_a_step_of_tuning_is_reported_as_it_is_computed(made_files, tmp_path):
+def test_a_step_of_tuning_is_reported_as_it_is_computed(reports_of):
     """Two steps, and two times that a window judges, of a thousandth each of which many are reported."""
-    reports = []
-    PASSES["tune"][1](tmp_path, made_files, reports.append)
-    assert len({report.done + report.share for report in stages_of(reports)["tune"]}) >= 20
+    assert len({report.done + report.share for report in stages_of(reports_of("tune"))["tune"]}) >= 20
 
 
 @pytest.mark.oracle
-def test_what_both_streams_compute_is_said_while_nothing_is_written(made_files, curvature, tmp_path):
-    reports = []
-    VERBS["quantize --sequential"](tmp_path, made_files, reports.append)
-    said = [report.item for report in reports if "activations of window" in report.item]
+def test_what_both_streams_compute_is_said_while_nothing_is_written(reports_of):
+    said = [report.item for report in reports_of("quantize --sequential") if "activations of window" in report.item]
     assert {item.rsplit(" window ")[1] for item in said} == {"2 of 4", "4 of 4"}
     assert len({item.split(":")[0] for item in said}) >= 10
 

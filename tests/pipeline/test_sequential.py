@@ -61,7 +61,7 @@ def written(moments, tmp_path_factory):
 
 
 @pytest.mark.process
-def test_the_workers_of_a_cluster_write_the_same_bytes(moments, written, tmp_path, monkeypatch):
+def test_the_workers_of_a_cluster_write_the_same_bytes(moments, written, cluster, tmp_path, monkeypatch):
     """Also of a job that was ended once; nothing is left beside the file."""
     out, original, calls = tmp_path / "a.gguf", Journal.add, []
 
@@ -73,9 +73,9 @@ def test_the_workers_of_a_cluster_write_the_same_bytes(moments, written, tmp_pat
 
     monkeypatch.setattr(Journal, "add", killed)
     with pytest.raises(KeyboardInterrupt):
-        quantize(moments, out, threads=None, cluster="local:2")
+        quantize(moments, out, threads=None, cluster=cluster)
     assert not out.exists()
-    result = quantize(moments, out, threads=None, cluster="local:2", resume=True)
+    result = quantize(moments, out, threads=None, cluster=cluster, resume=True)
     assert result.resumed == 30
     assert len(result.shares) == 2
     assert out.read_bytes() == written.read_bytes()

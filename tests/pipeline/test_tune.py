@@ -23,7 +23,7 @@ from ggufmill.runtime.backends.torch import parameter_gradients
 pytestmark = pytest.mark.oracle
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
-N_CTX, RATE = 64, 2e-3
+N_CTX, RATE = 48, 2e-3
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def tune(quantised, out, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "N_CTX", N_CTX)
         patch.setattr(descent, "_RATE", RATE)
-        return tune_model(DEMO, quantised, out, **{"text": TEXT, "chunks": 24, "epochs": 2, "threads": 1} | options)
+        return tune_model(DEMO, quantised, out, **{"text": TEXT, "chunks": 8, "epochs": 2, "threads": 1} | options)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_it_is_never_worse(quantised, tmp_path, monkeypatch, caplog):
     """Steps that lead away: what is written is what was given."""
     caplog.set_level("INFO", "ggufmill")
     monkeypatch.setattr(f"{__name__}.RATE", -0.05)
-    result = tune(quantised, tmp_path / "t.gguf", chunks=8, epochs=1, norms_only=True)
+    result = tune(quantised, tmp_path / "t.gguf", epochs=1, norms_only=True)
     assert result.divergences[1] > result.divergences[0]
     assert result.tuned == 0
     assert "did not lower the KL divergence on the windows that judge" in caplog.text
@@ -87,7 +87,7 @@ def test_it_is_never_worse(quantised, tmp_path, monkeypatch, caplog):
 
 
 def test_norms_alone(quantised, tmp_path):
-    result = tune(quantised, tmp_path / "t.gguf", chunks=8, norms_only=True, dry_run=True)
+    result = tune(quantised, tmp_path / "t.gguf", norms_only=True, dry_run=True)
     kinds = {each["type"] for each in result.as_json()["tensors"] if each["rule"] == "tuned"}
     assert kinds == {"f32"}
     assert not list(tmp_path.iterdir())
@@ -124,7 +124,7 @@ def test_the_same_bytes_however_often_it_is_killed(quantised, tuned, tmp_path, m
     """Between steps, at the end of an epoch, and while what was tuned is written."""
     out, calls = tmp_path / "t.gguf", []
     owner, name = (descent.Descent, "_tell") if when == "steps" else (Journal, "add")
-    killed = (3, 7, 8, 13) if when == "steps" else (40, 81, 90)
+    killed = (2, 5, 7, 10) if when == "steps" else (40, 81, 90)
     original = getattr(owner, name)
 
     def counted(self, *given):
@@ -143,7 +143,7 @@ def test_the_same_bytes_however_often_it_is_killed(quantised, tuned, tmp_path, m
     assert attempt == len(killed)
     assert out.read_bytes() == tuned[0].read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["t.gguf"]
-    assert len(calls) < 40 or when == "writing"  # steps were not made again
+    assert len(calls) == 12 or when == "writing"  # 7 of one that is not killed: no step that was kept is made again
 
 
 def test_a_state_of_another_job_is_not_used(quantised, tuned, tmp_path, monkeypatch):
@@ -186,41 +186,26 @@ def test_dry_run_says_what_it_takes(quantised, tmp_path, caplog):
     caplog.set_level("INFO", "ggufmill")
     tune(quantised, tmp_path / "t.gguf", dry_run=True)
     assert re.search(
-        r"3 judge; about [\d.]+ MiB of memory beside both models \([\d.]+ [KM]iB .*\), about [\d.]+ s", caplog.text
+        r"1 judge; about [\d.]+ MiB of memory beside both models \([\d.]+ [KM]iB .*\), about [\d.]+ s", caplog.text
     )
     assert not list(tmp_path.iterdir())
 
 
 def test_at_the_end_of_the_highest_effort(quantised, tmp_path, caplog):
-    """Of `quantize`, of a recipe and of one that was killed while it tuned: the same bytes, another file than without."""
+    """Of `quantize`: another file than without, of which the manifest is."""
     caplog.set_level("INFO", "ggufmill")
     files = tmp_path / "a.imatrix", tmp_path / "a.cov"
     compute_imatrix(DEMO, TEXT, files[0], covariance=files[1], n_ctx=64, chunks=8, progress=False)
-    rule = r"^blk\.0\.=q4_0"
-    given = {"custom_q": rule, "covariance": files[1], "sequential": TEXT, "sequential_chunks": 8, "threads": 2}
-    plain, tuned, killed = (tmp_path / f"{name}.gguf" for name in ("plain", "tuned", "killed"))
+    given = {"custom_q": r"^blk\.0\.=q4_0", "covariance": files[1], "sequential": TEXT, "sequential_chunks": 8, "threads": 2}
+    plain, tuned = (tmp_path / f"{name}.gguf" for name in ("plain", "tuned"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequential, "N_CTX", 64)
         quantize_model(DEMO, plain, effort=4, **given)
         manifest = quantize_model(DEMO, tuned, effort=4, tune=True, verify=True, manifest=True, **given).manifest
         assert "KL divergence on the windows that judge" in caplog.text
         hash_model(tuned, check=manifest)  # raises for a difference
-        with pytest.MonkeyPatch.context() as ended:
-            ended.setattr(descent.Descent, "_end_epoch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                quantize_model(DEMO, killed, effort=4, tune=True, **given)
-        quantize_model(DEMO, killed, effort=4, tune=True, resume=True, **given)
-        recipe = tmp_path / "r.toml"
-        keys = f"rules = '{rule}'\ncovariance = '{files[1]}'\nsequential = '{TEXT}'\nsequential_chunks = 8\n"
-        recipe.write_text(f'[source]\nmodel = "{DEMO}"\n[quantize]\n{keys}effort = 4\ntune = true\n')
-        run_recipe(recipe, tmp_path / "out", progress=False)
-    assert tuned.read_bytes() == killed.read_bytes()
-    made = open_gguf(next((tmp_path / "out").glob("*.gguf"))).tensors
-    different = set()
-    for name, tensor in open_gguf(tuned).tensors.items():
-        assert np.array_equal(made[name].data, tensor.data), name
-        if not np.array_equal(open_gguf(plain).tensors[name].data, tensor.data):
-            different.add(name)
+    before, after = open_gguf(plain).tensors, open_gguf(tuned).tensors
+    different = {name for name, tensor in after.items() if not np.array_equal(before[name].data, tensor.data)}
     assert {"blk.0.attn_norm.weight", "blk.0.ffn_down.weight"} <= different
     with pytest.raises(UsageError, match="--tune does nothing without --sequential or --effort 4"):
         quantize_model(DEMO, tmp_path / "b.gguf", "q4_0", covariance=files[1], tune=True)

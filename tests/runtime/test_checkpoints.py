@@ -34,7 +34,8 @@ TOLERANCES = {"qwen35moe": 2e-4}
 
 @pytest.mark.parametrize("case", kept_or_oracle(CASES))
 def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
-    """On each backend: the whole text at once, and in pieces that follow each other in one cache."""
+    """On each backend: the whole text at once, and in pieces that follow each other in one cache. Cases
+    that are not kept have no op nor variant of their own: there the reference runs it at once, torch all on a device."""
     record, path = convert_record(case, tmp_path)
     assert record.logits.std() > 0.3  # otherwise the tolerance would say nothing
     on_cpu(case, record, path)
@@ -68,6 +69,8 @@ def on_reference(case, record, path):
 
     (whole,) = logits([(model.new_cache(LENGTH), record.tokens)])
     assert record.difference(whole) < tolerance
+    if case not in kept_cases():
+        return
     caches, length = [model.new_cache(LENGTH) for _ in range(3)], 1 if case in CACHES else 10
     for i in range(0, LENGTH // 3, length):  # three sequences, of which each pass takes 1, 2 and 3 times as many tokens
         runs = [slice(j * i, j * (i + length)) for j in (1, 2, 3)]
@@ -78,7 +81,7 @@ def on_reference(case, record, path):
 
 def on_torch(case, record, path):
     names, tolerance = list(PLACEMENTS), TOLERANCES.get(case, TOLERANCE)
-    for name in names if case in CACHES else ("all", names[1 + len(case) % 3]):
+    for name in names if case in CACHES else ("all", names[1 + len(case) % 3]) if case in kept_cases() else ("all",):
         model = load_model(path, device=DEVICE, exact=True, ubatch=50, threads=1, **PLACEMENTS[name])
         assert record.difference(model.logits(record.tokens)) < tolerance, name
         sessions, tokens = [model.session() for _ in range(2)], record.tokens

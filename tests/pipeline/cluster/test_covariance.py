@@ -41,35 +41,30 @@ def expected(tmp_path_factory):
     return contents(folder)
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    """The scheduler file of a cluster with three workers."""
-    with processes(tmp_path_factory.mktemp("dask")) as running:
-        for name in ("a", "b", "c"):
-            running.worker(name)
-        running.wait_for_workers(3)
-        yield str(running.file)
-
-
-@pytest.mark.parametrize(("cluster", "memory", "groups"), [("local:1", None, 1), ("three", None, 3)])
-def test_same_bytes(expected, tmp_path, three, cluster, memory, groups):
+@pytest.mark.parametrize(("workers", "groups"), [("local:1", 1), ("two", 2)])
+def test_same_bytes(expected, tmp_path, cluster, workers, groups):
     reports = []
-    options = {"memory": memory, "progress": lambda report: reports.append((report.done, report.total))}
-    result = collect(tmp_path / "a", cluster=three if cluster == "three" else cluster, **options)
+    options = {"progress": lambda report: reports.append((report.done, report.total))}
+    result = collect(tmp_path / "a", cluster=cluster if workers == "two" else workers, **options)
     assert contents(tmp_path / "a") == expected
     assert result.figures.chunks == 6
     assert reports[-1] == (6 * groups, 6 * groups)
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
-def test_experts_of_weighted_texts(tmp_path):
-    options = {"covariance_experts": True, "covariance_bits": 32, "n_ctx": 32, "nextn": False}
-    texts = [f"{TEXT}:3", str(FOLDER / "demo" / "heldout.txt")]
-    for name, cluster in (("one", None), ("two", "local:2")):
-        (tmp_path / name).mkdir()
-        out = tmp_path / name / "a.imatrix"
-        compute_imatrix(DEMO, texts, out, covariance=tmp_path / name / "a.cov", cluster=cluster, **{**RUN, **options})
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+def check_weighted_texts(folder, kind, cluster, **options):
+    """Three windows of a text with a weight, then those of another."""
+    (folder / "short.txt").write_text(TEXT.read_text("utf-8")[:400])
+    texts, options = [f"{folder}/short.txt:3", str(FOLDER / "demo" / "heldout.txt")], {"n_ctx": 32, "nextn": False} | options
+    for name, where in (("one", None), ("two", cluster)):
+        (folder / name).mkdir()
+        files = {kind: folder / name / "a.cov"}
+        compute_imatrix(DEMO, texts, folder / name / "a.imatrix", cluster=where, **{**RUN, **files, **options})
+    assert contents(folder / "one") == contents(folder / "two")
+
+
+def test_experts_of_weighted_texts(tmp_path, cluster):
+    check_weighted_texts(tmp_path, "covariance", cluster, covariance_experts=True, covariance_bits=32)
 
 
 def test_workers_compute_no_more_gradients_at_a_time_than_their_memory_holds(monkeypatch):
@@ -81,8 +76,8 @@ def test_workers_compute_no_more_gradients_at_a_time_than_their_memory_holds(mon
     monkeypatch.setattr(covariance, "models_here", lambda *_: nullcontext([None]))
     monkeypatch.setattr(covariance, "gradients_of", lambda model: gradients)
     monkeypatch.setattr(gradient_run, "group_cost", lambda *_: each)
-    sums = covariance._Sums("job", 0, Mock(spec=GradientCollector, wanted=(), on_gradient=None))
-    monkeypatch.setattr(covariance, "_sums_here", lambda *_: sums)
+    collector = Mock(spec=GradientCollector, wanted=(), on_gradient=None)
+    monkeypatch.setattr(covariance, "_sums_here", lambda group, *_: covariance._Sums(group.job, 0, collector))
     for memory in (40 << 20, 28 << 20, 1 << 20):
         group = covariance._Group("job", 0, Mock(), (), np.dtype("i2"), memory)
         covariance._Windows(group, np.zeros((1, 8), np.int64), 0, 1, None, False).run()
@@ -90,16 +85,10 @@ def test_workers_compute_no_more_gradients_at_a_time_than_their_memory_holds(mon
 
 
 @pytest.mark.oracle
-def test_gradients_of_weighted_texts(tmp_path):
+def test_gradients_of_weighted_texts(tmp_path, cluster):
     """Inputs and outputs are shared out, and the file is that of one machine."""
     pytest.importorskip("torch")
-    options = {**RUN, "n_ctx": 32, "nextn": False, "curvature_rows": 64}
-    texts = [f"{TEXT}:3", str(FOLDER / "demo" / "heldout.txt")]
-    for name, cluster in (("one", None), ("two", "local:2")):
-        (tmp_path / name).mkdir()
-        out = tmp_path / name / "a.imatrix"
-        compute_imatrix(DEMO, texts, out, curvature=tmp_path / name / "a.curv", cluster=cluster, **options)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    check_weighted_texts(tmp_path, "curvature", cluster, curvature_rows=64)
 
 
 def stop_after(state):
@@ -127,25 +116,25 @@ def stop_at_part(monkeypatch, number):
 
 
 @pytest.mark.parametrize(("first", "then"), [(True, False), (True, True), (False, True)])
-def test_goes_on_elsewhere(expected, tmp_path, three, first, then):
+def test_goes_on_elsewhere(expected, tmp_path, cluster, first, then):
     """Interrupted while the importance matrix is collected, on a cluster or not."""
     stop = stop_after(tmp_path / "a.imatrix.state")
     with pytest.raises(KeyboardInterrupt):
-        collect(tmp_path, cluster=three if first else None, output_frequency=1, progress=stop)
-    collect(tmp_path, cluster=three if then else None, output_frequency=1, resume=True)
+        collect(tmp_path, cluster=cluster if first else None, output_frequency=1, progress=stop)
+    collect(tmp_path, cluster=cluster if then else None, output_frequency=1, resume=True)
     assert contents(tmp_path) == expected
 
 
 @pytest.mark.parametrize("then", [True, False])
-def test_goes_on_with_the_groups_that_are_left(expected, tmp_path, three, monkeypatch, then):
+def test_goes_on_with_the_groups_that_are_left(expected, tmp_path, cluster, monkeypatch, then):
     stop_at_part(monkeypatch, 20)
     with pytest.raises(KeyboardInterrupt):
-        collect(tmp_path, cluster=three, memory=5 << 20)
+        collect(tmp_path, cluster=cluster, memory=5 << 20)
     monkeypatch.undo()
     written = []
     write = CovarianceWriter.write_folded
     monkeypatch.setattr(CovarianceWriter, "write_folded", lambda self, *a: (written.append(a[0]), write(self, *a)))
-    collect(tmp_path, cluster=three if then else None, resume=True)
+    collect(tmp_path, cluster=cluster if then else None, resume=True)
     assert contents(tmp_path) == expected
     assert 0 < len(written) < 20
 
@@ -156,7 +145,7 @@ def test_worker_is_killed(expected, tmp_path, caplog):
     folder.mkdir()
     with processes(folder) as running:
         running.worker("good")
-        running.worker("bad", at_first_windows(tmp_path / "marker", "os.kill(os.getpid(), signal.SIGKILL)"), "--no-nanny")
+        running.worker("bad", at_first_windows(tmp_path / "marker", "os.kill(os.getpid(), signal.SIGKILL)"))
         running.wait_for_workers(2)
         collect(tmp_path / "a", cluster=str(running.file))
     assert (tmp_path / "marker").exists()

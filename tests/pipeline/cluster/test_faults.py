@@ -68,7 +68,7 @@ def wait_for_tensors(out, process):
 @pytest.mark.parametrize("output", ["shared", pytest.param("collect", marks=pytest.mark.torture)])
 def test_worker_is_killed(running, out, expected, caplog, output):
     running.worker("good")
-    running.worker("bad", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGKILL)"), "--no-nanny")
+    running.worker("bad", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGKILL)"))
     result = quantize(running, out, 2, cluster_output=output)
     assert (out.parent / "marker").exists()
     assert out.read_bytes() == expected
@@ -79,9 +79,7 @@ def test_worker_is_killed(running, out, expected, caplog, output):
 @pytest.mark.torture
 def test_worker_is_frozen(running, out, expected, caplog):
     running.worker("good")
-    frozen = running.worker(
-        "frozen", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGSTOP)"), "--no-nanny"
-    )
+    frozen = running.worker("frozen", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGSTOP)"))
     quantize(running, out, 2)
     assert out.read_bytes() == expected
     assert "worker frozen at 127.0.0.1 is lost; others make its pieces again" in caplog.text
@@ -94,7 +92,7 @@ def test_worker_is_frozen(running, out, expected, caplog):
 def test_worker_runs_out_of_memory(running, out, expected, caplog):
     fill = "kept = [bytearray(b'x' * (50 << 20)) for _ in range(40) if not time.sleep(0.05)]"
     running.worker("good")
-    running.worker("small", at_first_rows(out.parent / "marker", fill), "--memory-limit", "1GB")
+    running.worker("small", at_first_rows(out.parent / "marker", fill), "--memory-limit", "1GB", nanny=True)
     quantize(running, out, 2)
     assert (out.parent / "marker").exists()
     assert out.read_bytes() == expected
@@ -103,7 +101,7 @@ def test_worker_runs_out_of_memory(running, out, expected, caplog):
 
 def test_disk_is_full_for_one_worker(running, out, expected):
     running.worker("good")
-    running.worker("full", at_first_rows(out.parent / "marker", FULL))
+    running.worker("full", at_first_rows(out.parent / "marker", FULL), nanny=True)
     result = quantize(running, out, 2)
     assert out.read_bytes() == expected
     assert "full at 127.0.0.1" not in {share.worker for share in result.shares if share.nbytes > 4096}

@@ -23,10 +23,10 @@ def data(demo, tmp_path):
     return paths
 
 
-def test_recipe(models, demo, data, tmp_path):
+def test_recipe(models, demo, data, cluster, tmp_path):
     options = {
         "target_bpw": 7,
-        "types": "q4_0,q5_0,q8_0",
+        "types": "q4_0,q8_0",
         "rows": 8,
         "n_ctx": 32,
         "chunks": 2,
@@ -34,7 +34,7 @@ def test_recipe(models, demo, data, tmp_path):
     }
     options |= {"measurements": 4, "refine": 1, **data}
     one = search_recipe(models.bf16, tmp_path / "one.txt", **options)
-    two = search_recipe(models.bf16, tmp_path / "two.txt", cluster="local:2", **options)
+    two = search_recipe(models.bf16, tmp_path / "two.txt", cluster=cluster, **options)
     assert (tmp_path / "one.txt").read_text("utf-8") == (tmp_path / "two.txt").read_text("utf-8")
     assert one.measured == two.measured
     states = [json.loads((tmp_path / f"{name}.txt.state.json").read_text("utf-8")) for name in ("one", "two")]
@@ -42,9 +42,9 @@ def test_recipe(models, demo, data, tmp_path):
     assert len(next(iter(states[0]["divergences"].values()))) > 8
 
 
-def test_without_a_text(models, tmp_path):
-    for name, cluster in (("one", None), ("two", "local:1")):
-        search_recipe(models.bf16, tmp_path / name, target_bpw=5.5, types="q4_0,q8_0", rows=8, cluster=cluster)
+def test_without_a_text(models, cluster, tmp_path):
+    for name, where in (("one", None), ("two", cluster)):
+        search_recipe(models.bf16, tmp_path / name, target_bpw=5.5, types="q4_0,q8_0", rows=8, cluster=where)
     assert (tmp_path / "one").read_text("utf-8") == (tmp_path / "two").read_text("utf-8")
 
 

@@ -20,16 +20,17 @@ pytestmark = pytest.mark.process
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_importance_matrix(tmp_path, workers):
+@pytest.mark.parametrize("workers", ["local:1", "two"])
+def test_importance_matrix(tmp_path, cluster, workers):
     options = {"n_ctx": 32, "chunks": 7, "batch": 64, "ubatch": 48, "process_output": True, "process_embedding": True}
     compute_imatrix(DEMO, [f"{TEXT}:3"], tmp_path / "one.gguf", **options)
-    shared = compute_imatrix(DEMO, [f"{TEXT}:3"], tmp_path / "two.gguf", cluster=f"local:{workers}", **options)
+    where = cluster if workers == "two" else workers
+    shared = compute_imatrix(DEMO, [f"{TEXT}:3"], tmp_path / "two.gguf", cluster=where, **options)
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
     assert shared.figures.chunks == 7
 
 
-def test_one_machine_goes_on_where_a_cluster_stopped(tmp_path, monkeypatch):
+def test_one_machine_goes_on_where_a_cluster_stopped(tmp_path, cluster):
     options = {"n_ctx": 32, "chunks": 8, "batch": 64, "output_frequency": 1}
     whole = compute_imatrix(DEMO, TEXT, tmp_path / "one.gguf", **options)
 
@@ -38,15 +39,15 @@ def test_one_machine_goes_on_where_a_cluster_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="3 windows are kept"):
-        compute_imatrix(DEMO, TEXT, tmp_path / "two.gguf", cluster="local:2", progress=stop, **options)
+        compute_imatrix(DEMO, TEXT, tmp_path / "two.gguf", cluster=cluster, progress=stop, **options)
     resumed = compute_imatrix(DEMO, TEXT, tmp_path / "two.gguf", resume=True, **options)
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
     assert whole.figures.perplexity == resumed.figures.perplexity
 
 
-def test_perplexity_and_divergence(models):
+def test_perplexity_and_divergence(models, cluster):
     options = {"n_ctx": 32, "chunks": 9, "batch": 64, "kl_divergence": models.bf16}
-    one, two = (dataclasses.asdict(perplexity(models.q4, TEXT, cluster=where, **options)) for where in (None, "local:2"))
+    one, two = (dataclasses.asdict(perplexity(models.q4, TEXT, cluster=where, **options)) for where in (None, cluster))
     assert (two["chunks"], two["kld_mean"] > 0) == (9, True)
     assert {**one, "tokens_per_second": 0} == {**two, "tokens_per_second": 0}
 
@@ -73,12 +74,12 @@ def test_a_model_with_other_weights_is_another(write_checkpoint, tiny_llama, tmp
         dataclasses.replace(here, path=str(two)).open()
 
 
-def test_device(tmp_path):
+def test_device(tmp_path, cluster):
     """torch's sums follow its number of threads, which is not the same in a worker."""
     pytest.importorskip("torch")
     options = {"n_ctx": 32, "chunks": 3, "device": ("cpu",)}
-    for name, cluster in (("one", None), ("two", "local:1")):
-        compute_imatrix(DEMO, TEXT, tmp_path / f"{name}.gguf", cluster=cluster, **options)
+    for name, where in (("one", None), ("two", cluster)):
+        compute_imatrix(DEMO, TEXT, tmp_path / f"{name}.gguf", cluster=where, **options)
     one, two = (load(tmp_path / f"{name}.gguf").entries for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name, (sums, counts) in one.items():

@@ -35,24 +35,15 @@ def alone(tmp_path_factory):
 
 @pytest.mark.process
 @pytest.mark.parametrize("output", ["shared", "collect"])
-def test_same_bytes_as_alone(alone, output, tmp_path):
+def test_same_bytes_as_alone(alone, cluster, output, tmp_path):
+    where = "local:2" if output == "shared" else cluster
     result = ggufmill.quantize_model(
-        DEMO, tmp_path / "q.gguf", "Q4_K_M", custom_q="ffn_down=q6_k", cluster="local:2", cluster_output=output
+        DEMO, tmp_path / "q.gguf", "Q4_K_M", custom_q="ffn_down=q6_k", cluster=where, cluster_output=output
     )
     assert result.files[0].read_bytes() == alone.files[0].read_bytes()
     assert result.checksums == alone.checksums
     assert sum(share.nbytes for share in result.shares) == result.plan.total_bytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.gguf"]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """The scheduler file of a cluster with two workers."""
-    with processes(tmp_path_factory.mktemp("dask")) as running:
-        running.worker("a")
-        running.worker("b")
-        running.wait_for_workers(2)
-        yield str(running.file)
 
 
 @pytest.fixture
@@ -124,21 +115,20 @@ def test_target_with_a_recipe(cluster, tmp_path, monkeypatch):
     assert asked  # workers measured the errors of types
 
 
-@pytest.fixture
-def far(tmp_path, monkeypatch):
-    """A hub with the demo, and the scheduler file of a cluster whose worker has a cache of its own: files there have other
-    times."""
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    folder = tmp_path / "dask"
-    folder.mkdir()
-    with serving(DEMO) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+@pytest.fixture(scope="module")
+def far(tmp_path_factory):
+    """A hub with the demo, the scheduler file of a cluster whose worker has a cache of its own, where files have other times,
+    and a folder with the caches: near and far."""
+    folder = tmp_path_factory.mktemp("far")
+    with serving(DEMO) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        patch.setenv("HF_ENDPOINT", hub.endpoint)
         with processes(folder) as running:
-            running.worker("far", f"import os; os.environ['HF_HOME'] = {str(tmp_path / 'far')!r}")
+            running.worker("far", f"import os; os.environ['HF_HOME'] = {str(folder / 'far')!r}")
             running.wait_for_workers(1)
-            monkeypatch.setenv("HF_HOME", str(tmp_path / "near"))
-            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "near" / "hub"))
-            yield hub, str(running.file)
+            patch.setenv("HF_HOME", str(folder / "near"))
+            patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "near" / "hub"))
+            yield hub, str(running.file), folder
 
 
 def same_tensors(one, two):
@@ -156,16 +146,14 @@ def test_repository_is_read_by_ranges(tmp_path, far):
 
 
 @pytest.mark.process
-def test_run_of_a_repository(tmp_path, far):
+def test_run_of_a_repository(tmp_path, far, run_alone):
     """Every stage reads ranges, and no process has the shards."""
-    hub, cluster = far
-    for name, model in (("alone", str(DEMO)), ("out", f"hf:{REPO}")):
-        recipe = tmp_path / f"{name}.toml"
-        recipe.write_text(f"[source]\nmodel = '{model}'\n{RUN}")
-    alone = ggufmill.run_recipe(tmp_path / "alone.toml", tmp_path / "alone")
-    result = ggufmill.run_recipe(tmp_path / "out.toml", tmp_path / "out", cluster=cluster)
-    assert same_tensors(result.report["files"][0], alone.report["files"][0])
-    assert not [path for place in ("near", "far") for path in (tmp_path / place).rglob("*.safetensors")]
+    hub, cluster, caches = far
+    recipe = tmp_path / "out.toml"
+    recipe.write_text(f"[source]\nmodel = 'hf:{REPO}'\n{RUN}")
+    result = ggufmill.run_recipe(recipe, tmp_path / "out", cluster=cluster)
+    assert same_tensors(result.report["files"][0], run_alone / "small.gguf")
+    assert not [path for place in ("near", "far") for path in (caches / place).rglob("*.safetensors")]
     assert all(asked for name, asked, *_ in hub.requests if name.endswith(".safetensors"))
 
 
@@ -220,17 +208,23 @@ rows = 8
 """
 
 
-@pytest.mark.process
-def test_run_of_a_recipe(cluster, tmp_path):
-    """With covariances and a search."""
-    recipe = tmp_path / "small.toml"
+@pytest.fixture(scope="module")
+def run_alone(tmp_path_factory):
+    """The folder of a run of small.toml, beside the recipe, without a cluster."""
+    recipe = tmp_path_factory.mktemp("run") / "small.toml"
     recipe.write_text(f"[source]\nmodel = '{DEMO}'\n{RUN}")
-    ggufmill.run_recipe(recipe, tmp_path / "alone")
-    ggufmill.run_recipe(recipe, tmp_path / "out", cluster=cluster)
-    names = [path.name for path in (tmp_path / "alone").iterdir() if path.suffix not in (".json", ".md", ".html", ".lock")]
+    ggufmill.run_recipe(recipe, recipe.with_name("alone"))
+    return recipe.with_name("alone")
+
+
+@pytest.mark.process
+def test_run_of_a_recipe(cluster, tmp_path, run_alone):
+    """With covariances and a search."""
+    ggufmill.run_recipe(run_alone.with_name("small.toml"), tmp_path / "out", cluster=cluster)
+    names = [path.name for path in run_alone.iterdir() if path.suffix not in (".json", ".md", ".html", ".lock")]
     assert {name.rpartition(".")[2] for name in names} >= {"gguf", "imatrix", "txt"}
     for name in names:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+        assert (tmp_path / "out" / name).read_bytes() == (run_alone / name).read_bytes(), name
 
 
 @pytest.fixture

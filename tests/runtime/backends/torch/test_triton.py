@@ -209,10 +209,10 @@ def test_sizes_that_fill_no_tile():
     q = finite_rows("q5_0", rows, n, 3)
     weights = decode(q, "q5_0", n)
     data, products = on_device(q).reshape(-1), PackedProducts("q5_0", PLACE)
-    x = torch.randn(37, n)
+    x = torch.randn(3, n)
     np.testing.assert_array_equal(products.decode(data, n, 3, 16).cpu().numpy(), weights[3:])
     expected = x.double() @ on_device(weights).double().T
-    vectors = products.matvec(data, x, torch.zeros(37, dtype=torch.int64), rows)
+    vectors = products.matvec(data, x, torch.zeros(3, dtype=torch.int64), rows)
     torch.testing.assert_close(vectors, expected.float(), rtol=1e-5, atol=1e-3)
 
 

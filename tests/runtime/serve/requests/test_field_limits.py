@@ -158,11 +158,12 @@ def kinds_of_routes(limits_of_routes):
 
 @pytest.mark.slow
 def test_ten_times_as_much_of_any_field_is_refused(make, limits_of_routes):
-    """What is larger than 1 MB is tried once for each limit: it takes long to send."""
-    tried, made, large = 0, {}, set()
+    """What is larger than 1 MB is tried once for each limit: it takes long to send. Of several models the tables are the same:
+    there it is the first field of each."""
+    tried, made, large, fields = 0, {}, set(), None if "/models/load" not in limits_of_routes else 1
     with TestClient(make(), base_url=HERE) as client:
         for path, limits in kinds_of_routes(limits_of_routes):
-            for name, limit in limits.items():
+            for name, limit in list(limits.items())[:fields]:
                 for what, value in made.get(limit) or made.setdefault(limit, list(excesses(limit))):
                     data = f'{{"{name}":{value}}}'
                     if len(data) > 1 << 20:
@@ -182,7 +183,7 @@ def test_ten_times_as_much_of_any_field_is_refused(make, limits_of_routes):
                     assert spent < SECONDS, (path, name, what, spent)
                     assert len(response.content) < 1000
                     tried += 1
-    assert tried > 4 * sum(len(limits) for _, limits in kinds_of_routes(limits_of_routes))
+    assert tried > 4 * sum(len(list(limits)[:fields]) for _, limits in kinds_of_routes(limits_of_routes))
 
 
 def test_the_whole_of_a_request_has_limits(make):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
@@ -239,6 +239,7 @@ def test_text_without_tags_is_content(text, template):
 
 
 @pytest.mark.slow
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(max_size=8), VALUES))
 def test_arguments_of_any_type(arguments):
     for family in ("hermes", "mistral", "deepseek 3.1", "gpt-oss"):
