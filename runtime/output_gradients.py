@@ -63,8 +63,8 @@ class GroupCost:
         return max(1, (nbytes - self.handed_over) // max(self.part, self.head))
 
 
-def group_cost(gradients: Gradients, n_ctx: int) -> GroupCost:
-    """Of windows of n_ctx tokens: counted, without computing anything."""
+def group_cost(gradients: Gradients, count: int, n_ctx: int) -> GroupCost:
+    """Of windows of n_ctx tokens, of which there are `count` in all: counted, without computing anything."""
     from .backends.torch.gradient_cost import count_cost
 
-    return GroupCost(*count_cost(gradients, n_ctx))
+    return GroupCost(*count_cost(gradients, count, n_ctx))

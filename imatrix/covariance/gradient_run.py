@@ -55,7 +55,7 @@ class GradientRun:
         most = max(_GROUPS, _GROUPS_PER_THREAD * self.gradients.threads)
         groups = min(most, max(1, memory // _VALUES_SHARE // group_bytes), -(-len(calibration.windows) // self._group))
         self.windows_at_once, self.kept_bytes = groups * self._group, groups * group_bytes
-        self._cost = own = bound_threads(self.gradients, n_ctx, memory)
+        self._cost = own = bound_threads(self.gradients, len(calibration.windows), n_ctx, memory)
         self.working_bytes = own.of(self.gradients.threads, groups)
         self.sums_memory = max(memory - self.kept_bytes - self.working_bytes, memory // 2)
 
@@ -91,9 +91,9 @@ class GradientRun:
             self.gradients.run(windows, self._seed, collector.wanted, collector.on_gradient, on_share)
 
 
-def bound_threads(gradients: Gradients, n_ctx: int, memory: int) -> GroupCost:
-    """Has no more threads compute gradients of windows than fit into their share of so many bytes, but one at least; returns
-    what each takes."""
-    each = group_cost(gradients, n_ctx)
+def bound_threads(gradients: Gradients, count: int, n_ctx: int, memory: int) -> GroupCost:
+    """Has no more threads compute gradients of so many windows than fit into their share of so many bytes, but one at least;
+    returns what each takes."""
+    each = group_cost(gradients, count, n_ctx)
     gradients.threads = min(gradients.threads, each.threads_in(memory // _WORKING_SHARE))
     return each

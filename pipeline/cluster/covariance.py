@@ -178,8 +178,11 @@ class _Windows:
             sums = _sums_here(self.group, self.first, model)
             sums.collector.weight, result = self.weight, None
             if isinstance(sums.collector, GradientCollector):
-                gradients = gradients_of(model)
-                bound_threads(gradients, self.windows.shape[1], self.group.memory)
+                gradients, (count, n_ctx) = gradients_of(model), self.windows.shape
+                if count not in sums.threads:  # counting takes as long as the gradients of some windows
+                    bound_threads(gradients, count, n_ctx, self.group.memory)
+                    sums.threads[count] = gradients.threads
+                gradients.threads = sums.threads[count]
                 gradients.run(self.windows, self.group.seed, sums.collector.wanted, sums.collector.on_gradient)
             elif self.options is not None:
                 result = run_batch(model, self.windows, self.weight, self.first, self.options, sums.collector)
@@ -216,12 +219,14 @@ def _run(step: _Windows | _Part) -> Any:
 
 @dataclass
 class _Sums:
-    """On a worker: the sums of a group, and how many windows they have."""
+    """On a worker: the sums of a group, and how many windows they have. threads: by windows of a step, those that compute
+    their gradients."""
 
     job: str
     number: int
     collector: CovarianceCollector
     windows: int = 0
+    threads: dict[int, int] = field(default_factory=dict)
 
 
 _sums: list[_Sums] = []  # one at most: a worker sums one group at a time

@@ -138,7 +138,7 @@ class Tuning:
         """Seconds, and bytes beside both models."""
         gradients, windows = self._gradients(quantised, weights), self.windows
         kept, tokens = self._kept_bytes, windows.shape[1]
-        batch, cost, judges = min(4, len(windows)), group_cost(gradients, tokens), int(judging(len(windows)).sum())
+        batch, cost, judges = min(4, len(windows)), group_cost(gradients, *windows.shape), int(judging(len(windows)).sum())
         memory = weights.nbytes + kept + batch * tokens * gradients.kept_bytes + cost.of(self.threads, batch)
         layers, head = gradient_work(gradients, cost, 1, tokens)
         forth = (self.epochs + 1) * judges + len(windows)  # windows without gradients; the head is computed by both models

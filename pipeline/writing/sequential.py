@@ -201,8 +201,8 @@ class SequentialEncoding:
     def _group(self) -> tuple[GroupCost, int] | None:
         """What gradients of a group of windows take, and how many these are; None where an op has no derivative."""
         with suppress(PlanError):
-            gradients, n_ctx = gradients_of(self._model), self.windows.shape[1]
-            return group_cost(gradients, n_ctx), gradients.windows_of_group(n_ctx)
+            gradients, shape = gradients_of(self._model), self.windows.shape
+            return group_cost(gradients, *shape), gradients.windows_of_group(shape[1])
         return None
 
     @property

@@ -39,11 +39,11 @@ class Count(NamedTuple):
     written: int
 
 
-def count_cost(gradients: Gradients, n_ctx: int) -> tuple[int, int, int, int, int]:
-    """Bytes that a thread, or the device, needs to compute a part again with gradients, for a group of windows of n_ctx tokens;
-    to compute some rows of the head; and of the gradients that it hands over at the end of either, at most; products and bytes
-    written of all parts."""
-    windows = np.zeros((gradients.windows_of_group(n_ctx), n_ctx), np.int64)
+def count_cost(gradients: Gradients, count: int, n_ctx: int) -> tuple[int, int, int, int, int]:
+    """Bytes that a thread, or the device, needs to compute a part again with gradients, for a group of windows of n_ctx tokens,
+    of which there are `count` in all; to compute some rows of the head; and of the gradients that it hands over at the end of
+    either, at most; products and bytes written of all parts."""
+    windows = np.zeros((min(count, gradients.windows_of_group(n_ctx)), n_ctx), np.int64)
     shapes, found, counts = ShapeGradients(gradients), dict[object, Count](), list[Count]()
     for part in gradients.parts:
         key = tuple((type(op), *(v.shape for v in op.outputs), *(w.shape for w in op.weights)) for op in part.ops)
