@@ -1,7 +1,9 @@
 """Tiny random models, as tensor sources."""
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from recorded_models import record_of
 
 from ggufmill.convert import open_source
 from ggufmill.formats import SourceTensor, TensorSource
+from ggufmill.runtime.backends.cpu import weights
 from ggufmill.runtime.graph import Observer, ops
 
 
@@ -40,6 +43,22 @@ def make_source(metadata, tensors):
         return SourceTensor(name, array.shape[::-1], "f32", lambda start, stop: flat[start:stop])
 
     return TensorSource("test model", metadata, {name: source_tensor(name, t) for name, t in tensors.items()}, "test")
+
+
+@pytest.fixture
+def alive_stores(monkeypatch):
+    """What has the weights of models that are alive, while no cycles are looked for."""
+    alive, make = weakref.WeakSet(), weights.WeightStore.__init__
+
+    def made(self, *arguments, **options):
+        make(self, *arguments, **options)
+        alive.add(self)
+
+    monkeypatch.setattr(weights.WeightStore, "__init__", made)
+    gc.collect()
+    gc.disable()
+    yield alive
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

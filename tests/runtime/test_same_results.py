@@ -105,12 +105,15 @@ def check_generated(models, tokens):
 
 @pytest.mark.slow(keep=[f"{case}-{mla}" for case, mla in RUNS if case in KINDS])
 @pytest.mark.parametrize(("case", "mla"), RUNS)
-def test_architectures(build, case, mla):
+def test_architectures(build, case, mla, alive_stores):
+    """And nothing of a model stays when the last reference to it goes."""
     source = packed(build(case), "q8_0")
     mode = {} if mla is None else {"mla": mla}
     models = [load_model(source, threads=1, **mode), load_model(source, threads=2, ubatch=24, **mode)]
     check_prompts(models, text_of(models[0], case))
     check_generated(models, text_of(models[0], case))
+    del models
+    assert not alive_stores
 
 
 @pytest.mark.slow(keep=["v3-*"])
