@@ -121,13 +121,17 @@ class Emitter:
             if high - low < window <= size:
                 start = min(low, size - window)
                 return self.shuffle(self.load(base, start, vector(I8, window)), addresses - start)
+        if len(addresses) == BYTES and high - low < 2 * BYTES <= size and self.target.has("avx512vbmi"):
+            start = min(low, size - 2 * BYTES)
+            halves = [self.load(base, start + half, vector(I8, BYTES)) for half in (0, BYTES)]
+            return self.builder.shuffle_vector(*halves, constant(I32, addresses - start))
         # Otherwise distinct pieces of one length are loaded one by one and concatenated.
         for length in (32, 16, 8, 4, 2, 1):
             pieces = addresses.reshape(-1, length) if len(addresses) % length == 0 else None
             if length > 1 and pieces is not None and np.all(np.diff(pieces, axis=1) == 1):
                 return self.concat([self.load(base, int(piece[0]), vector(I8, length)) for piece in pieces])
-            starts = _pieces(addresses, length)
-            if len(starts) * length <= BYTES and starts[-1] + length <= size and (length > 2 or len(starts) <= LANES):
+            starts = np.minimum(_pieces(addresses, length), size - length)
+            if len(starts) * length <= BYTES and length <= size and (length > 2 or len(starts) <= LANES):
                 count = 1 << (len(starts) - 1).bit_length()
                 loads = [self.load(base, int(start), vector(I8, length)) for start in starts]
                 which = np.searchsorted(starts, addresses, "right") - 1
@@ -139,16 +143,18 @@ class Emitter:
     def numbers(self, base: Any, bits: np.ndarray, size: int, lane: ir.IntType = I32) -> Any:
         """<n x i32> (or of i16) of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
         total: Any = None
-        for unit in (32, 8):  # in words that a run of bits does not cross, where it crosses bytes
+        for unit in (lane.width, 8):  # in words that a run of bits does not cross, where it crosses bytes
             runs = runs_of_bits(bits, unit)
-            if unit == 8 or (lane == I32 and len(runs) < len(runs_of_bits(bits, 8)) and bits.max() // 32 * 4 + 4 <= size):
+            words = bits.max() // unit - bits.min() // unit + 1
+            fits = (bits.max() // unit + 1) * unit // 8 <= size and (lane == I32 or words <= BYTES * 8 // unit)
+            if unit == 8 or (len(runs) < len(runs_of_bits(bits, 8)) and fits):
                 break
         for first, stop in runs:
             shift = bits[:, first] % unit
             if unit == 8:
                 part = self.builder.zext(self.gather(base, bits[:, first] // 8, size), vector(lane, len(bits)))
             else:
-                part = self._words(base, bits[:, first] // 32)
+                part = self._words(base, bits[:, first] // unit, lane)
             if shift.any():
                 part = self.builder.lshr(part, constant(lane, shift))
             if (shift + stop - first).min() < unit:
@@ -158,11 +164,11 @@ class Emitter:
             total = part if total is None else self.builder.or_(total, part)
         return total
 
-    def _words(self, base: Any, numbers: np.ndarray) -> Any:
-        """<n x i32> of the words at 4 * number."""
+    def _words(self, base: Any, numbers: np.ndarray, lane: ir.IntType) -> Any:
+        """<n x lane> of the words of these numbers."""
         first = int(numbers.min())
         count = int(numbers.max()) - first + 1
-        return self.shuffle(self.load(base, 4 * first, vector(I32, count)), numbers - first)
+        return self.shuffle(self.load(base, lane.width // 8 * first, vector(lane, count)), numbers - first)
 
     def number(self, base: Any, bits: np.ndarray, size: int) -> Any:
         """int64 of one unsigned number; bits [width], lowest first, in runs of up to 25 that may cross bytes."""

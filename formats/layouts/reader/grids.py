@@ -12,7 +12,7 @@ from numba.core import cgutils
 from ....simd.instructions import x86
 from ....simd.target import Target
 from .blocks import SUPERBLOCK, BlockReader, CodeVector
-from .emitter import BYTES, I1, I8, I16, I32, I64, Emitter, constant, vector
+from .emitter import BYTES, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
 
 _MOST_POINTS = 512  # of a grid that is looked up in registers
 _RUN = 32  # points that are looked up together, words of a register
@@ -141,14 +141,13 @@ class GridReader(BlockReader):
         assert grid is not None
         size, levels = self._point_columns, np.unique(grid)
         width = 16 // size  # bits of a value
-        found = self._run_of(code_vector, size)
         fits = len(levels) <= 1 << width and len(grid) <= _MOST_POINTS
+        found = self._run_of(code_vector, size)
         if not (fits and emit.target.has("avx512bw", "avx512vbmi")) or found is None:
             return None
         if ("points", found.number) not in loaded:
             packed = (np.searchsorted(levels, grid) << width * np.arange(size)).sum(axis=1)
-            bits = self._in_all_blocks(self.layout.indices)[found.rows, found.points]  # type: ignore[arg-type]
-            loaded["points", found.number] = _words_of_table(builder, packed, emit.numbers(base, bits, self.size, I16))
+            self._load_words(emit, base, found, packed, loaded)
         words, byte, place = loaded["points", found.number], np.arange(BYTES), np.repeat(found.places, 4)
         if emit.in_words(place):
             bits = place % 4 * 16
@@ -157,29 +156,52 @@ class GridReader(BlockReader):
         bits = bits + code_vector.columns % size * width
         return self._levels(emit, width, x86.vpmultishiftqb(builder, constant(I8, bits), _as_bytes(builder, words)))
 
+    def _load_words(self, emit: Emitter, base: Any, found: _Run, table: np.ndarray, loaded: dict) -> None:
+        """Puts the words of a run's points, or of two runs', to what is loaded."""
+        builder, size = emit.builder, self._point_columns
+        assert self.layout.indices is not None
+        rows, points = self._runs[size, _RUN]
+        if len(rows) % BYTES:
+            numbers = emit.numbers(base, self._in_all_blocks(self.layout.indices)[found.rows, found.points], self.size, I16)
+            loaded["points", found.number] = _words_of_table(builder, table, numbers)
+            return
+        # Both bytes of 64 points take two thirds of the look-ups of twice 32 words. Bytes of two runs are interleaved within
+        # sixteen bytes, as instructions do it.
+        first = found.number // 2 * 2
+        order = np.arange(BYTES) // 16 * 8 + np.arange(BYTES) % 8 + np.arange(BYTES) // 8 % 2 * _RUN + _RUN * first
+        low, high = self._look_up_points(emit, base, rows[order], points[order], [table & 255, table >> 8])
+        for i in range(2):
+            at = (np.arange(BYTES) // 16 * 16 + np.arange(BYTES) % 16 // 2 + 8 * i) + np.arange(BYTES) % 2 * BYTES
+            words = builder.shuffle_vector(low, high, constant(I32, at))
+            loaded["points", first + i] = builder.bitcast(words, vector(I16, _RUN))
+
     def _from_byte_tables(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
-        """The same for points of four weights in `product_vectors`: 64 points at a time, as two bytes of two values each, the
-        even and the odd ones."""
-        f, builder, width = self.layout, emit.builder, 4
-        assert f.grid is not None
-        assert f.indices is not None
-        levels, points = np.unique(f.grid), code_vector.columns // 4
-        bits = self._in_all_blocks(f.indices)[0]
-        if self.rows > 1 or self._point_columns != 4 or len(bits) != BYTES or not emit.target.has("avx512bw", "avx512vbmi"):
+        """The same for points of four weights, 64 at a time: a point is two bytes of two values each, the even and the odd
+        ones."""
+        grid, builder, width = self.layout.grid, emit.builder, 4
+        assert grid is not None
+        if self._point_columns != 4 or not emit.target.has("avx512bw", "avx512vbmi"):
             return None
-        if len(levels) > 1 << width or (points // 8 != np.arange(BYTES) // 8).any():
+        levels, found = np.unique(grid), self._run_of(code_vector, 4, BYTES)
+        if len(levels) > 1 << width or found is None or (found.places // 8 != np.arange(LANES) // 2).any():
             return None
-        if "bytes" not in loaded:
-            numbers = emit.gather(base, bits[:, 0] // 8, self.size)
-            above = [builder.icmp_signed("<", numbers, constant(I8, [0] * BYTES))]
-            above += [self._bits_set(emit, base, bits[:, bit]) for bit in range(8, bits.shape[1])]
-            numbers_of = np.searchsorted(levels, f.grid)
+        key = ("bytes", found.number)
+        if key not in loaded:
+            numbers_of = np.searchsorted(levels, grid)
             pairs = [numbers_of[:, half] | numbers_of[:, half + 2] << width for half in range(2)]
-            loaded["bytes"] = [_bytes_of_table(builder, pair, numbers, above) for pair in pairs]
+            loaded[key] = self._look_up_points(emit, base, found.rows, found.points, pairs)
         value = np.arange(BYTES) % 4
-        places = constant(I8, points % 8 * 8 + value // 2 * width)
-        first, second = (x86.vpmultishiftqb(builder, places, half) for half in loaded["bytes"])
+        places = constant(I8, np.repeat(found.places, 4) % 8 * 8 + value // 2 * width)
+        first, second = (x86.vpmultishiftqb(builder, places, half) for half in loaded[key])
         return self._levels(emit, width, builder.select(constant(vector(I1, BYTES), value % 2 == 0), first, second))
+
+    def _look_up_points(self, emit: Emitter, base: Any, rows: np.ndarray, points: np.ndarray, tables: list[np.ndarray]) -> list:
+        """Of each table of bytes <64 x i8>: its entries by the numbers of 64 points."""
+        bits = self._in_all_blocks(self.layout.indices)[rows, points]  # type: ignore[arg-type]
+        numbers = emit.gather(base, bits[:, 0] // 8, self.size)
+        above = [emit.builder.icmp_signed("<", numbers, constant(I8, [0] * BYTES))]
+        above += [self._bits_set(emit, base, bits[:, bit]) for bit in range(8, bits.shape[1])]
+        return [_bytes_of_table(emit.builder, table, numbers, above) for table in tables]
 
     def _bits_set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<64 x i1>: whether each of 64 bits is set."""
@@ -202,7 +224,7 @@ class GridReader(BlockReader):
         assert found is not None, "32 octets of signs are decoded together"
         codes = None if f.sign_codes is None else self._in_all_blocks(f.sign_codes)[found.rows, found.points]
         key, place = ("signs", found.number), np.repeat(found.places, 4)
-        if codes is not None and emit.target.has("avx512vbmi", "avx512bitalg") and emit.in_words(place):
+        if codes is not None and emit.target.has("avx512vbmi", "avx512bitalg") and self._signs_share_words(emit, place, codes):
             if key not in loaded:
                 loaded[key] = self._signs_in_words(emit, base, codes)
             return x86.vpshufbitqmb(emit.builder, loaded[key], constant(I8, place % 4 * 8 + columns % 8))
@@ -212,21 +234,41 @@ class GridReader(BlockReader):
             loaded[key] = emit.gather(base, octets[:, 0] // 8, self.size)  # type: ignore[index]
         return emit.bits_of_bytes(loaded[key], place, columns % 8)
 
-    def _run_of(self, code_vector: CodeVector, size: int) -> _Run | None:
-        """The 32 points (or octets of signs) of `size` columns that those of a vector are read with; None if they are not read
-        together."""
-        if any((each.columns < 0).any() for each in self.code_vectors):
-            return None
-        rows, points = (np.concatenate(parts) for parts in zip(*((v.rows, v.columns) for v in self.code_vectors), strict=True))
-        rows, points = rows[::size], points[::size] // size
+    def _run_of(self, code_vector: CodeVector, size: int, length: int = _RUN) -> _Run | None:
+        """The 32 points (or octets of signs; `length`) of `size` columns that those of a vector are read with; None if they are
+        not read together."""
+        runs = self._runs.get((size, length))
+        if runs is None:
+            runs = self._runs[size, length] = self._points_of_runs(size, length)
+        rows, points = runs
         number = {pair: i for i, pair in enumerate(zip(rows.tolist(), points.tolist(), strict=True))}
         pairs = zip(code_vector.lane_rows, (code_vector.columns[::4] // size).tolist(), strict=True)
-        places = np.array([number[pair] for pair in pairs])
-        run = int(places[0]) // _RUN
-        if (places // _RUN != run).any() or len(rows) % _RUN:
+        places = np.array([number.get(pair, -1) for pair in pairs])
+        run = int(places[0]) // length
+        if (places < 0).any() or (places // length != run).any():
             return None
-        part = slice(_RUN * run, _RUN * (run + 1))
-        return _Run(run, rows[part], points[part], places % _RUN)
+        part = slice(length * run, length * (run + 1))
+        return _Run(run, rows[part], points[part], places % length)
+
+    @cached_property
+    def _runs(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+        return {}
+
+    @staticmethod
+    def _signs_share_words(emit: Emitter, place: np.ndarray, codes: np.ndarray) -> bool:
+        """Whether the four codes whose signs go to a word of eight bytes lie in one themselves."""
+        return emit.in_words(place) and bool((np.ptp(codes.reshape(BYTES // 8, -1), axis=1) < 64).all())
+
+    def _points_of_runs(self, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """int [runs * length]: rows and points of `size` columns, run after run; none where they fill no runs. Of interleaved
+        rows the points that eight bytes of several vectors need lie side by side, as those of plain rows do by themselves."""
+        rows, columns = (np.concatenate(parts) for parts in zip(*((v.rows, v.columns) for v in self.code_vectors), strict=True))
+        if (columns < 0).any() or len(rows) % (size * length):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        order = np.arange(len(rows))[::size]
+        if self.rows > 1:
+            order = order.reshape(-1, length * size // BYTES, BYTES // 8, 8 // size).swapaxes(1, 2).reshape(-1)
+        return rows[order], columns[order] // size
 
     def _signs_in_words(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """<64 x i8>: as _signs of 32 codes, of which the lowest half of each word of eight bytes has four."""
