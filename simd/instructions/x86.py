@@ -42,8 +42,9 @@ def vpshufbitqmb(builder: Any, words: Any, bits: Any) -> Any:
 
 
 def vpmultishiftqb(builder: Any, shifts: Any, words: Any) -> Any:
-    """<64 x i8>: of each byte of `shifts` eight bits of its 64-bit word from that bit on, around the end (AVX512-VBMI)."""
-    return _call(builder, "avx512.pmultishift.qb.512", shifts.type, shifts, words)
+    """<16, 32 or 64 x i8>: of each byte of `shifts` eight bits of its 64-bit word from that bit on, around the end
+    (AVX512-VBMI)."""
+    return _call(builder, f"avx512.pmultishift.qb.{bits_of(shifts.type)}", shifts.type, shifts, words)
 
 
 def vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 
 from ....simd import llvm
-from ....simd.instructions import dot_products, permute, scaled_dots
+from ....simd.instructions import dot_products, permute, scaled_dots, x86
 from ....simd.instructions.half_precision import half_to_float
 from ....simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
 from ....simd.target import Target, target
@@ -142,6 +142,8 @@ class Emitter:
 
     def numbers(self, base: Any, bits: np.ndarray, size: int, lane: ir.IntType = I32) -> Any:
         """<n x i32> (or of i16) of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
+        if (in_bytes := self._numbers_in_bytes(base, bits, size)) is not None:
+            return self.builder.zext(in_bytes, vector(lane, len(bits)))
         total: Any = None
         for unit in (lane.width, 8):  # in words that a run of bits does not cross, where it crosses bytes
             runs = runs_of_bits(bits, unit)
@@ -163,6 +165,35 @@ class Emitter:
                 part = self.builder.shl(part, constant(lane, [first] * len(bits)))
             total = part if total is None else self.builder.or_(total, part)
         return total
+
+    def _numbers_in_bytes(self, base: Any, bits: np.ndarray, size: int) -> Any:
+        """<16 x i8> of numbers of up to eight bits in several runs, each of which one instruction takes out of eight bytes for
+        every eight numbers; None where that is not so."""
+        count, width = bits.shape
+        runs = runs_of_bits(bits)
+        if not self.target.has("avx512vbmi") or count != LANES or width > 8 or size < 8 or len(runs) == 1:
+            return None
+        if not np.ptp(bits[:, [first for first, _ in runs]] % 8, axis=0).any():  # one shift for all takes as little
+            return None
+        total: Any = None
+        for first, stop in runs:
+            at, start = bits[:, first], min(int(bits[:, first].min()) // 8, size - 8)
+            if bits[:, stop - 1].max() < 8 * (start + 8):
+                place = at // 8 - start
+                words = self.builder.bitcast(self.splat(self.load(base, start, I64), 2), vector(I8, LANES))
+            elif (window := _eight_bytes(bits)) is not None:
+                place = (np.repeat(window.reshape(-1, 8), 8, axis=0) == at[:, None] // 8).argmax(axis=1)
+                words = self.gather(base, window, size)
+            else:
+                return None
+            shifts = (8 * place + at % 8 - first) % 64
+            part = x86.vpmultishiftqb(self.builder, constant(I8, shifts), words)
+            if total is not None:
+                below = constant(I8, [(1 << first) - 1] * LANES)
+                total = self.builder.and_(total, below)
+                part = self.builder.or_(total, self.builder.and_(part, self.builder.not_(below)))
+            total = part
+        return self.builder.and_(total, constant(I8, [(1 << width) - 1] * LANES))
 
     def _words(self, base: Any, numbers: np.ndarray, lane: ir.IntType) -> Any:
         """<n x lane> of the words of these numbers."""
@@ -299,6 +330,12 @@ class Emitter:
             value = self.builder.fadd(low, high)
             order = np.arange(value.type.count).reshape(count, -1)
         return self.shuffle(value, order.reshape(-1))
+
+
+def _eight_bytes(bits: np.ndarray) -> np.ndarray | None:
+    """Offsets, eight for every eight of n numbers, of bytes that have their bits [n, width]; None where these are more."""
+    windows = [np.unique(eight // 8) for eight in bits.reshape(len(bits) // 8, -1)]
+    return np.concatenate([np.resize(used, 8) for used in windows]) if max(map(len, windows)) <= 8 else None
 
 
 def _pieces(addresses: np.ndarray, length: int) -> np.ndarray:

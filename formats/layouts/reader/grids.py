@@ -10,9 +10,10 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from ....simd.instructions import x86
+from ....simd.instructions.permute import lookup_floats
 from ....simd.target import Target
 from .blocks import SUPERBLOCK, BlockReader, CodeVector
-from .emitter import BYTES, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
+from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
 
 _MOST_POINTS = 512  # of a grid that is looked up in registers
 _RUN = 32  # points that are looked up together, words of a register
@@ -58,6 +59,22 @@ class GridReader(BlockReader):
     def _point_columns(self) -> int:
         assert self.layout.grid is not None
         return self.layout.grid.shape[1]
+
+    def scale_in_units(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """As of other blocks; of a vector of nibbles the levels are looked up as floats, whatever the bits above them are."""
+        f, rows_and_groups = self.layout, self.rows_and_groups(numbers)
+        if f.scales is None or f.d is None or f.scale_signs is not None or len(numbers) != LANES:
+            return super().scale_in_units(emit, base, numbers)
+        bits = self._in_all_blocks(f.scales)[rows_and_groups]
+        shift = bits[:, 0] % 8
+        if bits.shape[1] != 4 or (np.diff(bits, axis=1) != 1).any() or shift.max() > 4 or not emit.target.has("avx512f"):
+            return super().scale_in_units(emit, base, numbers)
+        stored = emit.gather(base, np.repeat(bits[:, 0] // 8, 4), self.size)
+        nibbles = emit.builder.bitcast(stored, vector(I32, LANES))
+        nibbles = emit.builder.lshr(nibbles, constant(I32, shift)) if shift.any() else nibbles
+        levels = constant(F32, (f.level_step * np.arange(16.0) + f.level_zero).tolist())
+        level = lookup_floats(emit.builder, [levels], nibbles, emit.target)
+        return emit.builder.fmul(self._float16_or_e8m0(emit, base, f.d, numbers), level)
 
     def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder

@@ -39,6 +39,22 @@ class BlockStep:
         self.one_scale = self.columns == self.activations  # of a token's activations in a step
         self.lanes = 8 if reader.numbers <= 8 and not reader.has_minima_beside else LANES  # of scales
         self.scale_vectors = [np.arange(i, i + self.lanes) for i in range(0, reader.numbers, self.lanes)]
+        if self._scales_in_lanes:
+            self.lanes, self.scale_vectors = LANES, list(self._numbers_of_lanes.values())
+
+    @cached_property
+    def _numbers_of_lanes(self) -> dict[tuple, np.ndarray]:
+        """For each key of product vectors the numbers of its lanes' scales, -1 for none."""
+        keys = dict.fromkeys(self.reader.keys(each) for each in self.reader.product_vectors)
+        return {key: np.array([block * self.reader.rows + row if block >= 0 else -1 for row, block in key]) for key in keys}
+
+    @property
+    def _scales_in_lanes(self) -> bool:
+        """Whether scales are read lane by lane at once, as they are needed: of few kinds of vectors, whose sums of activations
+        are not needed."""
+        r = self.reader
+        fits = r.rows == 1 and self.one_scale and r.has_signs and r.layout.scales is not None
+        return fits and len(self._numbers_of_lanes) <= 2
 
     def _subtracted(self, emit: Emitter) -> int:
         """What is subtracted from table values for the products: the lowest, or 0 where signed bytes are multiplied, or
@@ -144,7 +160,7 @@ class BlockStep:
             key = r.keys(code_vector)
             codes, negative = self._codes(subtracted, emit, base, code_vector, loaded)
             last = position + 1 == len(r.product_vectors) or r.keys(r.product_vectors[position + 1]) != key
-            number = np.array([block * r.rows + row if block >= 0 else -1 for row, block in key])
+            number = self._numbers_of_lanes[key]
             for token in tokens:
                 before = token.products if token.products is not None else constant(I32, [0] * LANES)
                 words = self.activation_words(emit, token.codes, position)
@@ -156,7 +172,10 @@ class BlockStep:
                 else:
                     token.products = emit.dot(before, codes, words, r.highest)
                 if last:
-                    scale = emit.pick(token.scales, number // self.lanes, np.where(number < 0, -1, number % self.lanes))
+                    if self._scales_in_lanes:
+                        scale = token.scales[list(self._numbers_of_lanes).index(key)]
+                    else:
+                        scale = emit.pick(token.scales, number // self.lanes, np.where(number < 0, -1, number % self.lanes))
                     token.add(code_vector.lane_rows, emit.to_float(token.products), scale, emit)
                     token.products = None
         for token in tokens:
