@@ -29,10 +29,12 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from ......formats.layouts.reader.code_layout import code_layout
-from ......formats.layouts.reader.emitter import Emitter
+from ......formats.layouts.reader.emitter import I64, Emitter
 from ......formats.types import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
@@ -47,6 +49,7 @@ from .rows import arranges, emit_arrangement, emit_product
 FIELDS = 13
 MATRIX, FIRST, TOKENS, TARGET = range(4)
 TOKENS_PER_PASS = 4  # tokens that are multiplied in one pass over the codes of a group of rows
+_BLOCK_BYTES = 1 << 16  # of rows that one pass takes before the next tokens get theirs: they stay in a second-level cache
 
 
 def tokens_per_pass(name: str, of: Target) -> int:
@@ -56,17 +59,32 @@ def tokens_per_pass(name: str, of: Target) -> int:
 
 
 @intrinsic
-def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, sums, out, stride):
+def _multiply(typingctx, name, level, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
+    """Multiplies so many groups of rows, one after the other, with tokens: literals, numbers, addresses.
+
+    A function of its own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to a sixth
+    off short ones, and LLVM weighs it against the registers of nothing else."""
     if not isinstance(name, types.StringLiteral):
         return None
 
     def generate(context, builder, signature, args):
         of = target_at(level.literal_value) if level.literal_value else target()
-        write_product(builder, of, name.literal_value, tokens.literal_value, *args[3:])
+        stored, together = TYPES[name.literal_value], tokens.literal_value
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 9)
+        function = ir.Function(builder.module, kind, builder.module.get_unique_name(f"rows_of_{stored.name}_{together}"))
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        inner = ir.IRBuilder(function.append_basic_block())
+        count, group_bytes, first, columns, codes, scales, sums, to, stride = function.args
+        with cgutils.for_range(inner, count, intp=I64) as loop:
+            row = inner.add(first, inner.mul(loop.index, group_bytes))
+            place = inner.add(to, inner.mul(loop.index, I64(4 * stored.rows)))
+            write_product(inner, of, stored.name, together, row, columns, codes, scales, sums, place, stride)
+        inner.ret_void()
+        builder.call(function, args[3:])
         return context.get_dummy_value()
 
-    i64 = types.int64
-    return types.void(name, level, tokens, i64, i64, i64, i64, i64, i64, i64), generate
+    return types.void(name, level, tokens, *[types.int64] * 9), generate
 
 
 @intrinsic
@@ -122,22 +140,25 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
             for token in range(0, n * columns, columns):
                 _arrange(name, level, columns, codes + token, in_order + token)
             codes = in_order
-        for row in range(start * group, stop * group, group):
-            weights = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES] + row * table[ROW_BYTES]
-            out = table[OUT] + job[TARGET] * stride + row * 4
-            t = 0
+        group_bytes = group * table[ROW_BYTES]
+        matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
+        block = max(1, _BLOCK_BYTES // group_bytes)
+        for first in range(start, stop, block):
+            count, t = min(block, stop - first), 0
+            weights = matrix + first * group_bytes
             while t < n:
                 c = codes + t * columns * code_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
+                out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
                 if n - t >= together:
-                    _multiply(name, level, together, weights, columns, c, s, u, out + t * stride, stride)
+                    _multiply(name, level, together, count, group_bytes, weights, columns, c, s, u, out, stride)
                     t += together
                 elif n - t >= two:
-                    _multiply(name, level, two, weights, columns, c, s, u, out + t * stride, stride)
+                    _multiply(name, level, two, count, group_bytes, weights, columns, c, s, u, out, stride)
                     t += two
                 else:
-                    _multiply(name, level, 1, weights, columns, c, s, u, out + t * stride, stride)
+                    _multiply(name, level, 1, count, group_bytes, weights, columns, c, s, u, out, stride)
                     t += 1
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
