@@ -26,6 +26,16 @@ from ggufmill.simd.target import Target
 
 FLOAT_COLUMNS = 64  # of a step along a row of floats
 _TRIPLES = {"aarch64": "aarch64-unknown-linux-gnu", "x86_64": "x86_64-unknown-linux-gnu"}
+_BROADCASTS = ("vbroadcast", "vpbroadcastd", "vpbroadcastq")
+# As measured on Zen 4, pairs of instructions that do not wait for each other (docs/instructions.md).
+_SHUFFLES = (
+    *("vperm", "vpshuf", "vshuf", "vpunpck", "vunpck", "vpmovzx", "vpmovsx", "vpmovd", "vpmovq", "vpmovw", "vpack", "vinsert"),
+    *("vextract", "vbroadcast", "vpbroadcast", "vpinsr", "vmovhps", "vmovddup", "vmovsldup", "vmovshdup", "valign", "vcvtph"),
+)
+_MULTIPLIES = (
+    *("vpdp", "vpmadd", "vpmul", "vmul", "vfm", "vfnm", "vptest", "vpcmp", "vpmovb2m", "vpmovw2m", "vpshufbit", "vprol"),
+    *("vpror", "vpabs", "vpsad"),
+)
 _LABEL = re.compile(r"(\.\w+):")
 _BACK = re.compile(r"(?:j\w+|b|b\.\w+|cbn?z|tbn?z)\s.*?(\.\w+)$")
 
@@ -69,6 +79,26 @@ class Instruction(NamedTuple):
         return "%xmm" in (wide := re.sub("%[yz]mm", "%xmm", self.operands)) and (
             not self.name.startswith("vmov") or "{%k" in wide
         )
+
+    @property
+    def slots(self) -> int:
+        """Of the four vector units of 256 bits that Zen 4 has how many it takes for a cycle; 0 for no vector instruction, and
+        for loads of one element to all lanes and for zeros."""
+        is_load = self.name.startswith(_BROADCASTS) and "(" in self.operands
+        is_zero = "xor" in self.name and len(set(self.operands.split(", "))) == 1
+        if not self.is_vector or is_load or is_zero:
+            return 0
+        return 2 if "%zmm" in self.operands else 1
+
+    @property
+    def is_shuffle(self) -> bool:
+        """Whether only two of these units execute it, those of permutations."""
+        return self.name.startswith(_SHUFFLES) and not self.name.startswith("vpshufbit")
+
+    @property
+    def is_multiply(self) -> bool:
+        """Whether only two of these units execute it, those of products, one of which is one of permutations, too."""
+        return self.name.startswith(_MULTIPLIES)
 
     @property
     def is_call(self) -> bool:

@@ -61,15 +61,35 @@ MEASURED = """## Generation on an AMD EPYC (Zen 4), one thread: per {weights} we
 
 `python benchmarks/gemv.py TYPE ... --threads 1 --json > benchmarks/results/gemv_zen4.json`: {columns} columns, {gigahertz} GHz,
 other work on the machine, processor time. Cycles: of a product whose rows come from the second-level cache (2,048 columns). The
-least: what counting gives for its loop, half of its vector instructions (of 512 bits two start per cycle) or a sixth of all;
-where the other thread of the core is busy, too, up to twice that.
+least is what counting gives for its loop, and `by` what it counts: `vectors`, of which four units of 256 bits execute what of
+512 bits takes two; `shuffles`, `products`, which two of these units each execute, and one of them both (measured with pairs of
+instructions: a permutation, a multishift, a mask from a comparison, a product of bytes of 512 bits starts every cycle, a
+permutation and one of the others every 1.34); `all`, six instructions per cycle. Not counted: that look-ups in two registers
+and sums of products hold a third operand (a pair of them took 1.84 cycles), loads across cache lines, and what a row costs
+beside its blocks. Where the other thread of the core is busy, too, all takes up to twice as long.
 Memory: cycles that a plain sum of the same bytes takes to read them. The larger of the first and the third bounds the type.
 `share` is the speed from memory over that of the plain sum. `ratio` to ik_llama.cpp 8337e4cd is that of a dense model of 0.4 B
 weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)), of most types
 measured before their newest kernels ([which](benchmarks.md#generation)).
 
-| type | instructions | of vectors | cycles | least | memory | bound by | share | ratio |
-|---|--:|--:|--:|--:|--:|---|--:|--:|"""
+| type | instructions | of vectors | cycles | least | by | memory | bound by | share | ratio |
+|---|--:|--:|--:|--:|---|--:|---|--:|--:|"""
+
+
+def _least(loop: InnerLoop) -> tuple[float, str]:
+    """Cycles of 256 weights that counting gives as least on Zen 4, and what it counts."""
+    slots = [(instruction, instruction.slots) for instruction in loop.instructions]
+    shuffles = sum(n for instruction, n in slots if instruction.is_shuffle)
+    products = sum(n for instruction, n in slots if instruction.is_multiply)
+    bounds = {
+        "vectors": sum(n for _, n in slots) / 4,
+        "shuffles": shuffles / 2,
+        "products": products / 2,
+        "both": (shuffles + products) / 3,
+        "all": len(loop.instructions) / 6,
+    }
+    by = max(bounds, key=lambda name: bounds[name])
+    return bounds[by] * WEIGHTS / loop.products, by
 
 
 def _measured(names: list[str]) -> str:
@@ -87,10 +107,11 @@ def _measured(names: list[str]) -> str:
         loop = gemv_loop(of, row["type"])
         part = WEIGHTS / loop.products
         vectors = part * sum(instruction.is_vector for instruction in loop.instructions)
-        least = max(vectors / 2, loop.per(WEIGHTS) / 6)
+        least, by = _least(loop)
         bound = "arithmetic" if row["cycles"] > row["cycles_of_memory"] else "memory"
         ratio = ratios.get(row["type"])
-        numbers = f"{loop.per(WEIGHTS):.0f} | {vectors:.0f} | {row['cycles']:.0f} | {least:.0f} | {row['cycles_of_memory']:.0f}"
+        numbers = f"{loop.per(WEIGHTS):.0f} | {vectors:.0f} | {row['cycles']:.0f} | {least:.0f} | {by}"
+        numbers += f" | {row['cycles_of_memory']:.0f}"
         lines.append(f"| {row['type']} | {numbers} | {bound} | {row['share']:.2f} | {f'{ratio:.2f}' if ratio else ''} |")
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ from ggufmill.simd.target import target, target_at
 
 LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "neon", "portable") if level in target().levels]
 # One type for each kind of step and of look-up.
-OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]
+OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"]
 SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
 
@@ -116,6 +116,15 @@ def test_product_equals_that_of_decoded_rows(name):
 @given(groups=st.integers(1, 7), units=st.integers(1, 11), tokens=st.integers(1, 8), seed=st.integers(0, 99))
 def test_any_shape(name, groups, units, tokens, seed):
     check(name, groups * TYPES[name].rows, units * columns_of(name), tokens, seed)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "iq4_k", "q4_k_r4"])
+def test_rows_of_several_blocks(name):
+    """Passes of four tokens, of two and of one take some rows, then the next ones."""
+    n = 4096
+    rows = 3 * module._BLOCK_BYTES // TYPES[name].row_bytes(n) // 8 * 8 + 8
+    assert rows * TYPES[name].row_bytes(n) > 2 * module._BLOCK_BYTES
+    check(name, rows, n, 7, 6)
 
 
 @pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "f16", "bf16_r16"])
