@@ -43,7 +43,7 @@ from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
-from .rows import arranges, emit_arrangement, emit_product
+from .rows import arranges, emit_arrangement, emit_product, steps
 
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
@@ -62,26 +62,25 @@ def tokens_per_pass(name: str, of: Target) -> int:
 def _multiply(typingctx, name, level, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
     """Multiplies so many groups of rows, one after the other, with tokens: literals, numbers, addresses.
 
-    A function of its own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to a sixth
-    off short ones, and LLVM weighs it against the registers of nothing else."""
+    They are functions of their own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to
+    a sixth off short ones, and LLVM weighs it against the registers of nothing else."""
     if not isinstance(name, types.StringLiteral):
         return None
 
     def generate(context, builder, signature, args):
         of = target_at(level.literal_value) if level.literal_value else target()
-        stored, together = TYPES[name.literal_value], tokens.literal_value
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 9)
-        function = ir.Function(builder.module, kind, builder.module.get_unique_name(f"rows_of_{stored.name}_{together}"))
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        inner = ir.IRBuilder(function.append_basic_block())
-        count, group_bytes, first, columns, codes, scales, sums, to, stride = function.args
-        with cgutils.for_range(inner, count, intp=I64) as loop:
-            row = inner.add(first, inner.mul(loop.index, group_bytes))
-            place = inner.add(to, inner.mul(loop.index, I64(4 * stored.rows)))
-            write_product(inner, of, stored.name, together, row, columns, codes, scales, sums, place, stride)
-        inner.ret_void()
-        builder.call(function, args[3:])
+        functions = {whole: _rows_function(builder.module, of, name.literal_value, tokens.literal_value, whole)
+                     for whole in _forms(name.literal_value)}  # fmt: skip
+        if len(functions) == 1:
+            builder.call(functions[False], args[3:])
+        else:
+            columns = steps(name.literal_value)[0].columns
+            is_whole = builder.icmp_unsigned("==", builder.urem(args[6], I64(columns)), I64(0))
+            with builder.if_else(is_whole) as (then, otherwise):
+                with then:
+                    builder.call(functions[True], args[3:])
+                with otherwise:
+                    builder.call(functions[False], args[3:])
         return context.get_dummy_value()
 
     return types.void(name, level, tokens, *[types.int64] * 9), generate
@@ -102,16 +101,40 @@ def _arrange(typingctx, name, level, columns, codes, to):
     return types.void(name, level, i64, i64, i64), generate
 
 
+def _forms(name: str) -> tuple[bool, ...]:
+    """Whether rows are whole steps, of the types that have a second step for the rest of rows: tables and permutations of both
+    do not fit the registers, and what does not LLVM loads in every step."""
+    return (True, False) if name not in FLOATS and len(steps(name)) > 1 else (False,)
+
+
+def _rows_function(module: Any, of: Target, name: str, tokens: int, whole: bool) -> Any:
+    """A function of a module that multiplies groups of rows of a type with so many tokens: see `_multiply`."""
+    stored = TYPES[name]
+    function = ir.Function(
+        module, ir.FunctionType(ir.VoidType(), [I64] * 9), module.get_unique_name(f"rows_of_{name}_{tokens}")
+    )
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block())
+    count, group_bytes, first, columns, codes, scales, sums, to, stride = function.args
+    with cgutils.for_range(builder, count, intp=I64) as loop:
+        row = builder.add(first, builder.mul(loop.index, group_bytes))
+        place = builder.add(to, builder.mul(loop.index, I64(4 * stored.rows)))
+        write_product(builder, of, name, tokens, row, columns, codes, scales, sums, place, stride, whole)
+    builder.ret_void()
+    return function
+
+
 def write_product(
     builder: Any, of: Target, name: str, tokens: int, weights: Any, columns: Any, codes: Any, scales: Any, sums: Any,
-    out: Any, stride: Any,
+    out: Any, stride: Any, whole: bool = False,
 ) -> None:  # fmt: skip
     """LLVM code for the product of one group of rows of a type with so many tokens; int64, as in the table (see above)."""
     emit = Emitter(builder, of)
     if name in FLOATS:
         emit_float_product(emit, name, tokens, weights, columns, codes, out, stride)
     else:
-        emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride)
+        emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride, whole)
 
 
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:

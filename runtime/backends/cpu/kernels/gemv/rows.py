@@ -33,11 +33,12 @@ def arranges(name: str) -> bool:
 
 
 def emit_product(
-    emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: tuple, out: Any, stride: Any
+    emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: tuple, out: Any, stride: Any, whole: bool
 ) -> None:
     """Multiplies the rows of one group (from address `weights`) with `tokens` tokens: activations are the addresses of the
-    first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64."""
-    builder, stored, step_sizes = emit.builder, TYPES[name], steps(name)
+    first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64. whole: columns are a
+    multiple of the first step's, and nothing is written for others."""
+    builder, stored, step_sizes = emit.builder, TYPES[name], steps(name)[: 1 if whole else None]
     layout = step_sizes[0].layout
     orders = {tuple((np.arange(LANES) % stored.rows).tolist()): None}
     orders.update({code_vector.lane_rows: None for step in step_sizes for code_vector in step.reader.code_vectors})
