@@ -1,19 +1,23 @@
-"""Work items of a kernel, compiled for the processor instead of a GPU, one after the other: a process of its own.
+"""Work items of kernels, compiled for the processor instead of a GPU, one after the other: a process of its own, since such
+code is compiled with another number of lanes. What kernels have in common it compiles once.
 
-python items_on_processor.py CALLS    a pickled list of (pickled ItemRequest, ItemWork); the file gets their outputs
+    with ItemProcess(lanes) as process: outputs = process.run(request, work)
+
+The process reads pickled (request, work) and answers each with the pickled outputs.
 """
 
 import ctypes
+import os
 import pickle
+import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 
-from ggufmill.simd.cuda.compile_items import ItemRequest, compiled
+from ggufmill.simd.cuda.compile_items import ItemRequest, compiled, environment
 from ggufmill.simd.cuda.division import ItemWork
 from ggufmill.simd.cuda.lowering import ITEM, item_module
 
@@ -39,8 +43,43 @@ def run(request: bytes, work: ItemWork) -> list[np.ndarray]:
     return [values for a, values in zip(work.arrays, arrays, strict=True) if a.written]
 
 
-if __name__ == "__main__":
+class ItemProcess:
+    """A process for work items of so many lanes."""
+
+    def __init__(self, lanes: int):
+        command = [sys.executable, __file__]
+        self._process = subprocess.Popen(command, env=environment(lanes), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, request: bytes, work: ItemWork) -> list[np.ndarray]:
+        """The arrays that the items write. request: a pickled ItemRequest."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        pickle.dump((request, work), stdin)
+        stdin.flush()
+        return pickle.load(stdout)
+
+    def __enter__(self) -> "ItemProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process as process:
+            process.terminate()
+
+
+def serve() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    path = Path(sys.argv[1])
-    path.write_bytes(pickle.dumps([run(*call) for call in pickle.loads(path.read_bytes())]))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what else is printed
+    while True:
+        try:
+            request, work = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(run(request, work), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()
