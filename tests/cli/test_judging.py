@@ -167,7 +167,7 @@ def test_compare(mill, files, tmp_path):
         drawn = ["--plot", plot]
     except ImportError:
         pass
-    code, out, _ = mill("compare", *files, "-f", TEXT, "-c", 64, "--products", *drawn)
+    code, out, _ = mill("compare", *files, "-f", TEXT, "-c", 64, "--chunks", 4, "--products", *drawn)
     assert code == 0
     assert "blk.0.ffn_up.weight" in out
     assert "KL divergence" in out
