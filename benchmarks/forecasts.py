@@ -113,7 +113,8 @@ def main(folder: Path, only: tuple[str, ...], said_only: bool, gaps: bool, json_
         if gaps:
             command = [sys.executable, "-c", f"{_WATCHED}\nrun()", *arguments, *forces]
             done = subprocess.run(command, capture_output=True, text=True)
-            print(f"{name}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            print(f"{name}: {last}" + (f" (exit code {done.returncode})" if done.returncode else ""), flush=True)
             continue
         before = figures.get(name, {})
         said, memory = predicted([*MILL, *arguments, *forces])

@@ -25,7 +25,7 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -84,12 +84,14 @@ def runs_of(tokens: int) -> int:
     return max(3, 256 // tokens)
 
 
-def rival_by_processor_time(program: Path, model: Path, prompt: int, generation: int) -> dict[str, float] | None:
+def rival_by_processor_time(
+    program: Path, model: Path, prompt: int, generation: int, options: Sequence[str] = ()
+) -> dict[str, float] | None:
     """As `run_rival` with one thread, by processor time: loading and warming up are in the shorter of two processes, too."""
 
     def seconds(p: int, n: int, runs: int) -> float | None:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = run_rival(program, model, 1, p, n, runs)
+        done = run_rival(program, model, 1, p, n, runs, options)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return None if done is None else after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -104,9 +106,11 @@ def rival_by_processor_time(program: Path, model: Path, prompt: int, generation:
     return out
 
 
-def run_rival(program: Path, model: Path, threads: int, prompt: int, generation: int, runs: int = 1) -> dict[str, float] | None:
-    """{'pp', 'tg'} in tokens per second; None if it cannot run the file."""
-    command = [str(program), "-m", str(model), "-p", str(prompt), "-n", str(generation), "-t", str(threads)]
+def run_rival(
+    program: Path, model: Path, threads: int, prompt: int, generation: int, runs: int = 1, options: Sequence[str] = ()
+) -> dict[str, float] | None:
+    """{'pp', 'tg'} in tokens per second; None if it cannot run the file. options: of the program, beside those."""
+    command = [str(program), "-m", str(model), "-p", str(prompt), "-n", str(generation), "-t", str(threads), *options]
     done = subprocess.run([*command, "-r", str(runs), "-o", "json"], capture_output=True, text=True, timeout=300)
     start, end = done.stdout.find("["), done.stdout.rfind("]")
     if done.returncode or start < 0:
@@ -125,10 +129,11 @@ def measure(
     rounds: int,
     fast: bool = False,
     processor_time: bool = False,
+    options: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}; a test of no tokens is left out.
 
-    processor_time: by it in place of the clock, of one thread."""
+    processor_time: by it in place of the clock, of one thread. options: of the rival."""
     if processor_time and threads != 1:
         raise click.UsageError("--processor-time is for one thread")
     runner = Runner(load_model(model, threads=threads, fast=fast))
@@ -139,9 +144,9 @@ def measure(
     for _ in range(rounds):
         theirs = None
         if rival is not None and processor_time:
-            theirs = rival_by_processor_time(rival, model, prompt, generation)
+            theirs = rival_by_processor_time(rival, model, prompt, generation, options)
         elif rival is not None:
-            theirs = run_rival(rival, model, threads, prompt, generation)
+            theirs = run_rival(rival, model, threads, prompt, generation, options=options)
         for key, value in (theirs or {}).items():
             samples.setdefault(RIVAL, {}).setdefault(key, []).append(value)
         for key, test in tests.items():

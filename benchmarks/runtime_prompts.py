@@ -3,6 +3,7 @@
 \b
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench -t 1 out/models/*.gguf
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --processor-time -p 2,8,32 -n 0 out/models/*.gguf
+    python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --rival-option=-mla --rival-option=3 mla.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
     python benchmarks/runtime_prompts.py rounding --text recipes/demo/heldout.txt bf16.gguf q4_K.gguf iq4_k.gguf
 
@@ -45,6 +46,7 @@ def main() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="llama-bench of ik_llama.cpp; without it only ours is measured.",
 )
+@click.option("--rival-option", "options", multiple=True, help="An option of llama-bench, or its value.")
 @click.option("-t", "--threads", default=1, show_default=True)
 @click.option("-p", "--prompt", "prompts", default="512", show_default=True, help="Tokens of a prompt; several: 2,8,32.")
 @click.option("-n", "--generation", default=32, show_default=True, help="Tokens that are generated; 0: none.")
@@ -55,6 +57,7 @@ def main() -> None:
 def models(
     files: tuple[Path, ...],
     rival: Path | None,
+    options: tuple[str, ...],
     threads: int,
     prompts: str,
     generation: int,
@@ -68,7 +71,7 @@ def models(
     rows = []
     for path in files:
         for prompt in map(int, prompts.split(",")):
-            samples = measure(path, rival, threads, prompt, generation, rounds, rounded, processor_time)
+            samples = measure(path, rival, threads, prompt, generation, rounds, rounded, processor_time, options)
             row: dict[str, Any] = {"model": path.stem, "threads": threads, "prompt": prompt, "samples": samples}
             for key in samples[OURS]:
                 row |= {f"{key} {name}": median(speeds[key]) for name, speeds in samples.items()}

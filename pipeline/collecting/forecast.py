@@ -19,6 +19,7 @@ from ...imatrix.files import file_size
 from ...quantize.covariance.matrix.covariance_matrix import wanted_tokens
 from ...quantize.covariance.matrix.triangles import triangle_size
 from ...runtime import Model
+from ...runtime.backends import CACHED_BYTES
 from ...runtime.graph.ops import ExpertLinear
 from ..common.forecast import Forecast, free_space
 from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds, started_bytes
@@ -190,7 +191,7 @@ def _memory(
     covariance: CovarianceForecast | None,
 ) -> int | None:
     """Bytes of memory for what is summed, and for the pass with the most windows, its results included, of which the allocator
-    keeps what is freed; or for the pass over gradients, where that takes more."""
+    keeps what is freed; or for the pass over gradients, where that takes more, with what the model keeps of the pass before."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
     with model.observing(Collector(model, options)):
         running = model.windows_bytes(together, windows.n_ctx)
@@ -202,7 +203,7 @@ def _memory(
         folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize  # as it is written
         most += folded + job.summing_bytes(gradients=False)
     if back is not None:
-        most = TORCH_BYTES + max(most, back.sums_bytes + back.kept_bytes + back.working_bytes)
+        most = TORCH_BYTES + max(most, min(CACHED_BYTES, running) + back.sums_bytes + back.kept_bytes + back.working_bytes)
     return started_bytes([model]) + 16 * entries + most
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from ...errors import PlanError, UsageError
-from ...formats import TensorSource
+from ...formats import TensorSource, dims
 from ...formats.gguf import open_shards
 from ...imatrix.calibration import cut_windows
 from ...imatrix.covariance.gradient_run import WRITING
@@ -38,7 +38,7 @@ from ..common.figures import duration, size_text
 from ..common.forecast import Forecast
 from ..common.memory import memory_budget
 from ..common.messages import note, warn
-from ..common.reading import TORCH_BYTES, TORCH_STARTING
+from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds
 
 if TYPE_CHECKING:
     from ...runtime.backends.torch.stream_steps import MatrixInput, StreamStep
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from ..tuning.tuning import Tuning
 
 N_CTX, WINDOWS = 512, 128  # tokens of a window, and windows of the text, unless other numbers are given
-_SOLVING = 0.5  # products in whose time what follows of an input's sums is solved, times the cube of its columns
+# Products in whose time what follows of an input's sums is solved: times the cube of its columns, and, times their square, for
+# a row on which a step is chosen, of which there are so many at the most, and for one that is encoded (256 to 2,048 columns).
+_SOLVING, _CHOOSING, _CHOSEN, _TARGET = 0.5, 15, 256, 3.2
 _MEMORY = 4 << 30  # bytes for what is computed of inputs, where nothing is said
 _MEMORY_SHARE = 2  # of what is free: values take memory up to one part in so many, else temporary files
 
@@ -163,18 +165,19 @@ class SequentialEncoding:
             f"{self.windows.shape[1]} tokens; both streams of activations take {size_text(nbytes)} of {where}, "
             f"the moments of an input up to {size_text(sums)} of memory"
             + (f" and {size_text(files)} of temporary files" if files else "")
-            + f", streams and sums about {duration(self._seconds(distinct))} beside encoding"
+            + f", streams and sums about {duration(self._seconds(inputs))} beside encoding"
         )
         if sums > self._memory:
             warn([f"the moments of one input take {sums:,} bytes, more than the {self._memory:,} of --memory"])
 
     def added_to(self, other: Forecast, plan: Plan) -> Forecast:
         """A forecast of the plan with what the streams take, and tuning after them."""
-        distinct, kept = set(self._inputs(plan).values()), self._kept_bytes(plan) if self._folder(plan) is None else 0
-        sums = max((self._bytes_of(one) for one in distinct), default=0)
-        seconds, streams = other.seconds, self._seconds(distinct)
+        inputs, kept = self._inputs(plan), self._kept_bytes(plan) if self._folder(plan) is None else 0
+        sums = max((self._bytes_of(one) for one in set(inputs.values())), default=0)
+        seconds, starting = other.seconds, start_seconds([self._model]) / self._threads
         if seconds is not None:
-            seconds = {**seconds, "torch": TORCH_STARTING / self._threads, "streams": streams}
+            more = {"torch": TORCH_STARTING / self._threads, "streams": self._seconds(inputs)}
+            seconds = {**seconds, "start": max(seconds.get("start", 0.0), starting), **more}
         memory = (other.memory or 0) + TORCH_BYTES + kept + sums + self._working_bytes
         taken = replace(other, seconds=seconds, memory=memory)
         return taken if self.tuning is None else self.tuning.added_to(taken, plan)
@@ -210,10 +213,10 @@ class SequentialEncoding:
         """Of the threads that compute groups of windows: forth takes half of what forth and back does."""
         return self._threads * self._group[0].part // 2 if self._group is not None else 0
 
-    def _seconds(self, inputs: Collection[MatrixInput]) -> float:
-        """Of both streams and of the sums, roughly, on a machine that does nothing else. What ops do beside the products of
-        weights is counted for gradients, which go forth twice, and back at the cost of both: two
-        streams are half of it."""
+    def _seconds(self, inputs: Mapping[str, MatrixInput]) -> float:
+        """Of both streams, of the sums, and of what follows of these, roughly, on a machine that does nothing else. What ops do
+        beside the products of weights is counted for gradients, which go forth twice, and back at the cost of both: two
+        streams are half of it. inputs: of tensors by name."""
         import torch
 
         from ...runtime.backends.torch.product_speed import products_per_second
@@ -224,10 +227,15 @@ class SequentialEncoding:
             cost, size = self._group
             streams += ceil(len(self.windows) / size) * (cost.products + WRITING * cost.written) / 2
         sums = 0
-        for one in inputs:
-            seen = one.op.routing.shape[0] / one.matrices if isinstance(one.op, ExpertLinear) and one.matrices > 1 else 1
-            sums += one.matrices * one.columns**2 * (2 * tokens * seen + _SOLVING * one.columns)
-            sums += one.missed_rows * one.columns * tokens
+        for one in set(inputs.values()):
+            is_routed = isinstance(one.op, ExpertLinear) and one.matrices > 1
+            seen = tokens * one.op.routing.shape[0] / one.matrices if is_routed else tokens  # type: ignore[attr-defined]
+            written = 4 * ((3 if is_routed else 1) * one.columns + 3 * one.missed_rows)  # what is missing, and rows of experts
+            sums += one.matrices * one.columns**2 * (2 * seen + _SOLVING * one.columns)
+            sums += one.matrices * seen * (one.missed_rows * one.columns + WRITING * written)
+        for name, one in inputs.items():
+            _, rows, matrices = dims(self._model.source.tensors[name].shape)
+            sums += matrices * one.columns**2 * (_CHOOSING * min(rows, _CHOSEN) + _TARGET * rows)
         return (streams + sums) / products_per_second(torch.device(self._device), self._threads)
 
     def _kept_bytes(self, plan: Plan) -> int:

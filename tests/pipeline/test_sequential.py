@@ -12,7 +12,7 @@ from ggufmill import compute_imatrix, quantize_model, run_recipe
 from ggufmill.errors import MillError, UsageError
 from ggufmill.formats import open_gguf
 from ggufmill.jobs.journal import Journal
-from ggufmill.pipeline.common.reading import TORCH_BYTES
+from ggufmill.pipeline.common.reading import TORCH_BYTES, start_seconds
 from ggufmill.pipeline.planning import Quantization
 from ggufmill.pipeline.requests.quantize import QuantizeRequest
 from ggufmill.pipeline.writing import sequential as module
@@ -155,6 +155,7 @@ def test_a_dry_run_has_the_time_and_memory_of_streams(moments, tmp_path):
     forecasts = [quantize(moments, tmp_path / "a.gguf", dry_run=True, no_timing=each).forecast for each in (False, True)]
     timed, untimed = forecasts
     assert {"torch", "streams"} < set(timed.seconds)
+    assert timed.seconds["start"] >= start_seconds([load_model(DEMO)]) / timed.threads  # it loads models, too
     assert untimed.seconds is None
     assert timed.memory == untimed.memory > TORCH_BYTES
 
