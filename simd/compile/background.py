@@ -3,7 +3,8 @@
 What is compiled at once is a *unit*: an object of a module, or what a function of it returns for an argument; its kernel is
 compiled by asking for its `address`, if it has one. As many processes as there are other processors take units in order. Who
 begins one claims it by a file, so that nobody compiles what another does; a thread that needs one waits until the process that
-claimed it has stored it, or compiles it where nobody did. A marker beside the kernels says that those of a unit are stored.
+claimed it has stored it, or compiles it where nobody did, or where one of low priority takes too long. A marker beside the
+kernels says that those of a unit are stored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -28,6 +30,8 @@ from .compile_time import waiting_for_compilation
 from .kernel_cache import ROOT, is_marked_compiled, mark_compiled
 
 _MOST = 8  # processes at a time: each takes some 200 MB
+_PATIENCE = 2.0  # seconds for which one of low priority is waited for: on a busy machine it may get no time at all
+_LOOK = 0.02  # seconds between two looks whether it is done
 _lock = Lock()
 _crews: dict[Unit, _Crew] = {}  # who was asked to compile it
 
@@ -64,12 +68,17 @@ class Unit(NamedTuple):
 def compile_in_background(units: Sequence[Unit], urgent: bool = True) -> int:
     """Starts processes that compile those units that are not marked, first those that come first -> how many processes.
 
-    urgent: with the priority of this process. Units that were asked for before are left out. Nothing is started where that
-    would not be of use: with one processor, or without a folder for kernels.
+    urgent: with the priority of this process, also what processes of low priority were asked for. Other units that were asked
+    for before are left out. Nothing is started where that would not be of use: with one processor, or without a folder for
+    kernels.
     """
     if available_cpus() < 2 or not sys.executable:
         return 0
     with _lock:
+        for unit in units if urgent else ():
+            if (crew := _crews.get(unit)) is not None and not crew.urgent:
+                crew.give_up()
+                del _crews[unit]
         new = [unit for unit in dict.fromkeys(units) if unit not in _crews and not unit.is_marked]
         if not new or not _can_store():
             return 0
@@ -94,6 +103,7 @@ class _Crew:
 
     def __init__(self, units: Sequence[Unit], count: int, urgent: bool):
         self._numbers, self._pending, self._lock = {unit: i for i, unit in enumerate(units)}, set(range(len(units))), Lock()
+        self.urgent, self._gave_up = urgent, False
         self._claims = tempfile.TemporaryDirectory(prefix="ggufmill-", ignore_cleanup_errors=True)
         command = [sys.executable, "-m", __name__, self._claims.name, *(":".join(unit) for unit in units)]
         reading, writing = os.pipe()
@@ -114,10 +124,13 @@ class _Crew:
         number = self._numbers[unit]
         if number not in self._pending:
             return False
-        if _claim(self._claims.name, number):
+        if self._gave_up or _claim(self._claims.name, number):
             self._pending.discard(number)
             return True
         with self._lock, waiting_for_compilation():
+            if not self.urgent and number in self._pending:
+                self._pending.discard(number)
+                return self._takes_too_long(unit)
             while number in self._pending:
                 line = self._reports.readline()
                 if not line:  # all processes have ended
@@ -125,6 +138,20 @@ class _Crew:
                     return True
                 self._pending.discard(int(line))
         return False
+
+    def _takes_too_long(self, unit: Unit) -> bool:
+        """Waits a while for a unit that a process has begun, and gives up if it is not done then."""
+        until = time.monotonic() + _PATIENCE
+        while not (done := unit.is_marked) and not self._gave_up and time.monotonic() < until:
+            time.sleep(_LOOK)
+        if not done:
+            self.give_up()
+        return not done
+
+    def give_up(self) -> None:
+        """From now on who needs a unit compiles it."""
+        self._gave_up = True
+        self.stop()
 
     def stop(self) -> None:
         """Ends the processes: nobody needs what they have not compiled."""
