@@ -45,6 +45,7 @@ from ggufmill.runtime.evaluate.provenance import describe_program
 from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
+_LONGEST = 1800  # seconds of the clock that the rival may take
 GOALS = {"pp": 1.2, "tg": 1.0}
 ROUNDED = "/rounded"  # ends the name of a type that is run with fast
 WORDS = {"pp": "prompt", "tg": "generation"}
@@ -111,7 +112,7 @@ def run_rival(
 ) -> dict[str, float] | None:
     """{'pp', 'tg'} in tokens per second; None if it cannot run the file. options: of the program, beside those."""
     command = [str(program), "-m", str(model), "-p", str(prompt), "-n", str(generation), "-t", str(threads), *options]
-    done = subprocess.run([*command, "-r", str(runs), "-o", "json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, "-r", str(runs), "-o", "json"], capture_output=True, text=True, timeout=_LONGEST)
     start, end = done.stdout.find("["), done.stdout.rfind("]")
     if done.returncode or start < 0:
         click.echo(f"  the rival failed on {model.name}: {(done.stderr.splitlines() or ['no reason given'])[-1]}", err=True)

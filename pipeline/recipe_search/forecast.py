@@ -19,13 +19,15 @@ from ...quantize.search.type_search import TypeSearch, group_tensors
 from ...quantize.timing import encode_speed
 from ...runtime import Model, load_model
 from ...runtime.evaluate.sensitivity import most_rows_kept
-from ..common.forecast import Forecast, Planned
+from ..common.forecast import Forecast, Planned, interpreting
 from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..planning import KEPT_IN_SEARCH
 from .search_job import PROBES, SearchJob
 
-# Bytes of the program, and of what a thread has of rows, at the most, and for each weight.
-_STARTED, _PER_THREAD, _ROW_BYTES = 130 << 20, 30 << 20, 28
+# Bytes of the program, and of what a thread has of rows, at the most, and for each weight; seconds of the processor until it
+# begins, where `interpreting` is 1.
+_STARTED, _PER_THREAD, _ROW_BYTES = 92 << 20, 30 << 20, 28
+_STARTING = 0.7
 _ENCODED_AGAIN = 5  # times that refining encodes all tensors: the choice, a step up, one down and back, and the new choice
 
 
@@ -37,7 +39,8 @@ def search_forecast(search: SearchJob, folder: Path) -> Planned:
     memory = _STARTED + threads * min(_PER_THREAD, rows) + _prepared_memory(search, threads)
     work = {"tensors": len(search.tensors), "types": len({t.name for types in search.candidates.values() for t in types})}
     if options.text is None:
-        return Planned(work, Forecast(0, None, seconds, memory=memory, threads=threads))
+        parts = {"start": interpreting() * _STARTING / threads, **seconds}
+        return Planned(work, Forecast(0, None, parts, memory=memory, threads=threads))
     model = load_model(search.running_source, **search.running_settings)
     tokens, (variant, loading) = options.chunks * options.n_ctx, _variant(search)
     plain, changed = (reading_seconds(each, tokens, options.n_ctx, model) + loading / threads for each in (model, variant))
