@@ -41,13 +41,13 @@ def small_groups(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def costs_are_counted_once():
     """What gradients of the demo take, which a collection counts op by op before it begins."""
-    known, count = {}, gradient_cost.count_cost
+    known, count_cost = {}, gradient_cost.count_cost
 
-    def count_once(gradients, n_ctx):
-        key = n_ctx, gradients.windows_of_group(n_ctx), len(gradients.parts)
-        if key not in known:
-            known[key] = count(gradients, n_ctx)
-        return known[key]
+    def count_once(gradients, count, n_ctx):
+        windows = min(count, gradients.windows_of_group(n_ctx))
+        if (windows, n_ctx) not in known:
+            known[windows, n_ctx] = count_cost(gradients, count, n_ctx)
+        return known[windows, n_ctx]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_cost, "count_cost", count_once)
