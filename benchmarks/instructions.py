@@ -26,8 +26,8 @@ from ggufmill.simd.target import foreign_target
 LEVELS = ("avx512-bf16", "avx2", "neon", "neon-dotprod", "neon-i8mm")
 TYPES = (
     "q4_0", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "iq2_k", "iq3_k", "iq4_k", "iq5_k",
-    "iq6_k", "iq4_ks", "iq5_ks", "iq4_kss", "iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_kt",
-    "iq2_kt", "iq3_kt", "iq4_kt", "mxfp4", "q4_k_r4", "iq4_k_r4", "q8_0_r8", "f16", "bf16", "f32",
+    "iq6_k", "iq4_ks", "iq5_ks", "iq4_kss", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_kt",
+    "iq2_kt", "iq3_kt", "iq4_kt", "mxfp4", "q4_k_r4", "iq4_k_r4", "iq1_s_r4", "iq2_xxs_r4", "q8_0_r8", "f16", "bf16", "f32",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 FLOATS = ("f16", "bf16", "f32")
@@ -69,7 +69,7 @@ and sums of products hold a third operand (a pair of them took 1.84 cycles), loa
 beside its blocks. Where the other thread of the core is busy, too, all takes up to twice as long.
 Memory: cycles that a plain sum of the same bytes takes to read them. The larger of the first and the third bounds the type.
 `share` is the speed from memory over that of the plain sum. `ratio` to ik_llama.cpp 8337e4cd is that of a dense model of 0.4 B
-weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)), of most types
+weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)), of some types
 measured before their newest kernels ([which](benchmarks.md#generation)).
 
 | type | instructions | of vectors | cycles | least | by | memory | bound by | share | ratio |
