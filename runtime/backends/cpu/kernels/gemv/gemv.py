@@ -48,19 +48,22 @@ from .rows import arranges, emit_arrangement, emit_product, steps
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
 MATRIX, FIRST, TOKENS, TARGET = range(4)
-TOKENS_PER_PASS = 4  # tokens that are multiplied in one pass over the codes of a group of rows
 _BLOCK_BYTES = 1 << 16  # of rows that one pass takes before the next tokens get theirs: they stay in a second-level cache
 
 
 def tokens_per_pass(name: str, of: Target) -> int:
-    """How many tokens are multiplied together. The sums of one token of floats take half of NEON's registers: four at a time
-    are a fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
-    return 1 if name in FLOATS and of.has("neon") else TOKENS_PER_PASS
+    """Most tokens that are multiplied together, in one pass over the codes of a group of rows.
+
+    Sums of eight take half of the registers of AVX-512; those of one token of floats take half of NEON's: four at a time are a
+    fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
+    if name in FLOATS:
+        return 1 if of.has("neon") else 4
+    return 8 if of.has("avx512f") else 4
 
 
 @intrinsic
-def _multiply(typingctx, name, level, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
-    """Multiplies so many groups of rows, one after the other, with tokens: literals, numbers, addresses.
+def _multiply(typingctx, name, level, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
+    """Multiplies so many groups of rows, one after the other, with 1 to `most` tokens: literals, numbers, addresses.
 
     They are functions of their own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to
     a sixth off short ones, and LLVM weighs it against the registers of nothing else."""
@@ -69,21 +72,29 @@ def _multiply(typingctx, name, level, tokens, groups, group_bytes, weights, colu
 
     def generate(context, builder, signature, args):
         of = target_at(level.literal_value) if level.literal_value else target()
-        functions = {whole: _rows_function(builder.module, of, name.literal_value, tokens.literal_value, whole)
-                     for whole in _forms(name.literal_value)}  # fmt: skip
-        if len(functions) == 1:
-            builder.call(functions[False], args[3:])
-        else:
-            columns = steps(name.literal_value)[0].columns
-            is_whole = builder.icmp_unsigned("==", builder.urem(args[6], I64(columns)), I64(0))
-            with builder.if_else(is_whole) as (then, otherwise):
-                with then:
-                    builder.call(functions[True], args[3:])
-                with otherwise:
-                    builder.call(functions[False], args[3:])
+        end = builder.append_basic_block("multiplied")
+        switch = builder.switch(args[3], end)
+        for tokens in range(1, most.literal_value + 1):
+            block = builder.append_basic_block(f"tokens.{tokens}")
+            switch.add_case(I64(tokens), block)
+            builder.position_at_end(block)
+            functions = [_rows_function(builder.module, of, name.literal_value, tokens, whole)
+                         for whole in _forms(name.literal_value)]  # fmt: skip
+            if len(functions) == 1:
+                builder.call(functions[0], args[4:])
+            else:
+                columns = steps(name.literal_value)[0].columns
+                is_whole = builder.icmp_unsigned("==", builder.urem(args[7], I64(columns)), I64(0))
+                with builder.if_else(is_whole) as (then, otherwise):
+                    with then:
+                        builder.call(functions[0], args[4:])
+                    with otherwise:
+                        builder.call(functions[1], args[4:])
+            builder.branch(end)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(name, level, tokens, *[types.int64] * 9), generate
+    return types.void(name, level, most, *[types.int64] * 10), generate
 
 
 @intrinsic
@@ -139,8 +150,8 @@ def write_product(
 
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
-    together: tokens of a pass; two are multiplied together, too (a draft and what it follows): a token's sums are the same."""
-    arranged, two = arranges(name), min(2, together)
+    together: most tokens of a pass. A token's sums are the same with whichever others it is multiplied."""
+    arranged = arranges(name)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
@@ -167,22 +178,16 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
         matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
         block = max(1, _BLOCK_BYTES // group_bytes)
         for first in range(start, stop, block):
-            count, t = min(block, stop - first), 0
+            count, t, passes = min(block, stop - first), 0, -(-n // together)
             weights = matrix + first * group_bytes
-            while t < n:
+            while passes > 0:
+                some = -(-(n - t) // passes)
                 c = codes + t * columns * code_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
-                if n - t >= together:
-                    _multiply(name, level, together, count, group_bytes, weights, columns, c, s, u, out, stride)
-                    t += together
-                elif n - t >= two:
-                    _multiply(name, level, two, count, group_bytes, weights, columns, c, s, u, out, stride)
-                    t += two
-                else:
-                    _multiply(name, level, 1, count, group_bytes, weights, columns, c, s, u, out, stride)
-                    t += 1
+                _multiply(name, level, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
+                t, passes = t + some, passes - 1
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
 
