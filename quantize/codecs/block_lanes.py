@@ -27,7 +27,7 @@ def transpose_blocks(x, first, size, out):
 @kernel
 def _gather_runs(flat, starts, count, size, out):
     """The `size` elements from each of the first `count` starts on as lanes, with zeros in the other lanes."""
-    if count == LANES and size % LANES == 0:
+    if LANES > 1 and count == LANES and size % LANES == 0:  # one block is copied as it is
         for i in range(0, size, LANES):
             transpose_runs(flat, starts, i, out, LANES * i)
         return

@@ -277,7 +277,9 @@ class KernelCache(caching.FunctionCache):
         """As numba does it, but without bringing into the context first all that could be compiled: that takes longer than
         loading the kernels of a command does, and whoever compiles does it anyway. Stored kernels call the runtime alone."""
         rtsys.initialize(target_context)
-        return self._load_overload(sig, target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

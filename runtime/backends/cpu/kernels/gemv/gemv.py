@@ -55,10 +55,11 @@ def tokens_per_pass(name: str, of: Target) -> int:
     """Most tokens that are multiplied together, in one pass over the codes of a group of rows.
 
     Sums of eight take half of the registers of AVX-512; those of one token of floats take half of NEON's: four at a time are a
-    fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
+    fifth more instructions than one after the other (docs/instructions.md says how they are counted). LLVM takes twice as long
+    for interleaved rows of eight tokens as of four, up to five seconds."""
     if name in FLOATS:
         return 1 if of.has("neon") else 4
-    return 8 if of.has("avx512f") else 4
+    return 8 if of.has("avx512f") and TYPES[name].rows == 1 else 4
 
 
 @intrinsic
