@@ -15,7 +15,7 @@ from .forecast import Forecast, free_space, interpreting
 from .memory import warn_over
 
 # Anonymous memory of a program that runs a model: its modules and kernels, and for each token of the vocabulary.
-_STARTED, _TOKEN = 115 << 20, 370
+_STARTED, _TOKEN = 100 << 20, 370
 _STARTING, _TOKEN_STARTING = 1.65, 8e-6  # the same of seconds of the processor, where `interpreting` is 1
 TORCH_BYTES, TORCH_STARTING = (
     320 << 20,

@@ -185,7 +185,7 @@ PASSES = {
     "search": (
         {"sensitivity", "divergence"},
         lambda out, at, to: ggufmill.search_recipe(
-            DEMO, out / "a.txt", target_bpw=5, text=TEXT, types="q4_K,q6_K", rows=8, n_ctx=64, chunks=2, progress=to
+            DEMO, out / "a.txt", target_bpw=5, text=TEXT, types="q4_K,q6_K", rows=8, **SHORT, progress=to
         ),
     ),
     "evaluate": (
