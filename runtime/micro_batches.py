@@ -32,3 +32,21 @@ def divide_passes(lengths: Sequence[int], ubatch: int, piece: int | None) -> Ite
             if piece is not None and take < rest:  # sequence after sequence, so that tokens come in one order
                 break
         yield parts
+
+
+def wanted_rows(
+    passes: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int], last: Sequence[int | None]
+) -> list[list[int]]:
+    """Of each pass, how many of the last tokens of each of its sequences are among the `last` ones (None: all) that are wanted.
+
+    passes: of each the numbers of sequences and of their tokens; lengths: of the sequences.
+    """
+    out, done = [], [0] * len(lengths)
+    for parts in passes:
+        counts = []
+        for i, n in parts:
+            done[i] += n
+            wanted = last[i]
+            counts.append(n if wanted is None else min(n, max(0, done[i] - lengths[i] + wanted)))
+        out.append(counts)
+    return out

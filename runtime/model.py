@@ -18,7 +18,7 @@ from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
 from .graph.values import StateSpec
-from .micro_batches import PIECE, divide_passes
+from .micro_batches import PIECE, divide_passes, wanted_rows
 from .models.architectures import build_draft_graphs
 from .placement.device_placement import DevicePlacement
 from .placement.mapped_files import MappedFiles
@@ -299,29 +299,33 @@ class Model:
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
+        wanted = wanted_rows([[(i, len(tokens)) for i, tokens in parts] for parts in parts_of], list(map(len, arrays)), last)
         report = self.on_windows
         if self._takes_layers_in_turn(arrays):
             self.executable.on_share = None if report is None else lambda share: report(share * len(batch))
+            wanted = [[len(tokens) for _, tokens in parts] for parts in parts_of]
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
-            results = self._each_pass(passes, generated, report, len(batch) / len(passes))
-        for parts, result in zip(parts_of, results, strict=True):
+            results = self._each_pass(passes, wanted, generated, report, len(batch) / len(passes))
+        for parts, counts, result in zip(parts_of, wanted, results, strict=True):
             row = 0
-            for i, tokens in parts:
-                out[i].append(result[row : row + len(tokens)])
-                row += len(tokens)
-                if (wanted := last[i]) is not None:
-                    while len(out[i]) > 1 and sum(map(len, out[i][1:])) >= wanted:
-                        del out[i][0]
+            for (i, _), count in zip(parts, counts, strict=True):
+                out[i].append(result[row : row + count])
+                row += count
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
 
     def _each_pass(
-        self, passes: Sequence[PassInputs], generated: bool, report: Callable[[float], None] | None, windows: float
+        self,
+        passes: Sequence[PassInputs],
+        wanted: Sequence[Sequence[int]],
+        generated: bool,
+        report: Callable[[float], None] | None,
+        windows: float,
     ) -> Iterator[np.ndarray]:
-        """windows: of each pass, for `report`."""
-        for i, inputs in enumerate(passes):
+        """wanted: of each pass, of how many of each sequence's last tokens; windows: of each pass, for `report`."""
+        for i, (inputs, last) in enumerate(zip(passes, wanted, strict=True)):
             self.executable.on_share = None if report is None else lambda share, i=i: report((i + share) * windows)
-            yield self.executable.hidden(*inputs, generated=generated)
+            yield self.executable.hidden(*inputs, generated=generated, last=last)
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,11 +91,13 @@ class Executable(ABC):
         caches: Sequence[tuple[Any, int]],
         inputs: np.ndarray | None = None,
         generated: bool = False,
+        last: Sequence[int] | None = None,
     ) -> np.ndarray:
         """One pass: int [n] -> float32 [n, n_embd], the graph's value `hidden`; the caches then hold the tokens.
 
         caches: each sequence's cache and how many of the tokens, in order, are its next ones; inputs: float32 [n, n_embd], for
-        graphs with a `HiddenInput`; generated: whether the kernels are those for tokens that are generated, for at most
+        graphs with a `HiddenInput`; last: how many of each sequence's last tokens are wanted, whose rows alone are returned,
+        None: all; generated: whether the kernels are those for tokens that are generated, for at most
         `decode_batch` of them, else those for prompts. The sums of the two have different orders. With the cpu backend neither
         depends on how many tokens a pass has, nor on how those before them were divided into passes.
         """
@@ -130,3 +133,11 @@ class Executable(ABC):
     @abstractmethod
     def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. generated: as for `hidden`; None: for at most `decode_batch` rows."""
+
+
+def last_rows(counts: Sequence[int], last: Sequence[int] | None) -> np.ndarray | None:
+    """int64, which tokens of a pass are the `last` ones of their sequences, of which it has so many (`counts`); None: all."""
+    if last is None or all(wanted >= count for count, wanted in zip(counts, last, strict=True)):
+        return None
+    ends = accumulate(counts)
+    return np.concatenate([np.arange(end - min(wanted, n), end) for end, n, wanted in zip(ends, counts, last, strict=True)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from .activation_ops import Clamp, GaussianTopK, Multiply, SoftplusGate, Xielu
 from .mixture_ops import CombineExperts as CombineExperts
 from .mixture_ops import ExpertLinear as ExpertLinear
 from .mixture_ops import IdentityExperts as IdentityExperts
@@ -388,3 +389,13 @@ class SoftCap(Op):
 
     x: Value
     cap: float
+
+
+# Ops of which a token's result depends on this token's inputs alone: neither on other tokens nor on its position.
+BY_TOKEN: frozenset[type[Op]] = frozenset(
+    (
+        Concat, Linear, GroupedLinear, Split, Reshape, Norm, Activation, GatedActivation, GateHeads, Add, Scale, SoftCap, Xielu,
+        Clamp, SoftplusGate, Multiply, GaussianTopK, Route, ScaleByRouting, ExpertLinear, CombineExperts, IdentityExperts,
+        SigmoidGate,
+    )
+)  # fmt: skip

@@ -71,6 +71,12 @@ def check_prompts(models, tokens):
         following = [tokens[:5], tokens[60:], tokens[:9]]
         found = model.hidden(list(zip([caches[1], caches[0], caches[2]], following, strict=True)))
         assert np.array_equal(found[1], whole[60:])
+        # Of the last layer only what is wanted is computed.
+        batch = [(model.new_cache(LENGTH), tokens), (model.new_cache(LENGTH), tokens[:9])]
+        found = model.hidden(batch, [2, 1])
+        assert [len(rows) for rows in found] == [2, 1]
+        assert np.array_equal(found[0], whole[-2:])
+        assert np.array_equal(found[1], whole[8:9]) or not model.graph.is_causal
         if model.has_head:
             logits = model.head(whole[:20], False)
             assert np.array_equal(np.concatenate([model.head(whole[:3], False), model.head(whole[3:20], False)]), logits)

@@ -14,10 +14,10 @@ import numpy as np
 from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
-from ...graph import Graph, check_support
-from ...graph.ops import Op, Route
+from ...graph import Graph, Value, check_support
+from ...graph.ops import BY_TOKEN, Op, Route
 from ...settings import Settings
-from .. import CACHED_BYTES, Executable
+from .. import CACHED_BYTES, Executable, last_rows
 from ..reference.functions import SUPPORT
 from .compiled_graph import CompiledGraph
 from .kernels.gemm.gemm import gemm_unit
@@ -63,6 +63,8 @@ class CpuExecutable(Executable):
         self.compiled = CompiledGraph(graph, store, settings)
         self.steps, self.head_steps = steps_of(self.compiled, graph.ops), steps_of(self.compiled, graph.head)
         self._find_last_uses()
+        self._tail = tail_start(self.steps, graph.hidden)
+        self._tail_inputs = values_from_before(self.steps, self._tail)
         self._passes: OrderedDict[tuple, list[PassProgram]] = OrderedDict()
         self._lock = threading.Lock()
         weakref.finalize(self, _release, self._passes).atexit = False
@@ -106,29 +108,61 @@ class CpuExecutable(Executable):
         caches: Sequence[tuple[KVCache, int]],
         inputs: np.ndarray | None = None,
         generated: bool = False,
+        last: Sequence[int] | None = None,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
-        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; generated: see `PassProgram`.
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; generated: see `PassProgram`; last: how many of each
+        sequence's last tokens are wanted, None: all.
 
-        Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
+        Returns the value `hidden` of the graph, float32 [n or wanted, n_embd]; the caches then hold the tokens. What follows
+        the last op that sees other tokens, most of the last layer, is computed for the wanted ones alone.
         """
         for cache, count in caches:
             cache.check_capacity(count)
-        key = (tuple(count for _, count in caches), caches[0][0].names, generated)
-        observer = self.observer
-        current = self._take(key) if observer is None else None
+        counts, observer = tuple(count for _, count in caches), self.observer
+        rows = last_rows(counts, last)
+        stop = self._tail if observer is None and rows is not None else len(self.steps)
+        key = (counts, caches[0][0].names, generated)
+        current = self._take((*key, stop)) if observer is None else None
         if current is None:
             self._compile_in_background(generated)
             current = PassProgram(self.compiled, *key, observer)
-            self._write(current, self.steps)
+            self._write(current, self.steps, range(stop))
         current.run(tokens, list(caches), inputs)
-        out = current.matrix(self.graph.hidden).copy()
+        if rows is None:
+            out = current.matrix(self.graph.hidden).copy()
+        elif stop == len(self.steps):
+            out = current.matrix(self.graph.hidden)[rows]
+        else:
+            out = self._run_tail([current.view(value).array[rows] for value in self._tail_inputs], len(rows), generated)
+            if current.n >= _LONG_PASS:
+                self._share_done(1.0)
+        key = (*key, stop)
         if observer is None:
             self._keep(key, current)
         else:
             current.release()
         for cache, count in caches:
             cache.commit(count)
+        return out
+
+    def _run_tail(self, inputs: Sequence[np.ndarray], n: int, generated: bool) -> np.ndarray:
+        """The steps from `_tail` on for n tokens, float32 [n, n_embd]; inputs: of these, the values that come from before."""
+        if not n:
+            return np.empty((0, self.graph.n_embd), np.float32)
+        key = "tail", n, generated
+        tail = self._take(key)
+        if tail is None:
+            tail = PassProgram(self.compiled, (n,), (), generated, None)
+            for value in self._tail_inputs:
+                tail.new(value)
+                tail.matrix(value)  # where it lies: later steps drop the value
+            self._write(tail, self.steps, range(self._tail, len(self.steps)))
+        for value, rows in zip(self._tail_inputs, inputs, strict=True):
+            tail.matrix(value)[:] = rows.reshape(n, -1)
+        tail.run(np.empty(0, np.int64), [])
+        out = tail.matrix(self.graph.hidden).copy()
+        self._keep(key, tail)
         return out
 
     def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
@@ -141,7 +175,7 @@ class CpuExecutable(Executable):
         if head is None:
             head = PassProgram(self.compiled, (len(hidden),), (), generated, observer)
             head.new(self.graph.hidden)
-            self._write(head, self.head_steps)
+            self._write(head, self.head_steps, range(len(self.head_steps)))
         head.matrix(self.graph.hidden)[:] = hidden
         head.run(np.empty(0, np.int64), [])
         logits = head.matrix(self.graph.logits)
@@ -155,7 +189,7 @@ class CpuExecutable(Executable):
     def pass_bytes(self, counts: Sequence[int]) -> int:
         """The blocks of the pass, which is written and not run, and of passes within it."""
         out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, self.observer)
-        self._write(out, self.steps)
+        self._write(out, self.steps, range(len(self.steps)))
         nbytes = out.pool.nbytes
         out.release()
         return nbytes + max(step.inner_bytes(sum(counts)) for step in self.steps)
@@ -190,12 +224,14 @@ class CpuExecutable(Executable):
         if self.on_share is not None:
             self.on_share(share)
 
-    def _write(self, out: PassProgram, steps: Sequence[Step]) -> None:
+    def _write(self, out: PassProgram, steps: Sequence[Step], part: range) -> None:
+        """Emits the steps of these numbers into a pass."""
         is_long = steps is self.steps and out.n >= _LONG_PASS
         shares = _shares(steps) if is_long else [0.0] * len(steps)
         reported = 0.0
         done = partial(CpuExecutable._share_done, weakref.proxy(self))  # a pass that holds what keeps it would stay for good
-        for out.position, step in enumerate(steps):
+        for out.position in part:
+            step = steps[out.position]
             out.ops = step.ops
             step.emit(out)
             if shares[out.position] >= min(1.0, reported + _LEAST_SHARE) > reported:
@@ -237,6 +273,21 @@ class CpuExecutable(Executable):
             while len(self._passes) > _CACHED_PASSES:
                 for former in self._passes.popitem(last=False)[1]:
                     former.release()
+
+
+def tail_start(steps: Sequence[Step], result: Value) -> int:
+    """The number of the first step of the end of a graph in which every token is computed by itself; as many as there are steps
+    where the result is not of that end."""
+    start = max((number + 1 for number, step in enumerate(steps) if not BY_TOKEN.issuperset(map(type, step.ops))), default=0)
+    made = {value.index for step in steps[start:] for op in step.ops for value in op.outputs}
+    return start if result.index in made else len(steps)
+
+
+def values_from_before(steps: Sequence[Step], start: int) -> list[Value]:
+    """What steps from `start` on read and earlier ones, or none, have made."""
+    own = {value.index for step in steps[start:] for op in step.ops for value in op.outputs}
+    read = (value for step in steps[start:] for op in step.ops for value in op.inputs)
+    return list({value.index: value for value in read if value.index not in own}.values())
 
 
 def _shares(steps: Sequence[Step]) -> list[float]:

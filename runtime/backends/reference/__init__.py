@@ -10,7 +10,7 @@ import numpy as np
 from ....formats import MillError, PlanError, TensorSource
 from ....simd.workers import Workers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
-from .. import Executable
+from .. import Executable, last_rows
 from .functions import FUNCTIONS, SUPPORT
 from .reference_pass import ReferenceCache, ReferencePass
 
@@ -46,12 +46,14 @@ class ReferenceExecutable(Executable):
         caches: Sequence[tuple[ReferenceCache, int]],
         inputs: np.ndarray | None = None,
         generated: bool = False,
+        last: Sequence[int] | None = None,
     ) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
-        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`; last: how many of each one's last tokens are wanted, None:
+        all.
 
-        Returns the normalised output of the last layer, float32 [n, n_embd]; the caches then hold the tokens. Raises MillError
-        where they do not fit.
+        Returns the normalised output of the last layer, float32 [n or wanted, n_embd]; the caches then hold the tokens. Raises
+        MillError where they do not fit.
         """
         segments, positions, row = [], [], 0
         for cache, count in caches:
@@ -66,7 +68,8 @@ class ReferenceExecutable(Executable):
         out = self._run(self.graph.ops, {}, step)[self.graph.hidden.index]
         for cache, count in caches:
             cache.length += count
-        return out
+        rows = last_rows([count for _, count in caches], last)
+        return out if rows is None else out[rows]
 
     def logits(self, hidden: np.ndarray, generated: bool | None = None) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""

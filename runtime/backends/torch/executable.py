@@ -16,7 +16,7 @@ from ...cache_layout import graph_layers
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
 from ...graph.signatures import unsupported
 from ...settings import Settings
-from .. import Executable, PassInputs
+from .. import Executable, PassInputs, last_rows
 from ..cpu.kernels.gemv_plan import GEMV_TOKENS
 from ..cpu.weights import WeightStore
 from ..reference.fallback import note_fallback
@@ -112,11 +112,15 @@ class TorchExecutable(Executable):
         caches: Sequence[tuple[DeviceCache, int]],
         inputs: np.ndarray | None = None,
         generated: bool = False,
+        last: Sequence[int] | None = None,
     ) -> np.ndarray:
-        """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
+        """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n or wanted, n_embd]."""
         if generated and inputs is None and self._fixed_body is not None and self._observer is None:
-            return self._fixed_hidden(np.asarray(tokens, np.int64), caches, *self._fixed_body)
-        return self.hidden_passes([(tokens, caches, inputs)])[0]
+            out = self._fixed_hidden(np.asarray(tokens, np.int64), caches, *self._fixed_body)
+        else:
+            out = self.hidden_passes([(tokens, caches, inputs)])[0]
+        rows = last_rows([count for _, count in caches], last)
+        return out if rows is None else out[rows]
 
     def _fixed(self, units: Sequence[_Unit]) -> tuple[int, torch.device] | None:
         """From which unit on a pass can be recorded, and on which device; None: not, since ops on the host, of another device

@@ -16,12 +16,12 @@ class Counting:
         self.decode_batch = model.decode_batch
         self.n_embeddings, self.n_vocab, self.new_cache = model.n_embeddings, model.n_vocab, model.new_cache
 
-    def hidden(self, batch, generated=False):
+    def hidden(self, batch, last, generated=False):
         ((cache, tokens),) = batch
         assert np.asarray(tokens).max() < self.n_vocab
         self.passes.append([len(tokens), cache.length, 0])
         self.generated.append(generated)
-        return self.model.hidden(batch)
+        return self.model.hidden(batch, last)
 
     def head(self, hidden):
         self.passes[-1][2] += len(hidden)

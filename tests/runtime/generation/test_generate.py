@@ -399,9 +399,9 @@ def test_short_prompts_are_read_as_generated_tokens(model, monkeypatch):
     """All at once, by their length alone: nor do they begin with what was read of a longer prompt, or that with theirs."""
     passes, hidden = [], model.executable.hidden
 
-    def noted(tokens, *others, generated):
+    def noted(tokens, *others, generated, last):
         passes.append((len(tokens), generated))
-        return hidden(tokens, *others, generated=generated)
+        return hidden(tokens, *others, generated=generated, last=last)
 
     monkeypatch.setattr(model.executable, "hidden", noted)
     long = [0, *range(40, 90)]
