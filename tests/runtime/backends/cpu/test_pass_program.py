@@ -237,7 +237,8 @@ def test_long_contexts_are_divided_among_threads():
     beginning = np.random.default_rng(1).integers(0, VOCABULARY, 500)
     for batch in (beginning, [1], [2], [3]):
         assert np.array_equal(shared.feed(batch), alone.feed(batch))
-    written = shared.model.executable._passes[(1,), ("k", "v"), True][0]
+    executable = shared.model.executable
+    written = executable._passes[(1,), ("k", "v"), True, len(executable.steps)][0]
     (jobs,) = written.attention._groups[0].values()
     assert jobs.division.splits > 1
     assert jobs.memory.size
