@@ -299,11 +299,12 @@ class Model:
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
-        wanted = wanted_rows([[(i, len(tokens)) for i, tokens in parts] for parts in parts_of], list(map(len, arrays)), last)
+        in_turn = self._takes_layers_in_turn(arrays)
+        lengths = [[(i, len(tokens)) for i, tokens in parts] for parts in parts_of]
+        wanted = wanted_rows(lengths, list(map(len, arrays)), [None] * len(batch) if in_turn else last)
         report = self.on_windows
-        if self._takes_layers_in_turn(arrays):
+        if in_turn:
             self.executable.on_share = None if report is None else lambda share: report(share * len(batch))
-            wanted = [[len(tokens) for _, tokens in parts] for parts in parts_of]
             results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)
         else:
             results = self._each_pass(passes, wanted, generated, report, len(batch) / len(passes))

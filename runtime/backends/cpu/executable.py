@@ -129,17 +129,15 @@ class CpuExecutable(Executable):
             current = PassProgram(self.compiled, *key, observer)
             self._write(current, self.steps, range(stop))
         current.run(tokens, list(caches), inputs)
-        if rows is None:
-            out = current.matrix(self.graph.hidden).copy()
-        elif stop == len(self.steps):
-            out = current.matrix(self.graph.hidden)[rows]
+        if rows is None or stop == len(self.steps):
+            hidden = current.matrix(self.graph.hidden)
+            out = hidden.copy() if rows is None else hidden[rows]
         else:
             out = self._run_tail([current.view(value).array[rows] for value in self._tail_inputs], len(rows), generated)
             if current.n >= _LONG_PASS:
                 self._share_done(1.0)
-        key = (*key, stop)
         if observer is None:
-            self._keep(key, current)
+            self._keep((*key, stop), current)
         else:
             current.release()
         for cache, count in caches:
