@@ -18,6 +18,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.environment import lookup_environment
 
+from .shortcuts import passes_of_kernels
+
 # numba tells functions of one definition (what a factory returns) apart by a number in the names of their code, which it counts
 # from 1 in every process. Kernels that different processes have stored may then hold different functions of the same name, and
 # where both are loaded, the linker takes the first for both. So the numbers are random.
@@ -82,6 +84,9 @@ class EntryCompiler(Compiler):
     """For kernels as Python or a team calls them."""
 
     library: type[JITCodeLibrary] = _Entry
+
+    def define_pipelines(self) -> list[Any]:
+        return [passes_of_kernels(self.state)]
 
     def _compile_core(self) -> Any:
         codegen = self.state.targetctx.codegen()

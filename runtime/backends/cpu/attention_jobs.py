@@ -89,7 +89,7 @@ class AttentionJobs:
             splits = owner.cache_view(-1 - sequence, str(shape))  # the memory of the group
             reads = (queries, *cached)
             address = job.ctypes.data
-            attend = owner.schedule.place(flash.attend.address, address, 0, reads, (results, splits))
+            attend = owner.schedule.place(flash.attend_of(k_type, v_type).address, address, 0, reads, (results, splits))
             merge = owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits))
             jobs.tasks.append((attend, merge))
 

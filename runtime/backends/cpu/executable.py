@@ -23,7 +23,7 @@ from .compiled_graph import CompiledGraph
 from .kernels.gemm.gemm import gemm_unit
 from .kernels.gemv.gemv import gemv_unit
 from .kv_cache import KVCache
-from .lower import SLOW_KERNELS, steps_of
+from .lower import slow_kernels, steps_of
 from .lower.step import Step
 from .pass_program import PassProgram
 from .weights import WeightStore
@@ -214,7 +214,8 @@ class CpuExecutable(Executable):
         if self.workers.count > 1:
             stored = [tensor.stored for tensor in self.store.source.tensors.values() if len(tensor.shape) > 1]
             types = list(dict.fromkeys(each.name for each in stored if each is not None))
-            parts = [part.unit for op in self.compiled.all_ops for part in SLOW_KERNELS.get(type(op), ())]
+            ops = dict.fromkeys(map(type, self.compiled.all_ops))
+            parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
             compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *units])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .....formats import PlanError
+from .....formats import TYPES, PlanError
 from .....simd.team import TaskKernel
 from ....graph import ops as o
 from ....graph.signatures import unsupported
 from ..compiled_graph import CompiledGraph
-from ..kernels.attention.flash import attend
+from ..kernels.attention.flash import ATTEND
 from ..kernels.experts import choose_experts, combine
 from ..kernels.recurrent import delta_rule
 from . import (  # noqa: F401, they fill STEPS  # noqa: F401
@@ -29,11 +29,18 @@ from .step import STEPS, SUPPORT, Step
 
 # Op -> those of its kernels whose compiling takes seconds (see simd.compile.background).
 SLOW_KERNELS: dict[type[o.Op], tuple[TaskKernel, ...]] = {
-    o.Attention: (attend,),
-    o.LatentAttention: (attend,),
+    o.Attention: tuple(ATTEND.values()),
+    o.LatentAttention: tuple(ATTEND.values()),
     o.GatedDeltaRule: (delta_rule,),
     o.Route: (choose_experts, combine),
 }
+
+
+def slow_kernels(op: type[o.Op], cache_types: tuple[str, str]) -> tuple[TaskKernel, ...]:
+    """Those of an op's that are called for keys and values of these types."""
+    keys, values = (not TYPES[name].is_float for name in cache_types)
+    needed = SLOW_KERNELS.get(op, ())
+    return tuple(each for each in needed if each not in ATTEND.values() or each is ATTEND[keys, values])
 
 
 def steps_of(compiled: CompiledGraph, ops: Sequence[o.Op]) -> list[Step]:

@@ -17,17 +17,18 @@ from __future__ import annotations
 import numpy as np
 
 from ......simd.compile import kernel
-from ......simd.exponential import exp, exp_lanes
-from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
+from ......simd.exponential import exp
+from ......simd.lanes import LANES, load, store
 from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import TaskKernel, call_part
 from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
+from .running_softmax import clear, exponentiate, first_key, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
-from .tiles import PANEL, ROWS, multiply_panels, soft_cap
+from .tiles import PANEL, ROWS, multiply_panels
 
 # A job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
 JOB_FIELDS = (
@@ -80,20 +81,6 @@ _TASK_SIZE = len(TASK_FIELDS)
 
 _FIRST_BLOCK_TYPE = TYPE_IDS["q8_0"]
 assert KEYS % PANEL == 0
-_LOWEST = np.float32(-1e30)  # below any score, and finite: its difference to itself is 0
-
-
-@kernel
-def _round_up(n, unit):
-    return (n + unit - 1) // unit * unit
-
-
-@kernel
-def _clear(maxima_at, sums_at, rows, values_at, count):
-    """Sets the sums of rows, and so many of their values, to those before the first key."""
-    fill(view(maxima_at, rows, np.float32), _LOWEST)
-    fill(view(sums_at, rows, np.float32), 0)
-    fill(view(values_at, count, np.float32), 0)
 
 
 @kernel
@@ -120,57 +107,6 @@ def _ahead(rows, nbytes, steps):
     if steps * 64 < nbytes:
         return rows, rows, nbytes
     return rows + nbytes, rows + max(2 * nbytes - 64, 0), nbytes * 0
-
-
-@kernel
-def _first_key(position, window):
-    """The first key that the query of a position sees."""
-    if window < 0:
-        return position // -window * -window
-    return max(0, position + 1 - window) if window else 0
-
-
-@kernel
-def _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, width):
-    """Replaces the scores of a block, rows of KEYS numbers, by exp(score - running maximum of the row), 0 where a query does
-    not see a key; scales the row's sum, and its `width` sums of values, to that maximum.
-
-    skipped: so many rows from the first on see no key of the block, and are left as they are; position: of the first query's
-    token; members: rows per token; the keys are key ... key + count - 1; values: float32, rows of `width`.
-    """
-    padded = _round_up(count, LANES)
-    for r in range(skipped, rows):
-        at, own = r * KEYS, position + r // members
-        end = min(own + 1 - key, count)
-        begin = max(_first_key(own, window) - key, 0)
-        if end <= begin:
-            for j in range(0, padded, LANES):
-                store(scores, at + j, splat(0))
-            continue
-        if softcap != 0:
-            for j in range(0, padded, LANES):
-                store(scores, at + j, soft_cap(load(scores, at + j), softcap))
-        for j in range(begin):
-            scores[at + j] = -np.inf
-        for j in range(end, padded):
-            scores[at + j] = -np.inf
-        lane_maxima = splat(_LOWEST)
-        for j in range(0, padded, LANES):
-            lane_maxima = max_lanes(load(scores, at + j), lane_maxima)
-        before = maxima[r]
-        maximum = max(before, reduce_max(lane_maxima))
-        lane_sums = splat(0)
-        for j in range(0, padded, LANES):
-            weights = exp_lanes(load(scores, at + j) - maximum)
-            store(scores, at + j, weights)
-            lane_sums = lane_sums + weights
-        maxima[r] = maximum
-        if maximum != before and before != _LOWEST:  # of a row without keys so far the sums are 0
-            factor = exp(before - maximum)
-            sums[r] *= factor
-            for j in range(r * width, (r + 1) * width, LANES):
-                store(values, j, load(values, j) * factor)
-        sums[r] += reduce_sum(lane_sums)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -201,7 +137,7 @@ def _write_results(job, task, head, maxima, sums, values, v_width, width):
         if job[_SPLITS] > 1:
             view(job[_MAXIMA] + 4 * (split + row), 1, np.float32)[0] = maxima[r]
             view(job[_SUMS] + 4 * (split + row), 1, np.float32)[0] = sums[r]
-            padded = _round_up(own, LANES)
+            padded = round_up(own, LANES)
             out = view(job[_SPLIT_VALUES] + 4 * (split + row) * padded, padded, np.float32)
             for j in range(0, padded, LANES):
                 store(out, j, load(values, r * width + j))
@@ -230,158 +166,197 @@ def set_addresses(job, tasks, q, out, split_values, rows):
     return job.ctypes.data
 
 
-@TaskKernel
-def attend(argument, number):
-    """A task of a job: argument the job's address, number the task's."""
-    job = view(argument, _JOB_SIZE, np.int64)
-    task = view(job[_TASKS] + 8 * _TASK_SIZE * number, _TASK_SIZE, np.int64)
-    real = view(argument, _JOB_SIZE, np.float64)
-    scale, softcap, window = np.float32(real[_SCALE]), np.float32(real[_SOFTCAP]), job[_WINDOW]
-    members, position, tokens = task[_MEMBER_END] - task[_MEMBER], job[_PAST] + task[_TOKEN], task[_TOKEN_END] - task[_TOKEN]
-    rows, split_blocks = tokens * members, job[_SPLIT_BLOCKS]
-    # Rows of types in blocks have full blocks; those of the others are filled up, here and in the cache.
-    has_key_blocks, has_value_blocks = job[_K_TYPE] >= _FIRST_BLOCK_TYPE, job[_V_TYPE] >= _FIRST_BLOCK_TYPE
-    k_width, v_width = _round_up(job[_K_WIDTH], BLOCK if has_key_blocks else LANES), _round_up(job[_V_WIDTH], PANEL)
-    v_decoded = _round_up(job[_V_WIDTH], BLOCK if has_value_blocks else LANES)
-    shared = _round_up(job[_SHARED_WIDTH], UNIT) if job[_SHARED_PART] else 0
-    width, padded_rows = v_width + shared, _round_up(rows, SHARED_ROWS) if job[_SHARED_PART] else rows
-    buffers = 1  # of sums: one, or as many as the stack of nodes may need and one for the block at hand
-    while split_blocks >> buffers - 1:
-        buffers += 1
-    value_size = padded_rows * width
-    # Latents are keys and values: their scales are read once.
-    is_shared = has_value_blocks and job[_K] == job[_V] and job[_K_TYPE] == job[_V_TYPE]
-    row_blocks, mark, widest = (k_width if is_shared else v_decoded) // BLOCK, np.float32(0), max(k_width, v_width)
-    rounded = rows * (k_width // 2 + 1 if has_key_blocks else 0), rows * (KEYS + 2 if has_value_blocks else 0)
-    sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * widest, LANES * widest, rounded[0], rounded[1])
-    total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5] + sizes[6]
-    scratch = np.empty(total + LANES, np.float32)
-    queries_at = (address(scratch) + 63) // 64 * 64
-    scores_at = queries_at + 4 * sizes[0]
-    values_at = scores_at + 4 * sizes[1]
-    decoded_at = values_at + 4 * sizes[2]
-    scales_at, codes_at = decoded_at + 2 * sizes[3], decoded_at + 4 * sizes[3]  # of blocks, behind the words
-    query_words = codes_at + 4 * sizes[4]
-    query_factors, weight_words = query_words + 2 * rows * k_width, query_words + 4 * sizes[5]
-    scales = view(scales_at, sizes[3] // 2, np.float32)
-    queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
-    decoded = view(decoded_at, sizes[3], np.float32)
-    results = np.empty(2 * buffers * rows, np.float32)
-    maxima_at, value_step = address(results), 4 * value_size
-    sums_at = maxima_at + 4 * buffers * rows
-    stack = np.empty(2 * MAX_LEVELS, np.int64)
-    nodes, levels = view(address(stack), MAX_LEVELS, np.int64), view(address(stack) + 8 * MAX_LEVELS, MAX_LEVELS, np.int64)
-    for i in range(MAX_LEVELS):
-        nodes[i] = i
-    weighing = np.empty(len(FIELDS), np.int64)
-    last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
-    for head in range(task[_HEAD], task[_HEAD_END]):
-        _copy_queries(job, task, head, scale, queries, k_width)
-        if has_key_blocks:
-            round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
-        key = task[_BLOCK] * KEYS
-        if window:  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
-            unit = KEYS if split_blocks else LANES
-            key = max(key, _first_key(position, window) // unit * unit)
-        depth = np.int64(0)
-        _clear(maxima_at, sums_at, rows, values_at, value_size)
-        while key < last_end:
-            block = key // KEYS
-            count = min((block + 1) * KEYS, last_end) - key
-            skipped = max(0, key - position) * members  # rows of the queries before these keys
-            block_maxima, block_sums, block_values = maxima_at, sums_at, values_at
-            if split_blocks:
-                block_maxima += 4 * depth * rows
-                block_sums += 4 * depth * rows
-                block_values += depth * value_step
-                _clear(block_maxima, block_sums, rows, block_values, skipped * width)
-            maxima, sums = view(block_maxima, rows, np.float32), view(block_sums, rows, np.float32)
-            values = view(block_values, value_size, np.float32)
-            k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
-            panels, block_scores = _round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
-            tiles = (rows - skipped + ROWS - 1) // ROWS
-            k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
-            k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
+def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKernel:
+    """The function for caches of float types or of types in blocks: each is half of what there is to compile."""
+
+    def attend(argument, number):
+        """A task of a job: argument the job's address, number the task's."""
+        job = view(argument, _JOB_SIZE, np.int64)
+        task = view(job[_TASKS] + 8 * _TASK_SIZE * number, _TASK_SIZE, np.int64)
+        real = view(argument, _JOB_SIZE, np.float64)
+        scale, softcap, window = np.float32(real[_SCALE]), np.float32(real[_SOFTCAP]), job[_WINDOW]
+        members, position, tokens = (
+            task[_MEMBER_END] - task[_MEMBER],
+            job[_PAST] + task[_TOKEN],
+            task[_TOKEN_END] - task[_TOKEN],
+        )
+        rows, split_blocks = tokens * members, job[_SPLIT_BLOCKS]
+        # Rows of types in blocks have full blocks; those of the others are filled up, here and in the cache.
+        k_width, v_width = round_up(job[_K_WIDTH], BLOCK if has_key_blocks else LANES), round_up(job[_V_WIDTH], PANEL)
+        v_decoded = round_up(job[_V_WIDTH], BLOCK if has_value_blocks else LANES)
+        shared = round_up(job[_SHARED_WIDTH], UNIT) if job[_SHARED_PART] else 0
+        width, padded_rows = v_width + shared, round_up(rows, SHARED_ROWS) if job[_SHARED_PART] else rows
+        buffers = 1  # of sums: one, or as many as the stack of nodes may need and one for the block at hand
+        while split_blocks >> buffers - 1:
+            buffers += 1
+        value_size = padded_rows * width
+        # Latents are keys and values: their scales are read once.
+        is_shared = has_value_blocks and job[_K] == job[_V] and job[_K_TYPE] == job[_V_TYPE]
+        row_blocks, mark, widest = (k_width if is_shared else v_decoded) // BLOCK, np.float32(0), max(k_width, v_width)
+        rounded = rows * (k_width // 2 + 1 if has_key_blocks else 0), rows * (KEYS + 2 if has_value_blocks else 0)
+        sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * widest, LANES * widest, rounded[0], rounded[1])
+        total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5] + sizes[6]
+        scratch = np.empty(total + LANES, np.float32)
+        queries_at = (address(scratch) + 63) // 64 * 64
+        scores_at = queries_at + 4 * sizes[0]
+        values_at = scores_at + 4 * sizes[1]
+        decoded_at = values_at + 4 * sizes[2]
+        scales_at, codes_at = decoded_at + 2 * sizes[3], decoded_at + 4 * sizes[3]  # of blocks, behind the words
+        query_words = codes_at + 4 * sizes[4]
+        query_factors, weight_words = query_words + 2 * rows * k_width, query_words + 4 * sizes[5]
+        scales = view(scales_at, sizes[3] // 2, np.float32)
+        queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
+        decoded = view(decoded_at, sizes[3], np.float32)
+        results = np.empty(2 * buffers * rows, np.float32)
+        maxima_at, value_step = address(results), 4 * value_size
+        sums_at = maxima_at + 4 * buffers * rows
+        stack = np.empty(2 * MAX_LEVELS, np.int64)
+        nodes, levels = view(address(stack), MAX_LEVELS, np.int64), view(address(stack) + 8 * MAX_LEVELS, MAX_LEVELS, np.int64)
+        for i in range(MAX_LEVELS):
+            nodes[i] = i
+        weighing = np.empty(len(FIELDS), np.int64)
+        last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
+        for head in range(task[_HEAD], task[_HEAD_END]):
+            _copy_queries(job, task, head, scale, queries, k_width)
             if has_key_blocks:
-                key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at, k_ahead)
-                mark = read_scales(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, scales_at, codes_at)
-                q_at, f_at, blocks = query_words + 2 * k_width * skipped, query_factors + 4 * skipped, k_width // BLOCK
-                multiply_keys(
-                    q_at,
-                    2 * k_width,
-                    f_at,
-                    rows - skipped,
-                    decoded_at,
-                    scales_at,
-                    panels,
-                    blocks,
-                    block_scores,
-                    4 * KEYS,
-                    k_next,
-                    k_last,
+                round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
+            key = task[_BLOCK] * KEYS
+            if (
+                window
+            ):  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
+                unit = KEYS if split_blocks else LANES
+                key = max(key, first_key(position, window) // unit * unit)
+            depth = np.int64(0)
+            clear(maxima_at, sums_at, rows, values_at, value_size)
+            while key < last_end:
+                block = key // KEYS
+                count = min((block + 1) * KEYS, last_end) - key
+                skipped = max(0, key - position) * members  # rows of the queries before these keys
+                block_maxima, block_sums, block_values = maxima_at, sums_at, values_at
+                if split_blocks:
+                    block_maxima += 4 * depth * rows
+                    block_sums += 4 * depth * rows
+                    block_values += depth * value_step
+                    clear(block_maxima, block_sums, rows, block_values, skipped * width)
+                maxima, sums = view(block_maxima, rows, np.float32), view(block_sums, rows, np.float32)
+                values = view(block_values, value_size, np.float32)
+                k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
+                panels, block_scores = round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
+                tiles = (rows - skipped + ROWS - 1) // ROWS
+                k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
+                k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
+                if has_key_blocks:
+                    key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at, k_ahead)
+                    mark = read_scales(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, scales_at, codes_at)
+                    q_at, f_at, blocks = query_words + 2 * k_width * skipped, query_factors + 4 * skipped, k_width // BLOCK
+                    multiply_keys(
+                        q_at,
+                        2 * k_width,
+                        f_at,
+                        rows - skipped,
+                        decoded_at,
+                        scales_at,
+                        panels,
+                        blocks,
+                        block_scores,
+                        4 * KEYS,
+                        k_next,
+                        k_last,
+                    )
+                else:
+                    # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
+                    if round_up(count, LANES) < panels * PANEL:
+                        fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
+                    decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, k_ahead)
+                    q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
+                    multiply_panels(
+                        q_at,
+                        4 * k_width,
+                        rows - skipped,
+                        decoded_at,
+                        panels,
+                        k_width,
+                        block_scores,
+                        4 * KEYS,
+                        every,
+                        k_next,
+                        k_last,
+                    )
+                scaled = 0 if split_blocks else width
+                exponentiate(
+                    scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled
                 )
-            else:
-                # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
-                if _round_up(count, LANES) < panels * PANEL:
-                    fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
-                decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, k_ahead)
-                q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
-                multiply_panels(
-                    q_at,
-                    4 * k_width,
-                    rows - skipped,
-                    decoded_at,
-                    panels,
-                    k_width,
-                    block_scores,
-                    4 * KEYS,
-                    every,
-                    k_next,
-                    k_last,
-                )
-            scaled = 0 if split_blocks else width
-            _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled)
-            v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
-            panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
-            v_steps = tiles * panels * (count // 2 if has_value_blocks else count)
-            v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
-            if has_value_blocks:
-                value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at, v_ahead)
-                if not is_shared:
-                    mark = read_scales(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, scales_at, codes_at)
-                weights = view(block_scores, seen * KEYS, np.float32)
-                add_values(
-                    *(job[_V_TYPE], weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
-                    *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
-                )
-            else:
-                if v_decoded < v_width:
-                    fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
-                decode_rows(
-                    job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL, v_ahead
-                )
-                multiply_panels(
-                    block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0, v_next, v_last
-                )
-            if job[_SHARED_PART]:
-                weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
-                weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
-                weighing[7], weighing[8] = job[_SHARED_VALUES], shared
-                weighing[9], weighing[10] = position, members
-                call_part(job[_SHARED_PART], address(weighing), 0)
-            if split_blocks:
-                leaf = block % split_blocks
-                depth = push_node(leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
-            key += count
-        add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
-        maxima, sums = view(maxima_at, rows, np.float32), view(sums_at, rows, np.float32)
-        _write_results(job, task, head, maxima, sums, view(values_at, value_size, np.float32), v_width, width)
-        if job[_SHARED_PART] and not job[_SHARED_HEADS]:
-            squares = view(job[_SHARED_OUT] + 8 * number * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float64)
-            sum_squares(values_at + 4 * v_width, 4 * width, rows, sums, squares)
-    keep_alive(scratch)
-    keep_alive(results)
-    keep_alive(stack)
+                v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
+                panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
+                v_steps = tiles * panels * (count // 2 if has_value_blocks else count)
+                v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
+                if has_value_blocks:
+                    value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at, v_ahead)
+                    if not is_shared:
+                        mark = read_scales(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, scales_at, codes_at)
+                    weights = view(block_scores, seen * KEYS, np.float32)
+                    add_values(
+                        *(job[_V_TYPE], weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
+                        *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
+                    )
+                else:
+                    if v_decoded < v_width:
+                        fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
+                    decode_rows(
+                        job[_V_TYPE],
+                        v,
+                        job[_V_ROW_BYTES],
+                        count,
+                        v_decoded,
+                        decoded,
+                        0,
+                        np.int64(PANEL),
+                        count * PANEL,
+                        v_ahead,
+                    )
+                    multiply_panels(
+                        block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0, v_next, v_last
+                    )
+                if job[_SHARED_PART]:
+                    weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
+                    weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
+                    weighing[7], weighing[8] = job[_SHARED_VALUES], shared
+                    weighing[9], weighing[10] = position, members
+                    call_part(job[_SHARED_PART], address(weighing), 0)
+                if split_blocks:
+                    leaf = block % split_blocks
+                    depth = push_node(
+                        leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows
+                    )
+                key += count
+            add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
+            maxima, sums = view(maxima_at, rows, np.float32), view(sums_at, rows, np.float32)
+            _write_results(job, task, head, maxima, sums, view(values_at, value_size, np.float32), v_width, width)
+            if job[_SHARED_PART] and not job[_SHARED_HEADS]:
+                squares = view(job[_SHARED_OUT] + 8 * number * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float64)
+                sum_squares(values_at + 4 * v_width, 4 * width, rows, sums, squares)
+        keep_alive(scratch)
+        keep_alive(results)
+        keep_alive(stack)
+
+    attend.__qualname__ = name
+    return TaskKernel(attend)
+
+
+attend_floats, attend_blocks = _attend("attend_floats", False, False), _attend("attend_blocks", True, True)
+attend_key_blocks, attend_value_blocks = _attend("attend_key_blocks", True, False), _attend("attend_value_blocks", False, True)
+# By whether keys are in blocks, and whether values are.
+ATTEND = {
+    (False, False): attend_floats,
+    (True, False): attend_key_blocks,
+    (False, True): attend_value_blocks,
+    (True, True): attend_blocks,
+}
+
+
+def attend_of(k_type: int, v_type: int) -> TaskKernel:
+    """The function for keys and values of these types, of TYPE_IDS or WORDS."""
+    return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
 
 
 @TaskKernel
@@ -389,7 +364,7 @@ def merge(argument, number):
     """Adds the splits of a job for `merge_heads` heads of one token, part after part along the heads, and divides the sums."""
     job = view(argument, _JOB_SIZE, np.int64)
     heads, v_width, splits = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS]
-    width = _round_up(v_width, LANES)
+    width = round_up(v_width, LANES)
     per_token = (heads + job[_MERGE_HEADS] - 1) // job[_MERGE_HEADS]
     token, first = number // per_token, number % per_token * job[_MERGE_HEADS]
     rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
