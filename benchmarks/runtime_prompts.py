@@ -4,11 +4,14 @@
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench -t 1 out/models/*.gguf
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --processor-time -p 2,8,32 -n 0 out/models/*.gguf
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --rival-option=-mla --rival-option=3 mla.gguf
+    python benchmarks/runtime_prompts.py first-token --rival path/to/llama-cli out/models/*.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
     python benchmarks/runtime_prompts.py rounding --text recipes/demo/heldout.txt bf16.gguf q4_K.gguf iq4_k.gguf
 
 `models` lets both process and generate the same number of tokens with the same file and threads, in turns, so that a busy
 machine slows down both; or counts processor time, of one thread (as runtime.py does). Medians are shown.
+`first-token` runs both programs from their start to the first token that they generate: seconds of the processor, and
+memory that is no file's.
 `products` multiplies one matrix on one thread, in G multiply-adds per second: 'tiles' with bf16 tiles (AMX), 'bytes' with
 8-bit activations, as on processors without them; those with `fast` come after them.
 `rounding` says what the roundings of products cost: mean KL divergences (and medians) over the tokens of a text.
@@ -25,6 +28,7 @@ from typing import Any
 import click
 import numpy as np
 from models import TARGETS
+from true_size import MILL, measured
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
@@ -84,6 +88,27 @@ def models(
                 click.echo(f"{row['model']:24s} {threads} threads, {prompt} tokens{numbers}")
     if as_json:
         click.echo(json.dumps({"rows": rows}, indent=1))
+
+
+@main.command("first-token")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--rival", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="llama-cli of ik_llama.cpp.")
+@click.option("--rival-option", "options", multiple=True, help="An option of llama-cli, or its value.")
+@click.option("-c", "--ctx-size", default=512, show_default=True, help="Of both programs.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each, in turns; the best counts.")
+def first_token(files: tuple[Path, ...], rival: Path | None, options: tuple[str, ...], ctx_size: int, rounds: int) -> None:
+    """From the start of a program to the first token of a prompt of one word, on one thread."""
+    for path in files:
+        asked = ["-p", "One", "-n", "1", "--temp", "0", "-t", "1", "-c", str(ctx_size)]
+        commands = {OURS: [*MILL, "generate", str(path), *asked]}
+        if rival is not None:
+            commands[RIVAL] = [str(rival), "-m", str(path), *asked, *options]
+        runs = [{name: measured(command) for name, command in commands.items()} for _ in range(rounds + 1)][1:]
+        for name in commands:
+            failed = [run[name][3] for run in runs if run[name][3]]
+            seconds, memory = min(run[name][1] for run in runs), max(run[name][2] for run in runs)
+            say = f"exit code {failed[0]}" if failed else f"{seconds:.2f} s of the processor, {memory >> 20} MiB"
+            click.echo(f"{path.stem:24s} {name:6s} {say}")
 
 
 @main.command()

@@ -107,7 +107,9 @@ class SearchJob:
         if self._workers is not None:
             work = self._workers.errors(self.candidates, known.errors)
         else:
-            work = relative_errors(self.tensors, self.candidates, self.importance, known.errors, **sampling)
+            work = relative_errors(
+                self.tensors, self.candidates, self.importance, known.errors, **sampling, on_share=stage.within
+            )
         with closing(work):  # its threads end with it
             for name, measured in work:
                 known.errors[name] = known.errors.get(name, {}) | measured

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorType
@@ -16,6 +17,8 @@ from .row_sample import sample_rows
 
 if TYPE_CHECKING:
     from ..covariance.source import Covariances
+
+_LOOK = 0.1  # seconds between two looks at what is done of tensors
 
 # What a search selects from by default: types with a low error for their size whose matrix products run at full speed.
 DEFAULT_TYPES = (
@@ -56,31 +59,41 @@ def relative_errors(
     seed: int,
     covariances: Covariances | None = None,
     threads: int | None = 1,
+    on_share: Callable[[float], None] = lambda share: None,
 ) -> Generator[tuple[str, dict[str, float]], None, None]:
     """(tensor name, {type name: error}) for each tensor in `options` and its types, in this order; errors are
     those of `RowSample.errors`.
 
     known: errors from an earlier run, which are not computed again. rows, seed, covariances: as in `sample_rows`. threads: that
-    many tensors at a time, None: as many as there are processors; the errors do not depend on it.
+    many tensors at a time, None: as many as there are processors; the errors do not depend on it. on_share: called, by the
+    thread that iterates, with how much of the next tensors is done, in tensors: types of a first one may have to be compiled.
     """
+    shares: dict[str, float] = {}
 
-    def measure(name: str, types: Sequence[TensorType]) -> dict[str, float]:
+    def measure(name: str, types: Sequence[TensorType], on_share: Callable[[float], None]) -> dict[str, float]:
         errors = dict(known.get(name, {}))
         missing = [t for t in types if t.name not in errors]
         if missing:
             sample = sample_rows(tensors[name], importance, rows, seed, covariances)
-            errors |= sample.errors(missing)
+            errors |= sample.errors(missing, on_share)
         return {t.name: errors[t.name] for t in types}
 
     count = threads or available_cpus()
     if count == 1:
         for name, types in options.items():
-            yield name, measure(name, types)
+            yield name, measure(name, types, on_share)
         return
     pool = ThreadPoolExecutor(count)
     try:
-        futures = [(name, pool.submit(measure, name, types)) for name, types in options.items()]
+        futures = [
+            (name, pool.submit(measure, name, types, partial(shares.__setitem__, name))) for name, types in options.items()
+        ]
         for name, future in futures:
+            told = 0.0
+            while not wait([future], _LOOK).done:
+                if (share := sum(list(shares.values()))) > told:
+                    on_share(told := share)
+            shares.pop(name, None)
             yield name, future.result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -63,8 +63,8 @@ class RowSample:
         """As `errors`, of one type."""
         return self.errors([tensor_type])[tensor_type.name]
 
-    def errors(self, types: Sequence[TensorType]) -> dict[str, float]:
-        """Type name -> the error of the rows in that type; 0 for rows of zeros.
+    def errors(self, types: Sequence[TensorType], on_share: Callable[[float], None] = lambda share: None) -> dict[str, float]:
+        """Type name -> the error of the rows in that type; 0 for rows of zeros. on_share: called with the share that is done.
 
         With the curvature of outputs it is the KL divergence in nats that is predicted for the whole tensor. Else it is the
         weighted squared error over the rows' energy: without a covariance the squares of the weights' errors r are weighted by
@@ -75,12 +75,13 @@ class RowSample:
         plain = {t.name: TYPES.plain(t).name for t in types}  # a repacked type has the same values
         sums, energy = dict.fromkeys(plain.values(), 0.0), 0.0
         in_nats = any(run.gradients is not None for run in self.runs)
-        for _, group in groupby(self.runs, lambda run: self.key_of(run.matrix)):
-            runs = list(group)
+        groups = [list(group) for _, group in groupby(self.runs, lambda run: self.key_of(run.matrix))]
+        for number, runs in enumerate(groups):
             prepared = self.prepared_of(runs[0].matrix)
             energy += sum(_energy(run, prepared) for run in runs)
-            for name in sums if energy else ():
+            for done, name in enumerate(sums if energy else (), 1):
                 sums[name] += self._error(name, runs, prepared)
+                on_share((number + done / len(sums)) / len(groups))
             del prepared
         unit = 1.0 if in_nats else energy
         return {name: sums[base] / unit if energy else 0.0 for name, base in plain.items()}

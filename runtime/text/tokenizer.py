@@ -269,8 +269,13 @@ def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
     merges, ids = vocabulary.merges, vocabulary.ids
     if not merges:  # tiktoken vocabularies have none: a token's rank is its id
         merges = _merges_by_score(vocabulary, -np.arange(len(vocabulary.tokens)))
-    usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-    backend = Backend(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges))
+    try:
+        model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges)
+    except BaseException as error:  # some are of texts that are no tokens: looking at each first would take as long as the rest
+        _raise_unless_of_library(error)
+        usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
+        model = models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges)
+    backend = Backend(model)
     splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits[pre.thousands :]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -32,7 +32,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "t5": {"eos": 1, "unknown": 2},
 }
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_BYTE_TOKEN, _SURROGATE = re.compile(r"<0x[0-9A-Fa-f]{2}>"), re.compile("[\ud800-\udfff]")
 
 
 def byte_characters() -> dict[int, str]:
@@ -124,10 +124,11 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """text -> id; of tokens with the same text, the first. Texts that are not valid UTF-8 in the file are left out."""
-        ids: dict[str, int] = {}
-        for i, token in enumerate(self.tokens):
-            if token.isascii() or not any("\ud800" <= c <= "\udfff" for c in token):
-                ids.setdefault(token, i)
+        ids = dict(zip(reversed(self.tokens), reversed(range(len(self.tokens))), strict=True))  # the first is set last
+        try:
+            "".join(ids).encode()
+        except UnicodeEncodeError:
+            return {token: i for token, i in ids.items() if _SURROGATE.search(token) is None}
         return ids
 
     @cached_property

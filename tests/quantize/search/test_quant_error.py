@@ -1,5 +1,7 @@
 """Quantisation errors of types on sampled rows."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,9 @@ from ggufmill.quantize import decode, encode
 from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
 from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.search import quant_error
 from ggufmill.quantize.search.quant_error import relative_errors, usable_types
-from ggufmill.quantize.search.row_sample import sample_rows
+from ggufmill.quantize.search.row_sample import RowSample, sample_rows
 
 
 def tensor(data, name="blk.0.ffn_up.weight", stack=()):
@@ -115,6 +118,24 @@ def test_too_few_tokens_leave_the_diagonal(rows):
     expected = sample_rows(tensor(rows), importance, 64, 0).error(q4_0)
     assert sample_rows(tensor(rows), importance, 64, 0, covariances_of([few])).error(q4_0) == expected
     assert sample_rows(tensor(rows), None, 64, 0, covariances_of([few])).error(q4_0) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_done_of_a_tensor_is_said_after_each_type(rows, threads, monkeypatch):
+    monkeypatch.setattr(quant_error, "_LOOK", 0.0)
+    tensors = {name: tensor(rows, name) for name in ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")}
+    options, shares = {name: [TYPES["q4_0"], TYPES["q8_0"]] for name in tensors}, []
+    slow = RowSample._error
+
+    def wait_until_said(sample, name, *others):
+        before, until = len(shares), time.monotonic() + 10
+        while threads > 1 and name == "q8_0" and len(shares) == before == 0 and time.monotonic() < until:
+            time.sleep(0.001)
+        return slow(sample, name, *others)
+
+    monkeypatch.setattr(RowSample, "_error", wait_until_said)
+    list(relative_errors(tensors, options, None, {}, rows=16, seed=0, threads=threads, on_share=shares.append))
+    assert shares == [0.5, 1.0] * 2 if threads == 1 else shares[0] in (0.5, 1.0)
 
 
 def test_errors_do_not_depend_on_threads(rows):

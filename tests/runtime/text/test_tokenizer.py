@@ -275,6 +275,11 @@ def test_invalid_and_duplicate_tokens_do_not_change_the_encoding(trained):
     assert tokenizer.piece(len(tokens) - 2) == b"\xff\xfe"
 
 
+def test_merges_of_what_is_no_token_do_not_change_the_encoding(trained):
+    merges = ["\udcff a", "ab \u2603", *trained[1]["tokenizer.ggml.merges"]]
+    assert Tokenizer(trained[1] | {"tokenizer.ggml.merges": merges}).encode(TEXT) == Tokenizer(trained[1]).encode(TEXT)
+
+
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_splits_without_loss(name):
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[name].splits]
