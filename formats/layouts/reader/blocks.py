@@ -60,8 +60,20 @@ class BlockReader:
 
     @cached_property
     def product_vectors(self) -> list[CodeVector]:
-        """The codes in the order in which products take them, those of the same rows and groups one after the other."""
-        return self.code_vectors
+        """The codes in the order in which products take them, those of the same rows and groups one after the other: where each
+        of four vectors of a row has groups of its own, two share theirs, one with the first half of every group."""
+        vectors = self.code_vectors
+        columns = np.stack([each.columns for each in vectors])
+        alone = len({self.keys(each) for each in vectors}) == len(vectors)
+        if self.rows > 1 or not alone or columns.shape != (4, BYTES) or (columns < 0).any():
+            return vectors
+        shifts = [(self._bits(each)[:, 0] % 8).tolist() for each in vectors]
+        order = sorted(range(len(vectors)), key=lambda i: shifts.index(shifts[i]))  # of one shift, if they may be
+        groups = columns[order].reshape(2, -1, self.layout.group)
+        if self.layout.group % 8 or (groups // self.layout.group != groups[..., :1] // self.layout.group).any():
+            return vectors
+        halves = groups.reshape(*groups.shape[:2], 2, -1).swapaxes(1, 2).reshape(-1, BYTES)
+        return [CodeVector(vectors[0].rows, half) for half in halves]
 
     @property
     def has_signs(self) -> bool:

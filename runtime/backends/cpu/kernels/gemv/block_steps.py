@@ -24,6 +24,8 @@ from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES
 from ......formats.layouts.reader.grids import GridReader
 from ..activations import RUN
 
+_MOST_DECODED = 4  # vectors of codes that stay in 32 registers of 512 bits while token after token is multiplied
+
 
 def activation_block(layout: CodeLayout) -> int:
     """Columns per scale of the activations that a type is multiplied with."""
@@ -37,15 +39,20 @@ class BlockStep:
         self.reader, self.layout = reader, reader.layout
         self.columns, self.activations = reader.columns, activation_block(reader.layout)
         self.one_scale = self.columns == self.activations  # of a token's activations in a step
+        self.vectors = self._vectors()
         self.lanes = 8 if reader.numbers <= 8 and not reader.has_minima_beside else LANES  # of scales
         self.scale_vectors = [np.arange(i, i + self.lanes) for i in range(0, reader.numbers, self.lanes)]
         if self._scales_in_lanes:
             self.lanes, self.scale_vectors = LANES, list(self._numbers_of_lanes.values())
 
+    def _vectors(self) -> list[CodeVector]:
+        """The codes that are multiplied in one instruction each, in their order."""
+        return self.reader.product_vectors
+
     @cached_property
     def _numbers_of_lanes(self) -> dict[tuple, np.ndarray]:
         """For each key of product vectors the numbers of its lanes' scales, -1 for none."""
-        keys = dict.fromkeys(self.reader.keys(each) for each in self.reader.product_vectors)
+        keys = dict.fromkeys(self.reader.keys(each) for each in self.vectors)
         return {key: np.array([block * self.reader.rows + row if block >= 0 else -1 for row, block in key]) for key in keys}
 
     @property
@@ -70,9 +77,16 @@ class BlockStep:
         """What sums of a row are multiplied by at its end: the unit of weights, if all that is added to them is in it."""
         return self.layout.unit if self.layout.minima is None and self.layout.offset is None else 1
 
+    def _begins(self, emit: Emitter, tokens: int) -> bool:
+        """Whether products begin with `starts`, so that nothing else is to be done about what is subtracted. Signs cost as many
+        instructions in the codes as in two tokens' activations."""
+        return bool(self.start_bytes) and (
+            tokens > 1 if self.reader.has_signs else self._subtracted(emit) == self.reader.lowest
+        )
+
     def offset(self, emit: Emitter, base: Any, numbers: np.ndarray, scale: Any) -> Any:
         """<n x float>: factors of the sums of these groups' activations; None for none."""
-        f, builder, subtracted = self.layout, emit.builder, self._subtracted(emit)
+        f, builder, subtracted = self.layout, emit.builder, 0 if self._begins(emit, 1) else self._subtracted(emit)
         offset: Any = None
         if f.flags is not None:
             low, high = (constant(scale.type, float(v)) for v in (subtracted, subtracted + f.shift))
@@ -94,25 +108,38 @@ class BlockStep:
     @cached_property
     def arranges(self) -> bool:
         """Whether activations are brought into the order of the vectors before they are multiplied, once for many rows."""
-        vectors = self.reader.product_vectors
-        if self.reader.rows > 1 or self.columns != len(vectors) * BYTES:
+        if self.reader.rows > 1 or self.columns != len(self.vectors) * BYTES:
             return False
-        words = np.concatenate([each.words for each in vectors])
+        words = np.concatenate([each.words for each in self.vectors])
         return bool((words >= 0).all() and (np.diff(words) != 1).any())
 
+    @property
+    def start_bytes(self) -> int:
+        """Bytes of the starts of a step: what is subtracted from its codes times the sums of a lane's activations, <16 x i32>
+        for each key of its vectors. 0 where activations are not arranged, or groups of weights differ in it, and for what is
+        left of a row."""
+        has_starts = self.arranges and self.columns == SUPERBLOCK and self.layout.flags is None and self.reader.lowest
+        return BYTES * len(self._numbers_of_lanes) if has_starts else 0
+
     def arrange(self, emit: Emitter, codes: Any, to: Any) -> None:
-        """Writes the activations of a step in the order of its vectors, if it `arranges`, else as they are. Addresses."""
+        """Writes the activations of a step in the order of its vectors, and its starts behind them, if it `arranges`, else as
+        they are. Addresses."""
         if not self.arranges:
             emit.store(to, 0, emit.load(codes, 0, vector(I8, self.columns)))
             return
-        for position, code_vector in enumerate(self.reader.product_vectors):
-            emit.store(to, BYTES * position, self._words(emit, codes, code_vector.words))
+        sums = dict.fromkeys(self._numbers_of_lanes, constant(I32, [0] * LANES))
+        for position, code_vector in enumerate(self.vectors):
+            words, key = self._words(emit, codes, code_vector.words), self.reader.keys(code_vector)
+            emit.store(to, BYTES * position, words)
+            sums[key] = emit.dot(sums[key], constant(I8, [1] * BYTES), words, 1)
+        for number, total in enumerate(sums.values() if self.start_bytes else ()):
+            emit.store(to, self.columns + BYTES * number, emit.builder.mul(total, constant(I32, [self.reader.lowest] * LANES)))
 
     def activation_words(self, emit: Emitter, codes: Any, position: int) -> Any:
         """<64 x i8>: the codes of activations for the vector of this number, four columns per lane."""
         if self.arranges:
             return emit.load(codes, BYTES * position, vector(I8, BYTES))
-        return self._words(emit, codes, self.reader.product_vectors[position].words)
+        return self._words(emit, codes, self.vectors[position].words)
 
     def _words(self, emit: Emitter, codes: Any, words: np.ndarray) -> Any:
         """<64 x i8>: the codes of activations of these words of four columns (-1: zeros)."""
@@ -133,10 +160,12 @@ class BlockStep:
             picked = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
         return emit.builder.bitcast(picked, vector(I8, BYTES))
 
-    def _codes(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> tuple[Any, Any]:
+    def _codes(
+        self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict, begins: bool
+    ) -> tuple[Any, Any]:
         """<64 x i8>: what activations are multiplied with; <64 x i1>: which of these are negated before, None for none."""
         r = self.reader
-        if not (isinstance(r, GridReader) and r.has_signs):
+        if begins or not (isinstance(r, GridReader) and r.has_signs):
             return r.codes_less(subtracted, emit, base, code_vector, loaded), None
         codes = r.unsigned_codes(emit, base, code_vector, loaded)
         return codes, r.negative(emit, base, code_vector, loaded)
@@ -155,31 +184,46 @@ class BlockStep:
             token.start_step(self, emit, scales)
             if offsets[0] is not None:
                 token.add_offsets(self, emit, offsets)
-        subtracted = self._subtracted(emit)
-        for position, code_vector in enumerate(r.product_vectors):
-            key = r.keys(code_vector)
-            codes, negative = self._codes(subtracted, emit, base, code_vector, loaded)
-            last = position + 1 == len(r.product_vectors) or r.keys(r.product_vectors[position + 1]) != key
-            number = self._numbers_of_lanes[key]
+        begins = self._begins(emit, len(tokens))
+        subtracted = r.lowest if begins else self._subtracted(emit)
+        fit = len(self.vectors) <= _MOST_DECODED and emit.target.has("avx512f") and (begins or not r.has_signs)
+        together = len(self.vectors) if fit else 1
+        for first in range(0, len(self.vectors), together):
+            run = range(first, first + together)
+            codes = [self._codes(subtracted, emit, base, self.vectors[position], loaded, begins) for position in run]
             for token in tokens:
-                before = token.products if token.products is not None else constant(I32, [0] * LANES)
-                words = self.activation_words(emit, token.codes, position)
-                if negative is not None:
-                    words = emit.builder.select(negative, emit.builder.neg(words), words)
-                    token.products = emit.dot(before, codes, words, max(self.layout.table))
-                elif subtracted != r.lowest:
-                    token.products = emit.signed_dot(before, codes, words)
-                else:
-                    token.products = emit.dot(before, codes, words, r.highest)
-                if last:
-                    if self._scales_in_lanes:
-                        scale = token.scales[list(self._numbers_of_lanes).index(key)]
-                    else:
-                        scale = emit.pick(token.scales, number // self.lanes, np.where(number < 0, -1, number % self.lanes))
-                    token.add(code_vector.lane_rows, emit.to_float(token.products), scale, emit)
-                    token.products = None
+                for position, (values, negative) in zip(run, codes, strict=True):
+                    if token.products is None:
+                        token.products = self._start(emit, token, position) if begins else constant(I32, [0] * LANES)
+                    self._multiply(emit, token, position, values, negative, subtracted)
         for token in tokens:
             token.finish_step(self, emit)
+
+    def _start(self, emit: Emitter, token: TokenSums, position: int) -> Any:
+        number = list(self._numbers_of_lanes).index(self.reader.keys(self.vectors[position]))
+        return emit.load(token.codes, self.columns + BYTES * number, vector(I32, LANES))
+
+    def _multiply(self, emit: Emitter, token: TokenSums, position: int, codes: Any, negative: Any, subtracted: int) -> None:
+        """Adds the products of the vector of this number to a token's sums."""
+        vectors, key = self.vectors, self.reader.keys(self.vectors[position])
+        before = token.products
+        words = self.activation_words(emit, token.codes, position)
+        if negative is not None:
+            words = emit.builder.select(negative, emit.builder.neg(words), words)
+            token.products = emit.dot(before, codes, words, max(self.layout.table))
+        elif subtracted != self.reader.lowest:
+            token.products = emit.signed_dot(before, codes, words)
+        else:
+            token.products = emit.dot(before, codes, words, self.reader.highest)
+        if position + 1 < len(vectors) and self.reader.keys(vectors[position + 1]) == key:
+            return
+        number = self._numbers_of_lanes[key]
+        if self._scales_in_lanes:
+            scale = token.scales[list(self._numbers_of_lanes).index(key)]
+        else:
+            scale = emit.pick(token.scales, number // self.lanes, np.where(number < 0, -1, number % self.lanes))
+        token.add(vectors[position].lane_rows, emit.to_float(token.products), scale, emit)
+        token.products = None
 
 
 class TokenSums:
@@ -192,7 +236,8 @@ class TokenSums:
         for order in orders:
             self.totals[order] = cgutils.alloca_once(emit.builder, vector(F32, LANES))
             emit.builder.store(zero, self.totals[order])
-        self.codes = self.scale = self.sums = self.products = None
+        self.codes = self.scale = self.sums = None
+        self.products: Any = None
         self.scales: list = []
         self.step: dict = {}
 

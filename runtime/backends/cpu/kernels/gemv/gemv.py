@@ -43,7 +43,7 @@ from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
-from .rows import arranges, emit_arrangement, emit_product, steps
+from .rows import arranges, bytes_of_starts, emit_arrangement, emit_product, steps
 
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
@@ -153,6 +153,7 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
     together: most tokens of a pass. A token's sums are the same with whichever others it is multiplied."""
     arranged = arranges(name)
+    step_columns, start_bytes = bytes_of_starts(name) if arranged else (1, 0)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
@@ -165,15 +166,17 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
         share = left if (halving + 1) * equal == table[SLICES] else left - (left >> 1)
         start = groups - left + share * place // equal
         stop = groups - left + share * (place + 1) // equal
-        codes = table[CODES] + job[FIRST] * columns * code_bytes
+        token_bytes = columns * code_bytes
+        codes = table[CODES] + job[FIRST] * token_bytes
         scales = table[SCALES] + job[FIRST] * (columns // activations) * 4
         sums = table[SUMS] + job[FIRST] * (columns // 16) * 2
         stride = table[OUT_STRIDE] * 4
         if arranged:
-            memory = np.empty(n * columns + CACHE_LINE, np.uint8)
+            token_bytes = columns + columns // step_columns * start_bytes
+            memory = np.empty(n * token_bytes + CACHE_LINE, np.uint8)
             in_order = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-            for token in range(0, n * columns, columns):
-                _arrange(name, level, columns, codes + token, in_order + token)
+            for token in range(n):
+                _arrange(name, level, columns, codes + token * columns, in_order + token * token_bytes)
             codes = in_order
         group_bytes = group * table[ROW_BYTES]
         matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
@@ -183,7 +186,7 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
             weights = matrix + first * group_bytes
             while passes > 0:
                 some = -(-(n - t) // passes)
-                c = codes + t * columns * code_bytes
+                c = codes + t * token_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ......formats.layouts.reader.blocks import CodeVector
 from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import F32, I16, I32, LANES, Emitter, constant, vector
 from ......formats.types import TYPES
@@ -42,6 +43,15 @@ def has_integer_scales(name: str) -> bool:
 
 class IntegerStep(BlockStep):
     """One superblock of one row."""
+
+    @property
+    def start_bytes(self) -> int:
+        """None: sums of activations are multiplied with the scales of their groups."""
+        return 0
+
+    def _vectors(self) -> list[CodeVector]:
+        """As they are stored: each is scaled by itself."""
+        return self.reader.code_vectors
 
     def _runs(self, bits: np.ndarray) -> np.ndarray:
         """Bit addresses of the number of the group of each run of 16 columns."""
@@ -94,7 +104,7 @@ class IntegerStep(BlockStep):
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
-        for position, code_vector in enumerate(r.product_vectors):
+        for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(r.lowest, emit, base, code_vector, loaded)
             factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
             for t, token in enumerate(tokens):

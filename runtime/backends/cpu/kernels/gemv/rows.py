@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from ......formats.layouts.reader.emitter import I8, I64, LANES, Emitter, constant
+from ......formats.layouts.reader.emitter import I8, I32, I64, LANES, Emitter, constant
 from ......formats.layouts.reader.rows import readers, row_scales
 from ......formats.types import TYPES
 from ..activations import RUN
@@ -32,6 +32,12 @@ def arranges(name: str) -> bool:
     return name not in FLOATS and any(step.arranges for step in steps(name))
 
 
+def bytes_of_starts(name: str) -> tuple[int, int]:
+    """Columns of a whole step, and the bytes that follow their codes where activations are arranged (its `start_bytes`)."""
+    first = steps(name)[0]
+    return first.columns, first.start_bytes
+
+
 def emit_product(
     emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: tuple, out: Any, stride: Any, whole: bool
 ) -> None:
@@ -43,7 +49,11 @@ def emit_product(
     orders = {tuple((np.arange(LANES) % stored.rows).tolist()): None}
     orders.update({code_vector.lane_rows: None for step in step_sizes for code_vector in step.reader.code_vectors})
     places = []
-    per_token = (columns, _bytes_per(builder, columns, step_sizes[0].activations, 4), _bytes_per(builder, columns, RUN, 2))
+    per_token = (
+        _arranged(builder, name, columns),
+        _bytes_per(builder, columns, step_sizes[0].activations, 4),
+        _bytes_per(builder, columns, RUN, 2),
+    )
     token_sums = [TokenSums(emit, list(orders)) for _ in range(tokens)]
     for t in range(tokens):
         before = [builder.mul(size, I64(t)) for size in per_token]
@@ -53,7 +63,7 @@ def emit_product(
     def multiply(step: BlockStep, column: Any, before: Any, loaded: dict) -> None:
         for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
             token.at(
-                builder.add(codes, column),
+                builder.add(codes, _arranged(builder, name, column)),
                 builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
                 builder.add(sums, _bytes_per(builder, column, RUN, 2)),
             )
@@ -61,26 +71,40 @@ def emit_product(
 
     _along_row(emit, step_sizes, columns, multiply, first)
     factor, unit = row_scales(emit, layout, stored, weights), step_sizes[0].unit
-    for t, token in enumerate(token_sums):
-        parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
-        value = parts[0]
-        for part in parts[1:]:
-            value = builder.fadd(value, part)
-        if factor is not None:
-            value = builder.fmul(value, factor)
-        if unit != 1:
-            value = builder.fmul(value, constant(value.type, unit))
+    if stored.rows == 1 and tokens > 1:
+        values = emit.fold_each([builder.load(total) for token in token_sums for total in token.totals.values()])
+        factor = None if factor is None else emit.shuffle(factor, [0] * values.type.count)
+        values = _scaled(builder, values, factor, unit)
+        results = [builder.extract_element(values, I32(t)) for t in range(tokens)]
+    else:
+        results = []
+        for token in token_sums:
+            parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
+            results.append(_scaled(builder, reduce(builder.fadd, parts), factor, unit))
+    for t, value in enumerate(results):
         address = builder.add(out, builder.mul(stride, I64(t)))
         builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def _scaled(builder: Any, value: Any, factor: Any, unit: float) -> Any:
+    """value times a factor, if there is one, and a number."""
+    value = value if factor is None else builder.fmul(value, factor)
+    return value if unit == 1 else builder.fmul(value, constant(value.type, unit))
 
 
 def emit_arrangement(emit: Emitter, name: str, columns: Any, codes: Any, to: Any) -> None:
     """Writes a token's activations in the order in which `emit_product` takes them of a type that `arranges`. Addresses."""
 
     def write(step: BlockStep, column: Any, *_: Any) -> None:
-        step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, column))
+        step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, _arranged(emit.builder, name, column)))
 
     _along_row(emit, steps(name), columns, write)
+
+
+def _arranged(builder: Any, name: str, column: Any) -> Any:
+    """Bytes of arranged activations before a column."""
+    columns, size = bytes_of_starts(name)
+    return builder.add(column, _bytes_per(builder, column, columns, size)) if size else column
 
 
 def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[..., None], row: Any = None) -> None:

@@ -127,7 +127,7 @@ def test_rows_of_several_blocks(name):
     check(name, rows, n, 7, 6)
 
 
-@pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "f16", "bf16_r16"])
+@pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "iq2_xxs", "f16", "bf16_r16"])
 def test_a_token_gets_the_same_bits_alone_and_among_others(name):
     rng, n = np.random.default_rng(2), columns_of(name) * 8
     packed = random_rows(name, 32, n, rng)
