@@ -123,6 +123,12 @@ class Model:
         """Generated tokens, of one sequence or several, that a pass has at most."""
         return self.executable.decode_batch
 
+    @property
+    def short_prompt(self) -> int:
+        """Tokens of a prompt up to which it is computed whole, as if they were generated."""
+        most = self.executable.short_prompt
+        return most if most <= self.settings.ubatch else self.decode_batch
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises PlanError when the metadata has no vocabulary, or one of a kind that is not supported."""
@@ -265,8 +271,9 @@ class Model:
 
         generated: the tokens are computed by the kernels for tokens that are generated, as many per pass as these take, else by
         those for prompts. The two add up in different orders, and -mla 3 in different ways. With the cpu backend the results of
-        a token depend on nothing else: neither on what the passes are, nor on other sequences. `logits` and `hidden_of_windows`
-        compute prompts.
+        a token depend on nothing else: neither on what the passes are, nor on other sequences; but the first tokens of a
+        sequence, more than `decode_batch` and at most `short_prompt`, are a prompt with a pass and sums of its own. `logits`
+        and `hidden_of_windows` compute prompts.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
@@ -294,7 +301,10 @@ class Model:
     ) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
-        parts_of = list(self._passes(arrays, in_pieces, generated))
+        whole = [i for i, (cache, _) in enumerate(batch) if generated and not cache.length and self._is_short(len(arrays[i]))]
+        parts_of = [[(i, arrays[i])] for i in whole]
+        rest = [tokens[:0] if i in whole else tokens for i, tokens in enumerate(arrays)]
+        parts_of += self._passes(rest, in_pieces, generated) if len(whole) < len(batch) else []
         passes: list[PassInputs] = []
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
@@ -327,6 +337,10 @@ class Model:
         for i, (inputs, last) in enumerate(zip(passes, wanted, strict=True)):
             self.executable.on_share = None if report is None else lambda share, i=i: report((i + share) * windows)
             yield self.executable.hidden(*inputs, generated=generated, last=last)
+
+    def _is_short(self, n: int) -> bool:
+        """Whether a prompt of so many tokens has a pass of its own, if they are computed as generated ones are."""
+        return self.decode_batch < n <= self.short_prompt
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and

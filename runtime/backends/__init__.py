@@ -54,6 +54,7 @@ class Executable(ABC):
     observer              what inputs and outputs of ops are reported to, from the next pass on
     workers               the threads that it computes with
     decode_batch          generated tokens that a pass has at most
+    short_prompt          tokens of a prompt that may be computed whole, as if they were generated: `decode_batch` or more
     takes_layers_in_turn  whether several passes are faster by `hidden_passes` than one after the other
     on_share              called with the share of a pass (or of the passes of `hidden_passes`) that is done, after each layer;
                           not for passes that take a moment. None: nobody is
@@ -80,6 +81,10 @@ class Executable(ABC):
     @abstractmethod
     def decode_batch(self) -> int: ...
 
+    @property
+    def short_prompt(self) -> int:
+        return self.decode_batch
+
     @abstractmethod
     def new_cache(self, limit: int) -> Any:
         """An empty cache (see `Cache`) for a sequence of at most `limit` tokens."""
@@ -99,7 +104,9 @@ class Executable(ABC):
         graphs with a `HiddenInput`; last: how many of each sequence's last tokens are wanted, whose rows alone are returned,
         None: all; generated: whether the kernels are those for tokens that are generated, for at most
         `decode_batch` of them, else those for prompts. The sums of the two have different orders. With the cpu backend neither
-        depends on how many tokens a pass has, nor on how those before them were divided into passes.
+        depends on how many tokens a pass has, nor on how those before them were divided into passes. A sequence of more than
+        `decode_batch` tokens, but no more than `short_prompt`, that begins with an empty cache and is alone in its pass may
+        have sums in an order of its own.
         """
 
     @property

@@ -71,7 +71,7 @@ class Runner:
 
     def prompt(self, cache: Cache, n: int) -> None:
         """Runs n tokens in one pass and computes the logits of the last. Short prompts are read as `generate` does it."""
-        self._run(cache, self._tokens(n), cache.length == 0 and n <= self.model.decode_batch)
+        self._run(cache, self._tokens(n), cache.length == 0 and n <= self.model.short_prompt)
 
     def generate(self, cache: Cache, n: int) -> None:
         """Runs n tokens one by one and computes the logits of each."""

@@ -202,7 +202,7 @@ class Generation:
         self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
         # The last token of the prompt is computed as generated ones are, always: its logits are needed. Of a short one all are:
         # its length alone decides it, so that what is cached of others changes nothing.
-        self._is_short = not self.score_prompt and len(prompt) <= model.decode_batch
+        self._is_short = not self.score_prompt and len(prompt) <= model.short_prompt
         shared = 0 if self.score_prompt or self._is_short else session.shared(prompt[:-1])
         n_cached = session.resumable(shared)  # less only of recurrent states
         session.rewind(n_cached)

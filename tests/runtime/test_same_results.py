@@ -122,6 +122,32 @@ def test_architectures(build, case, mla, alive_stores):
     assert not alive_stores
 
 
+@pytest.mark.parametrize("case", ["gpt-oss", "v3"])
+def test_short_prompts_of_mixtures(build, case):
+    """Experts by the products of generated tokens, all else by those of prompts: the same for every part of what is wanted, and
+    whatever other sequences there are."""
+    source, found = packed(build(case), "q8_0"), []
+    for model in (load_model(source, threads=1), load_model(source, threads=2)):
+        n, tokens = model.short_prompt, text_of(model, case)
+        assert model.decode_batch < n
+        (whole,) = model.hidden([(model.new_cache(LENGTH), tokens[:n])], generated=True)
+        for count in (1, n - 1):
+            (last,) = model.hidden([(model.new_cache(LENGTH), tokens[:n])], [count], generated=True)
+            assert np.array_equal(last, whole[-count:])
+        others = [(model.new_cache(LENGTH), tokens[i : i + 3]) for i in range(2)]
+        beside = model.hidden([others[0], (model.new_cache(LENGTH), tokens[:n]), others[1]], generated=True)
+        assert [len(rows) for rows in beside] == [3, n, 3]
+        assert np.array_equal(beside[1], whole)
+        (alone,) = model.hidden([(model.new_cache(LENGTH), others[0][1])], generated=True)
+        assert np.array_equal(beside[0], alone)
+        (prompt,) = model.hidden([(model.new_cache(LENGTH), tokens[:n])])
+        assert not np.array_equal(whole, prompt)
+        assert np.abs(whole - prompt).max() < 0.05 * np.abs(prompt).max()
+        found.append(whole)
+    assert np.array_equal(*found)
+    assert load_model(source, ubatch=n - 1).short_prompt == model.decode_batch
+
+
 @pytest.mark.slow(keep=["v3-*"])
 @pytest.mark.parametrize("settings", [{"flash": False}, {"exact": True}, {"k_cache_hadamard": True, "v_cache_hadamard": True}])
 @pytest.mark.parametrize("case", ["llama", "gpt-oss", "v3", "qwen4exp-odd"])

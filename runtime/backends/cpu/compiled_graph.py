@@ -17,6 +17,7 @@ from .weights import WeightMatrix, WeightStore
 
 _EXPERT_TOKENS = 3  # of an expert, on average, up to which GEMV of a mixture is faster than GEMM, with all that is not experts
 _MOST_TOKENS = 24
+_PROMPT_EXPERT_TOKENS, _SHORT_PROMPT = 8, 64  # the same where all that is not experts is by GEMM
 
 
 class CompiledGraph:
@@ -27,6 +28,8 @@ class CompiledGraph:
     users     value index -> ops that read it
     last_use  value index -> number of the last step that reads it: filled in when there are steps
     gemv_tokens  most tokens of a pass whose products are made by GEMV: of mixtures, whose experts have few of them each, more
+    short_prompt  most tokens of a prompt whose experts' products are made by GEMV, and all others by GEMM if it has more than
+                  gemv_tokens
     """
 
     def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
@@ -36,6 +39,7 @@ class CompiledGraph:
         self.last_use: dict[int, int] = {}
         sparsest = max((op.logits.shape[0] // op.used for op in graph.ops if isinstance(op, Route)), default=0)
         self.gemv_tokens = max(GEMV_TOKENS, min(_EXPERT_TOKENS * sparsest, _MOST_TOKENS))
+        self.short_prompt = max(self.gemv_tokens, min(_PROMPT_EXPERT_TOKENS * sparsest, _SHORT_PROMPT))
         self.layers, self.observed_layers = graph_layers(graph, settings)
         self.state_offsets, _ = state_offsets(self.layers)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)

@@ -79,6 +79,11 @@ class CpuExecutable(Executable):
         """As many as GEMV takes."""
         return self.compiled.gemv_tokens
 
+    @property
+    def short_prompt(self) -> int:
+        """As many as there are few of for each expert."""
+        return self.compiled.short_prompt
+
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
         return self.compiled.matrix(self.graph.embedding).lookup(ids)
@@ -122,36 +127,43 @@ class CpuExecutable(Executable):
         counts, observer = tuple(count for _, count in caches), self.observer
         rows = last_rows(counts, last)
         stop = self._tail if observer is None and rows is not None else len(self.steps)
+        is_short = self._is_short_prompt(caches) if generated else False
+        generated = generated and not is_short
         key = (counts, caches[0][0].names, generated)
-        current = self._take((*key, stop)) if observer is None else None
+        current = self._take((*key, is_short, stop)) if observer is None else None
         if current is None:
             self._compile_in_background(generated)
-            current = PassProgram(self.compiled, *key, observer)
+            current = PassProgram(self.compiled, *key, observer, is_short)
             self._write(current, self.steps, range(stop))
         current.run(tokens, list(caches), inputs)
         if rows is None or stop == len(self.steps):
             hidden = current.matrix(self.graph.hidden)
             out = hidden.copy() if rows is None else hidden[rows]
         else:
-            out = self._run_tail([current.view(value).array[rows] for value in self._tail_inputs], len(rows), generated)
+            inputs_of_tail = [current.view(value).array[rows] for value in self._tail_inputs]
+            out = self._run_tail(inputs_of_tail, len(rows), generated, is_short)
             if current.n >= _LONG_PASS:
                 self._share_done(1.0)
         if observer is None:
-            self._keep((*key, stop), current)
+            self._keep((*key, is_short, stop), current)
         else:
             current.release()
         for cache, count in caches:
             cache.commit(count)
         return out
 
-    def _run_tail(self, inputs: Sequence[np.ndarray], n: int, generated: bool) -> np.ndarray:
+    def _is_short_prompt(self, caches: Sequence[tuple[KVCache, int]]) -> bool:
+        """Whether a pass for tokens that are generated is that of a prompt of more tokens than there are products for."""
+        return len(caches) == 1 and not caches[0][0].length and self.decode_batch < caches[0][1] <= self.short_prompt
+
+    def _run_tail(self, inputs: Sequence[np.ndarray], n: int, generated: bool, is_short: bool) -> np.ndarray:
         """The steps from `_tail` on for n tokens, float32 [n, n_embd]; inputs: of these, the values that come from before."""
         if not n:
             return np.empty((0, self.graph.n_embd), np.float32)
-        key = "tail", n, generated
+        key = "tail", n, generated, is_short
         tail = self._take(key)
         if tail is None:
-            tail = PassProgram(self.compiled, (n,), (), generated, None)
+            tail = PassProgram(self.compiled, (n,), (), generated, None, is_short)
             for value in self._tail_inputs:
                 tail.new(value)
                 tail.matrix(value)  # where it lies: later steps drop the value

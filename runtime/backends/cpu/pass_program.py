@@ -51,6 +51,8 @@ class PassProgram(PassTasks):
               latents that absorb; else of those for prompts. So a token's results depend on this alone, and not on how many
               others there are. Not where inputs are observed, nor for more than `gemv_tokens` of
               the graph.
+    experts_by_gemv  whether products of experts are: those of generated tokens, and of a whole prompt that has few tokens for
+              each expert (is_short_prompt), where all else is as for other prompts
     observer  None, or one that wants something of this graph
     """
 
@@ -61,11 +63,13 @@ class PassProgram(PassTasks):
         names: tuple[str, ...],
         generated: bool,
         observer: Observer | None,
+        is_short_prompt: bool = False,
     ):
         super().__init__(compiled, counts, names)
         self.observer = observer
         is_observed = observer is not None and any(observer.wants_input(op) for op in compiled.all_ops)
         self.gemv = generated and not is_observed and self.n <= compiled.gemv_tokens
+        self.experts_by_gemv = self.gemv or (is_short_prompt and not is_observed)
         self.attention = AttentionJobs(self, compiled.attention_layers)
         self._cache_tables: list[np.ndarray | None] = [None] * len(counts)  # whose strides cache_addresses has
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written

@@ -13,7 +13,7 @@ class Counting:
 
     def __init__(self, model):
         self.model, self.passes, self.generated = model, [], []
-        self.decode_batch = model.decode_batch
+        self.short_prompt = model.short_prompt
         self.n_embeddings, self.n_vocab, self.new_cache = model.n_embeddings, model.n_vocab, model.new_cache
 
     def hidden(self, batch, last, generated=False):
@@ -57,7 +57,7 @@ def test_passes_of_a_benchmark(counting):
 
 
 def test_short_prompts_are_read_as_a_generation_does(counting):
-    few = counting.decode_batch
+    few = counting.short_prompt
     bench(counting, [Case(few, 0), Case(few + 1, 1)], repetitions=1, warm_up=False)
     assert [n for n, *_ in counting.passes] == [few, few + 1, 1]
     assert counting.generated == [True, False, True]

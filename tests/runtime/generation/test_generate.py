@@ -412,8 +412,8 @@ def test_short_prompts_are_read_as_generated_tokens(model, monkeypatch):
         generation.text()
         return [(each.token, each.logprob) for each in generation.sampled], generation.timings.cached_tokens, passes[:2]
 
-    for length in (1, 2, model.decode_batch, model.decode_batch + 1):
-        is_short = length <= model.decode_batch
+    for length in (1, 2, model.short_prompt, model.short_prompt + 1):
+        is_short = length <= model.short_prompt
         alone, _, first = answer(long[:length], None)
         assert first[0] == ((length, True) if is_short else (length - 1, False))
         session = model.session()

@@ -31,7 +31,10 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
         compile_seconds.append(time.perf_counter() - start)
         return run(*batch, **options)
 
-    parts = {name: getattr(model.executable, name) for name in ("new_cache", "logits", "takes_layers_in_turn", "decode_batch")}
+    parts = {
+        name: getattr(model.executable, name)
+        for name in ("new_cache", "logits", "takes_layers_in_turn", "decode_batch", "short_prompt")
+    }
     model.executable = SimpleNamespace(hidden=compiling, workers=model.workers, **parts)
     generation = generate(model, "b", n_predict=2, temp=0)
     generation.text()

@@ -82,8 +82,8 @@ def test_prompts_whose_beginning_is_cached(model, engine, prompts, alone):
             Client(engine, [*prompt[:length], 5]).answer()
         again = Client(engine, prompt, **GREEDY)
         assert again.answer() == alone(number, **GREEDY)
-        assert again.cached >= len(prompt) - 4 or len(prompt) <= model.decode_batch
-    assert min(map(len, prompts)) <= model.decode_batch < max(map(len, prompts))
+        assert again.cached >= len(prompt) - 4 or len(prompt) <= model.short_prompt
+    assert min(map(len, prompts)) <= model.short_prompt < max(map(len, prompts))
 
 
 def test_conversations(engine, prompts, alone):

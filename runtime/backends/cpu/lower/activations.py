@@ -50,7 +50,8 @@ def _partition(program: PassProgram, x: View, out: Value) -> Partition:
     """The partition with which a following GEMM reads the result, else cells of single rows."""
     step, columns = 1, CELL
     users = program.compiled.users.get(out.index, [])
-    if not program.gemv and users and isinstance(users[0], Linear | ExpertLinear):
+    by_gemv = program.experts_by_gemv if users and isinstance(users[0], ExpertLinear) else program.gemv
+    if not by_gemv and users and isinstance(users[0], Linear | ExpertLinear):
         plan = program.compiled.matrix(users[0].weight).gemm_plan
         step, columns = (plan.form.block_tokens, SPAN) if plan is not None else (1, columns)
     return Partition(x.axis, x.rows, step, x.size, columns)

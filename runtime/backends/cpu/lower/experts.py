@@ -106,7 +106,7 @@ class ExpertsStep(Step, Mixture):
         observed = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
         fused = self.add is not None and self.combine not in observed
         inner_observed = any(op.out is step.ops[0].out for op in observed for step in self.inner)
-        if out.gemv and self.has_gemv and not inner_observed:
+        if out.experts_by_gemv and self.has_gemv and not inner_observed and (out.gemv or self._is_small(out.n)):
             self._emit_tasks(out, chosen, weights, fused, None)
         elif observer is None and self._is_small(out.n) and self.gemm_tile is not None:
             self._emit_tasks(out, chosen, weights, fused, self.gemm_tile)
