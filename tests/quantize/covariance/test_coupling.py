@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from covariances import covariance, random_rows, weights
-from lesser_levels import output_at_each_level
 
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
@@ -204,20 +201,3 @@ def test_rows_that_a_type_cannot_hold_are_still_found(caplog):
     x[5] = np.inf
     with pytest.raises(NonFiniteError):
         encode(x, "q4_0", covariance=h, coupled=coupled)
-
-
-CODE = """
-import numpy as np
-from covariances import covariance, weights
-from ggufmill.quantize import encode
-from ggufmill.quantize.covariance.coupling import couple
-from ggufmill.quantize.covariance.matrix.covariance_matrix import Covariance
-coupled = couple(Covariance(covariance(72, 12, 3).matrix, 5000))
-for name in ("q4_K", "iq4_kss", "iq3_s"):  # numbers, words of even parity, vectors
-    print(encode(weights(72, 256), name, covariance=covariance(256, 30), effort=2, coupled=coupled).tobytes().hex())
-"""
-
-
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_the_processor():
-    assert len(output_at_each_level(CODE, os.path.dirname(__file__))) == 1

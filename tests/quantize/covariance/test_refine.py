@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from covariances import covariance, row_errors, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lesser_levels import output_at_each_level
 
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
@@ -84,26 +81,6 @@ def test_rows_do_not_depend_on_each_other():
         together = encode(x, type_name, covariance=h)
         apart = np.concatenate([encode(x[i : i + 7], type_name, covariance=h) for i in range(0, 50, 7)])
         assert np.array_equal(together, apart)
-
-
-_SCRIPT = """
-import hashlib
-import numpy as np
-from covariances import covariance, weights
-from ggufmill.quantize.covariance.refine import refine
-from ggufmill.quantize.covariance.matrix.prepared import prepare
-blocks = np.random.default_rng(0).integers(0, 256, (5, 16, 18), np.uint8)
-blocks[:, :, :2] = np.array([0.003], np.float16).view(np.uint8)
-q, x, h = blocks.reshape(5, -1), weights(5, 512), prepare(covariance(512, 40))
-refined = refine(x, q, "iq4_nl", h, 1)
-assert (refined != q).any()
-print(hashlib.sha256(refined.tobytes() + h.damped.triangle.tobytes()).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_same_bytes_on_lesser_processors():
-    assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 
 
 def test_interleaved_types_are_the_plain_ones_repacked():

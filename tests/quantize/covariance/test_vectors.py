@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from covariances import covariance, random_rows, row_errors, weights
-from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
@@ -137,23 +134,6 @@ def test_sweep_ends_with_the_row():
     refinement._finite[1:] = False
     refinement.choose_codes()
     assert np.array_equal(refinement.rows.entries[1:], others)
-
-
-_SCRIPT = """
-import hashlib
-from covariances import covariance, random_rows, weights
-from ggufmill.quantize.covariance.refine import refine
-from ggufmill.quantize.covariance.matrix.prepared import prepare
-h = prepare(covariance(512, 40))
-for name in ("iq3_xxs", "iq4_kt"):
-    refined = refine(weights(4, 512), random_rows(name, 4, 512), name, h, 1)
-    print(hashlib.sha256(refined.tobytes()).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_same_bytes_on_lesser_processors():
-    assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 
 
 def test_tables_hold_all_entries():

@@ -1,10 +1,6 @@
 """Attention kernels against a plain softmax in float64, and the types that a cache may have."""
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +18,6 @@ from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.runtime.settings import CACHE_TYPES
-from ggufmill.simd.target import levels_here
 from ggufmill.simd.workers import Workers
 
 ALONE, TWO, MANY = Workers(1), Workers(2), Workers(7)
@@ -139,38 +134,12 @@ def test_stored_scores_give_a_query_the_same_bits_in_any_batch(params):
         assert np.array_equal(np.concatenate(parts, axis=2), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("avx2" not in levels_here(), reason="needs AVX2")
-def test_a_lesser_processor_attends_alike(tmp_path):
-    """With tiles of one vector, as without AVX-512, in a process of its own."""
-    past, params, cases = 130, AttentionParams(0.2, window=100), {}
-    for n in (1, 13):
-        q, k, v = random(np.random.default_rng(n), n, 4, 2, 24, 40, past)
-        cases |= {f"q{n}": q, f"k{n}": k, f"v{n}": v}
-    np.savez(tmp_path / "given.npz", **cases)
-    program = f"""
-import sys
-import numpy as np
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_flash import cached, result
-from ggufmill.runtime.backends.cpu.attention import AttentionParams
-from ggufmill.runtime.backends.cpu.kernels.attention.tiles import VECTORS
-given = np.load({str(tmp_path / "given.npz")!r})
-found = {{"vectors": np.array(VECTORS)}}
-for n in (1, 13):
-    q, k, v = (given[f"{{name}}{{n}}"] for name in "qkv")
-    params = AttentionParams({params.scale}, window={params.window})
-    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, params, generated=n == 1)
-np.savez({str(tmp_path / "found.npz")!r}, **found)
-"""
-    lesser = os.environ | {"GGUFMILL_CPU": "avx2"}
-    done = subprocess.run([sys.executable, "-c", program], env=lesser, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "found.npz")
-    assert found["vectors"] == 1
-    for n in (1, 13):
-        q, k, v = (cases[f"{name}{n}"] for name in "qkv")
-        assert np.abs(found[f"out{n}"] - plain(q, k, v, past, params)).max() < ROUNDING
+@pytest.mark.parametrize("n", [1, 13])
+def test_a_few_tokens_after_others(n):
+    """Of the file, what tests/levels.py runs at every level: without AVX-512 tiles are of one vector."""
+    past, params = 130, AttentionParams(0.2, window=100)
+    q, k, v = random(np.random.default_rng(n), n, 4, 2, 24, 40, past)
+    assert np.abs(result(q, cached(k, v, past), past, params, generated=n == 1) - plain(q, k, v, past, params)).max() < ROUNDING
 
 
 def test_keys_are_split_among_threads_where_heads_are_few():

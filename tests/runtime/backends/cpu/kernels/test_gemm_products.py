@@ -1,27 +1,24 @@
 """The products that a GEMM is made of, of bytes and of floats, and its inputs in blocks and panels."""
 
-import os
-import subprocess
-import sys
-from typing import Any
-
 import numpy as np
 import pytest
 from cpu_products import block_rows, panels_of, round_rows
+from digests import assert_same_everywhere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_samples import sample_of
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize import decode
+from ggufmill.quantize import decode, encode
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes, word_bytes, write_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, COLUMN_TILE, TILE_TOKENS, pair_sums
-from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, add_products
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, add_products, has_bf16_dots
 from ggufmill.simd.instructions import amx
 from ggufmill.simd.memory import aligned_empty
-from ggufmill.simd.target import levels_here, target, target_at
+from ggufmill.simd.target import target
+from ggufmill.simd.workers import Workers
 
 
 def to_float(bits):
@@ -124,72 +121,40 @@ def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
     assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()  # beyond 2^24 float32 sums are rounded
 
 
-# --- lesser processors ----------------------------------------------------------------------------------------------
-
-AT_LEVEL = """
-import sys
-import numpy as np
-from ggufmill.formats import TYPES
-from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.simd.workers import Workers
-
-given, found = dict(np.load(sys.argv[1])), {}
-x = given.pop("x")
-for name, weights in given.items():
-    for exact in (False, True) if name not in sys.argv[4:] else (False,):
-        results = []
-        for threads, cuts in ((1, []), (3, []), (1, [1, 4])):
-            workers, out = Workers(threads), np.zeros((len(x), int(sys.argv[3])), np.float32)
-            for rows, part in zip(np.split(x, cuts), np.split(out, cuts)):
-                tokens = gemm.Activations(rows)
-                if name == "rows":
-                    gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
-                    continue
-                plan, program = gemm.plan_gemm(weights, TYPES[name], x.shape[1], 1, exact), gemm.ProductList(threads)
-                if plan is not None:
-                    program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(rows)))
-                    program.run(workers.ready())
-            results.append(out)
-        assert all(np.array_equal(result, results[0]) for result in results[1:]), (name, exact)
-        found[f"{name} {exact}"] = results[0]
-np.savez(sys.argv[2], **found)
-"""
+# --- all processors -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["portable", "x86-64-v2", "avx2", "avx512", "neon"])
-def test_a_lesser_processor(level, tmp_path, monkeypatch):
-    """The whole path in a process of its own: of bytes, and of float32 with fused multiply-add, it gives the bits of this
-    process, of float32 without it nearly so."""
-    if level not in levels_here():
-        pytest.skip(f"this processor is no {level}")
-    (n, rows, columns), byte_names = (7, 48, 512), ["iq5_k", "q4_k_r4"]
-    x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
-    samples = {name: sample_of(name, rows, columns) for name in ("f16", "bf16_r16", *byte_names)}
-    packed: dict[str, Any] = {name: q for name, (_, q) in samples.items()}
-    weights = sample_of("f32", rows, columns)[0]
-    np.savez(tmp_path / "given.npz", x=x, **packed, rows=weights)
-    environment = {**os.environ, "GGUFMILL_CPU": level}
-    command = [sys.executable, "-c", AT_LEVEL, str(tmp_path / "given.npz"), str(tmp_path / "found.npz"), str(rows), *byte_names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "found.npz")
+@pytest.mark.slow(keep=["q4_k_r4*", "rows-True"])
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [("iq5_k", False), ("q4_k_r4", False), *((name, exact) for name in ("f16", "bf16_r16", "rows") for exact in (False, True))],
+)
+def test_all_processors_get_the_same_bits(name, exact, monkeypatch):
+    """The whole path, however it is shared out: of bytes, and of float32 with fused multiply-add; others nearly so."""
     monkeypatch.setattr(amx, "permitted", lambda: False)
-    for name in (*samples, "rows"):
-        out, is_bytes = np.zeros((n, rows), np.float32), name in byte_names
-        if name == "rows":
-            gemm.multiply_rows(weights, True, gemm.Activations(x), out, 0)
-        else:
-            plan, program = gemm.plan_gemm(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.ProductList(1)
+    (n, rows, columns), random = (7, 48, 512), np.random.default_rng(0)
+    x, w = (random.integers(-999, 1000, shape).astype(np.float32) for shape in ((n, columns), (rows, columns)))
+    weights = w if name == "rows" else encode(w, name, np.ones(columns, np.float32))
+    results = []
+    for threads, cuts in ((1, []), (3, []), (1, [1, 4])):
+        workers, out = Workers(threads), np.zeros((n, rows), np.float32)
+        for some, part in zip(np.split(x, cuts), np.split(out, cuts), strict=True):
+            tokens = gemm.Activations(some)
+            if name == "rows":
+                gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
+                continue
+            plan, program = gemm.plan_gemm(weights, TYPES[name], columns, 1, exact), gemm.ProductList(threads)
             assert plan is not None
-            program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(n))
-            program.run(0)
-        for exact in (False,) if is_bytes else (False, True):  # there are no bf16 products at these levels
-            lesser = found[f"{name} {exact}"]
-            if is_bytes or target_at(level).has_fma == target().has_fma:
-                assert np.array_equal(lesser, out)
-            else:
-                assert np.abs(lesser - out).max() <= 2e-6 * np.abs(out).max()
+            program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(some)))
+            program.run(workers.ready())
+        results.append(out)
+    assert all(np.array_equal(result, results[0]) for result in results[1:])
+    stored = w if name == "rows" else decode(weights, name, columns)
+    scale = np.abs(x).astype(np.float64) @ np.abs(stored).astype(np.float64).T
+    assert (np.abs(results[0] - x.astype(np.float64) @ stored.astype(np.float64).T) / scale).max() < (1e-6 if exact else 8e-3)
+    as_bf16 = name in {"bf16_r16", "rows"} and not exact and has_bf16_dots()
+    if name in {"iq5_k", "q4_k_r4"} or (target().has_fma and not as_bf16):
+        assert_same_everywhere(f"product of {name} by panels", results[0])
 
 
 # --- floats ---------------------------------------------------------------------------------------------------------
