@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from math import lcm
 from types import ModuleType
@@ -97,7 +98,7 @@ def encode(
     if bf16 and (prepared is not None or not on_gpu):
         x = _float32(x)
     with compiling_for(tensor_type.name):
-        _compile(plain.type.name)  # what is compiled ahead for an interleaved type is its plain type's codec
+        _compile(plain.type.name, importance is not None)
         refined = None
         if prepared is not None and coupled is not None:
             refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
@@ -117,28 +118,43 @@ def encode(
 
 
 def compile_codec(name: str) -> None:
-    """Compiles what a type needs, by encoding and decoding a few rows with importance and without. Does nothing for a type that
-    cannot be encoded."""
+    """Compiles what `encode` and `decode` need for a type, with importance and without. Does nothing for a type that cannot be
+    encoded."""
+    _try_codec(name, True, encode)
+    _try_codec(name, False, encode)
+
+
+def compile_weighted_codec(name: str) -> None:
+    """Compiles a type's codec for rows with importance, without what `encode` needs for rows of any type."""
+    _try_codec(name, True, encode_unchecked)
+
+
+def compile_plain_codec(name: str) -> None:
+    """Compiles a type's codec for rows without importance, without what `encode` needs for rows of any type."""
+    _try_codec(name, False, encode_unchecked)
+
+
+def _try_codec(name: str, weighted: bool, encode_rows: Callable[..., np.ndarray]) -> None:
+    """Encodes and decodes a few rows."""
     from .codec_kernels import codec_unit
 
     stored = TYPES[name]
     if can_encode(stored):
         columns = lcm(_COMPILED_COLUMNS, stored.block)
         x = np.random.default_rng(0).standard_normal((stored.rows, columns), np.float32)
-        for importance in (np.ones(columns, np.float32), None):
-            decode(encode(x, name, importance), name, columns)
-        codec_unit(name).mark()
+        decode(encode_rows(x, name, np.ones(columns, np.float32) if weighted else None), name, columns)
+        codec_unit(name, weighted).mark()
 
 
 @cache
-def _compile(name: str) -> None:
+def _compile(name: str, weighted: bool) -> None:
     """Waits for a process that compiles a type's codec, or compiles it, where that fell to this process."""
     from ..simd.compile.background import compiling
     from .codec_kernels import codec_unit
 
-    with compiling(codec_unit(name)) as falls_here:
+    with compiling(codec_unit(name, weighted)) as falls_here:
         if falls_here:
-            compile_codec(name)
+            _try_codec(name, weighted, encode_unchecked)
 
 
 def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:

@@ -116,6 +116,11 @@ class TensorRows:
         return self.outputs.tensors[self.source_name]
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether its rows are encoded with importance."""
+        return uses_importance(self.tensor, self.target) and self.outputs.has_importance(self.tensor)
+
+    @property
     def alone(self) -> RowProducer:
         """What makes rows without covariances, each by itself, and tells nobody of coarse ones: for timing."""
         produce = self.outputs.producer(self.tensor, self.target, self.scale, False)

@@ -60,7 +60,7 @@ def compute(
         there = model_address(model, model, {}, reading)
         windows, moments = collection.windows, collection.moments
         elsewhere = collecting_on(request.cluster, there, model, windows, collection.options, covariance=moments)
-    compile_codecs_in_background(types, urgent=False)
+    compile_codecs_in_background(((each, True) for each in types), urgent=False)
     imatrix, figures = collection.run(report, collection.interrupted(), elsewhere)
     collection.write(imatrix)
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}

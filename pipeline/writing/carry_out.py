@@ -130,16 +130,13 @@ def carry_out(
 
 def _compile_encoders(plan: Plan) -> None:
     """Has other processes compile what encodes the plan's tensors, where there are several types."""
-    kinds = {(each.type.name, each.source_type): each.type for each in plan.outputs}
-    types = {
-        plain.name: plain
-        for (_, source_type), stored in kinds.items()
-        if not (plain := TYPES.plain(stored)).is_float and plain.name != source_type
-    }
+    kinds = {(TYPES.plain(each.type), each.source_type, getattr(each.produce, "is_weighted", False)) for each in plan.outputs}
+    encoded = ((kind, weighted) for kind, source_type, weighted in kinds if not kind.is_float and kind.name != source_type)
+    types = sorted(encoded, key=lambda each: each[0].id)
     if len(types) > 1 and available_cpus() > 1:
         from ...quantize.codec_kernels import compile_codecs_in_background
 
-        compile_codecs_in_background(types.values())
+        compile_codecs_in_background(types)
 
 
 def _counted(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:

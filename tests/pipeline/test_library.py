@@ -236,12 +236,12 @@ def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
     module_folder.cache_clear()
     import_module("ggufmill.quantize.encode")._compile.cache_clear()
     try:
-        types = [TYPES["q4_0_r8"], TYPES["f32"]]
+        types = [(TYPES["q4_0_r8"], False), (TYPES["f32"], False)]
         assert compile_codecs_in_background(types, urgent=False) == 1
         x = np.ones((8, 32), np.float32)
         assert encode(x, "q4_0_r8").shape == (8, 18)
         assert encode(x, "f32").shape == (8, 128)
-        assert [codec_unit(each.name).is_marked for each in types] == [True, True]
+        assert [codec_unit(each.name).is_marked for each, _ in types] == [True, True]
         assert compile_codecs_in_background(types) == 0
     finally:
         module_folder.cache_clear()

@@ -7,18 +7,29 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
 from ggufmill.quantize.codec_kernels import _ONE_KERNEL, codec_unit
 from ggufmill.quantize.codecs.iqk.fit import fit_rows as fit_iqk
+from ggufmill.quantize.codecs.kquants.asymmetric import _encode, _encode_by_importance
 from ggufmill.quantize.codecs.trellis.fit import fit_rows as fit_trellis
 
+ENCODERS = (fit_iqk,), (fit_trellis,), (_encode, _encode_by_importance)
 
-@pytest.mark.parametrize(("codec", "encoder"), zip(_ONE_KERNEL, (fit_iqk, fit_trellis), strict=True))
-def test_types_of_one_encoder_are_compiled_once(codec, encoder):
+
+@pytest.mark.parametrize(
+    ("codec", "other", "encoders"),
+    [(*each, encoders) for each, encoders in zip(_ONE_KERNEL.items(), ENCODERS, strict=True)],
+)
+def test_types_of_one_encoder_are_compiled_once(codec, other, encoders):
     """Else two processes would compile the same kernel, each for another type."""
-    names = [each.name for each in TYPES.values() if each.codec == codec]
+    names = [each.name for each in TYPES.values() if each.codec == codec and each.name != other]
     x = np.random.default_rng(1).standard_normal((2, 512), np.float32)
     for name in names:
         for importance in (None, np.ones(512, np.float32)):
             encode(x, name, importance)
-    assert len(names) > 3
-    assert len(encoder.signatures) == 1
+    assert len(names) > 1
+    assert [len(encoder.signatures) for encoder in encoders] == [1] * len(encoders)
     assert len({codec_unit(name) for name in names}) == 1
-    assert codec_unit("q4_K") != codec_unit("q5_K")
+    assert codec_unit("q4_K") not in (codec_unit("q2_K"), codec_unit("q6_K"))
+
+
+def test_what_rows_with_importance_need_is_compiled_apart_where_it_is_another_kernel():
+    assert codec_unit("q4_K", weighted=True) != codec_unit("q4_K")
+    assert codec_unit("iq4_k", weighted=True) == codec_unit("iq4_k")

@@ -8,7 +8,7 @@ that depends on how many rows it is given at a time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,83 +65,6 @@ MINIMUM_SEARCHES = {
     "q4_K": MinimumSearch(32, 15, 63, 2, -1.0, 20, False),
     "q5_K": MinimumSearch(32, 31, 63, 2, -0.5, 15, False),
 }
-
-
-@kernel(items=BLOCK_ITEMS)
-def _encode(x, importance, options, parts, lane_bytes, out):
-    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a MinimumSearch."""
-    block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K
-    blocks = SUPERBLOCK // block
-    x_lanes = np.empty(_TILE, np.float32)
-    w_lanes = np.empty(_TILE, np.float32)
-    code_lanes = np.empty(_TILE, np.float32)
-    scales = np.empty(_MIN_CODES, np.float32)
-    neg_mins = np.empty(_MIN_CODES, np.float32)
-    sum_w = np.empty(_MIN_CODES, np.float32)
-    scale_codes, min_codes = np.empty(_MIN_CODES, np.float32), np.empty(_MIN_CODES, np.float32)
-    w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
-    codes = np.empty(_TILE, np.uint8)
-    block_codes = np.empty(2 * _MIN_CODES, np.uint8)
-    half_words = np.empty(2 * LANES, np.uint16)
-    for first in range(0, out.shape[0], LANES):
-        transpose_blocks(x, first, SUPERBLOCK, x_lanes)
-        if importance.shape[0] == 0:
-            for b in range(blocks):
-                at = LANES * block * b
-                rms = splat(0) if is_q2_K else sqrt_lanes(sum_of_squares(x_lanes, at, block) / block)
-                for i in range(at, at + LANES * block, LANES):
-                    store(w_lanes, i, rms + abs(load(x_lanes, i)))
-            for b in range(0, blocks, 2):
-                scale, neg_min, scale2, neg_min2 = scales_and_mins(
-                    x_lanes, w_lanes, LANES * block * b, block, nmax, options.first, 0.1, options.steps, is_q2_K, code_lanes
-                )
-                store(scales, LANES * b, scale)
-                store(neg_mins, LANES * b, neg_min)
-                store(scales, LANES * (b + 1), scale2)
-                store(neg_mins, LANES * (b + 1), neg_min2)
-            d = _quantise_scales(scales, blocks, max_scale_code, scale_codes)
-            dmin = _quantise_scales(neg_mins, blocks, max_scale_code, min_codes)
-        else:
-            transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
-            sigma2 = np.float32(options.sigma2_factor) * sum_of_squares(x_lanes, 0, SUPERBLOCK) / SUPERBLOCK
-            importance_weights(x_lanes, w_lanes, 0, SUPERBLOCK, sigma2, w_lanes)
-            for b in range(blocks):
-                at = LANES * block * b
-                sum_ = splat(0)
-                for i in range(at, at + LANES * block, LANES):
-                    sum_ = sum_ + load(w_lanes, i)
-                store(sum_w, LANES * b, sum_)
-                scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, at, block, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
-                store(scales, LANES * b, scale)
-                store(neg_mins, LANES * b, neg_min)
-            d = unsigned_scale(scales, sum_w, 0, blocks, max_scale_code, scale_codes)
-            dmin = unsigned_scale(neg_mins, sum_w, 0, blocks, max_scale_code, min_codes)
-        store_half(half_words, 0, d)
-        store_half(half_words, LANES, dmin)
-        if not is_q2_K or importance.shape[0] == 0:
-            d, dmin = round_to_half(d), round_to_half(dmin)
-        for b in range(blocks):
-            scale_code, min_code = load(scale_codes, LANES * b), load(min_codes, LANES * b)
-            store(block_codes, LANES * b, scale_code)
-            store(block_codes, _MIN_CODES + LANES * b, min_code)
-            scale, neg_min = d * scale_code, dmin * min_code
-            nonzero = abs(scale) > 0
-            scale = select(nonzero, scale, splat(1))
-            for i in range(LANES * block * b, LANES * block * (b + 1), LANES):
-                q = clamp(round_product_lanes((load(x_lanes, i) + neg_min) / scale, splat(1)), 0, nmax)
-                store(codes, i, select(nonzero, q, load(code_lanes, i)))
-        if is_q2_K:
-            if importance.shape[0] == 0:
-                w_lanes[:] = 1
-            else:
-                _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words)
-            _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words)
-        put_lanes(codes, 0, parts[0], lane_bytes)
-        put_lanes(block_codes, 0, parts[1], lane_bytes)
-        put_lanes(block_codes, _MIN_CODES // LANES, parts[2], lane_bytes)
-        put_words(half_words, 0, parts[3], lane_bytes)
-        put_words(half_words, 1, parts[4], lane_bytes)
-        take_blocks(lane_bytes, first, out)
 
 
 @kernel
@@ -233,7 +156,102 @@ def _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words):
         store_half(half_words, LANES, select(better, dmin, dmin_old))
 
 
+def _make_encode(name: str, is_q2_K: bool, has_importance: bool) -> Any:
+    """The kernel for q2_K or for the others, with or without importance: each compiles a third of all that they do."""
+
+    def encode(x, importance, options, parts, lane_bytes, out):
+        """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a MinimumSearch."""
+        block, nmax, max_scale_code = options.block, options.nmax, options.max_scale_code
+        blocks = SUPERBLOCK // block
+        x_lanes = np.empty(_TILE, np.float32)
+        w_lanes = np.empty(_TILE, np.float32)
+        code_lanes = np.empty(_TILE, np.float32)
+        scales = np.empty(_MIN_CODES, np.float32)
+        neg_mins = np.empty(_MIN_CODES, np.float32)
+        sum_w = np.empty(_MIN_CODES, np.float32)
+        scale_codes, min_codes = np.empty(_MIN_CODES, np.float32), np.empty(_MIN_CODES, np.float32)
+        w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
+        codes = np.empty(_TILE, np.uint8)
+        block_codes = np.empty(2 * _MIN_CODES, np.uint8)
+        half_words = np.empty(2 * LANES, np.uint16)
+        for first in range(0, out.shape[0], LANES):
+            transpose_blocks(x, first, SUPERBLOCK, x_lanes)
+            if not has_importance:
+                for b in range(blocks):
+                    at = LANES * block * b
+                    rms = splat(0) if is_q2_K else sqrt_lanes(sum_of_squares(x_lanes, at, block) / block)
+                    for i in range(at, at + LANES * block, LANES):
+                        store(w_lanes, i, rms + abs(load(x_lanes, i)))
+                for b in range(0, blocks, 2):
+                    scale, neg_min, scale2, neg_min2 = scales_and_mins(
+                        x_lanes, w_lanes, LANES * block * b, block, nmax, options.first, 0.1, options.steps, is_q2_K, code_lanes
+                    )
+                    store(scales, LANES * b, scale)
+                    store(neg_mins, LANES * b, neg_min)
+                    store(scales, LANES * (b + 1), scale2)
+                    store(neg_mins, LANES * (b + 1), neg_min2)
+                d = _quantise_scales(scales, blocks, max_scale_code, scale_codes)
+                dmin = _quantise_scales(neg_mins, blocks, max_scale_code, min_codes)
+            else:
+                transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
+                sigma2 = np.float32(options.sigma2_factor) * sum_of_squares(x_lanes, 0, SUPERBLOCK) / SUPERBLOCK
+                importance_weights(x_lanes, w_lanes, 0, SUPERBLOCK, sigma2, w_lanes)
+                for b in range(blocks):
+                    at = LANES * block * b
+                    sum_ = splat(0)
+                    for i in range(at, at + LANES * block, LANES):
+                        sum_ = sum_ + load(w_lanes, i)
+                    store(sum_w, LANES * b, sum_)
+                    scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, at, block, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
+                    store(scales, LANES * b, scale)
+                    store(neg_mins, LANES * b, neg_min)
+                d = unsigned_scale(scales, sum_w, 0, blocks, max_scale_code, scale_codes)
+                dmin = unsigned_scale(neg_mins, sum_w, 0, blocks, max_scale_code, min_codes)
+            store_half(half_words, 0, d)
+            store_half(half_words, LANES, dmin)
+            if not is_q2_K or not has_importance:
+                d, dmin = round_to_half(d), round_to_half(dmin)
+            for b in range(blocks):
+                scale_code, min_code = load(scale_codes, LANES * b), load(min_codes, LANES * b)
+                store(block_codes, LANES * b, scale_code)
+                store(block_codes, _MIN_CODES + LANES * b, min_code)
+                scale, neg_min = d * scale_code, dmin * min_code
+                nonzero = abs(scale) > 0
+                scale = select(nonzero, scale, splat(1))
+                for i in range(LANES * block * b, LANES * block * (b + 1), LANES):
+                    q = clamp(round_product_lanes((load(x_lanes, i) + neg_min) / scale, splat(1)), 0, nmax)
+                    store(codes, i, select(nonzero, q, load(code_lanes, i)))
+            if is_q2_K:
+                if not has_importance:
+                    w_lanes[:] = 1
+                else:
+                    _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words)
+                _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words)
+            put_lanes(codes, 0, parts[0], lane_bytes)
+            put_lanes(block_codes, 0, parts[1], lane_bytes)
+            put_lanes(block_codes, _MIN_CODES // LANES, parts[2], lane_bytes)
+            put_words(half_words, 0, parts[3], lane_bytes)
+            put_words(half_words, 1, parts[4], lane_bytes)
+            take_blocks(lane_bytes, first, out)
+
+    encode.__name__ = encode.__qualname__ = name
+    return kernel(encode, items=BLOCK_ITEMS)
+
+
+_encode, _encode_by_importance = _make_encode("_encode", False, False), _make_encode("_encode_by_importance", False, True)
+_encode_q2_K = _make_encode("_encode_q2_K", True, False)
+_encode_q2_K_by_importance = _make_encode("_encode_q2_K_by_importance", True, True)
+
+
+def _encode_with(x: np.ndarray, importance: np.ndarray, options: MinimumSearch, *rest: Any) -> None:
+    """What each of these takes; importance of no rows: none."""
+    if options.is_q2_K:
+        (_encode_q2_K_by_importance if len(importance) else _encode_q2_K)(x, importance, options, *rest)
+    else:
+        (_encode_by_importance if len(importance) else _encode)(x, importance, options, *rest)
+
+
 _FIELDS = ("codes", "scales", "minima", "d", "dmin")
 CODECS: dict[str, Codec] = {
-    name.lower(): lane_codec(name, _encode, _FIELDS, options) for name, options in MINIMUM_SEARCHES.items()
+    name.lower(): lane_codec(name, _encode_with, _FIELDS, options) for name, options in MINIMUM_SEARCHES.items()
 }
