@@ -55,11 +55,9 @@ QUICK_ARM = [
     "tests/simd/instructions/test_dot_products.py",
     "tests/simd/instructions/test_permute.py",
     "tests/quantize/codecs/test_golden.py",
-    "tests/quantize/covariance/test_same_bytes.py::test_refinement[iq4_nl]",
-    f"tests/runtime/backends/cpu/kernels/test_gemv.py{SAME_BITS}[q4_K]",
     f"tests/runtime/backends/cpu/kernels/test_gemv.py{SAME_BITS}[iq4_ks]",
     "-k",
-    "arm or K] or iq4_ks] or iq4_nl]",
+    "arm or K] or iq4_ks]",
 ]
 
 

@@ -33,7 +33,8 @@ def test_products_and_sums_are_not_fused():
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", ["iq4_nl", pytest.param("iq2_xxs", marks=pytest.mark.slow)])  # of 1 and 16 lanes
+@pytest.mark.slow(keep=["iq4_nl"])
+@pytest.mark.parametrize("name", ["iq4_nl", "q4_K", "iq2_xxs"])  # of 1 lane, and of 16
 def test_the_assembler_takes_it(name, tmp_path):
     triton = pytest.importorskip("triton")
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
