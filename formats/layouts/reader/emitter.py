@@ -39,6 +39,9 @@ __all__ = [
 BYTES = 4 * LANES  # of a vector
 CACHE_LINE = 64  # bytes
 PREFETCH_DISTANCE = 6144  # bytes
+# Bytes from the first of four pieces of sixteen to the end of the last, if those between them fill the gaps: then two loads are
+# enough for both. Pieces further apart are loaded one by one, which crosses fewer borders of cache lines.
+_SHARED_LOADS = 7 * 16
 PREFETCH_LOCALITY = 1  # the last level of the caches
 # Size, distance, level, of interleaved rows of eight bits or more: long runs of memory with few instructions for each line. One
 # line of a step suffices, and all of them take a tenth longer on Zen 5 (where none at all would do).
@@ -121,15 +124,15 @@ class Emitter:
             if high - low < window <= size:
                 start = min(low, size - window)
                 return self.shuffle(self.load(base, start, vector(I8, window)), addresses - start)
-        if len(addresses) == BYTES and high - low < 2 * BYTES <= size and self.target.has("avx512vbmi"):
+        is_near = len(addresses) == BYTES and high - low < 2 * BYTES <= size
+        if is_near and self.target.has("avx512vbmi") and not (high - low > _SHARED_LOADS and _in_runs(addresses, 16)):
             start = min(low, size - 2 * BYTES)
             halves = [self.load(base, start + half, vector(I8, BYTES)) for half in (0, BYTES)]
             return self.builder.shuffle_vector(*halves, constant(I32, addresses - start))
         # Otherwise distinct pieces of one length are loaded one by one and concatenated.
         for length in (32, 16, 8, 4, 2, 1):
-            pieces = addresses.reshape(-1, length) if len(addresses) % length == 0 else None
-            if length > 1 and pieces is not None and np.all(np.diff(pieces, axis=1) == 1):
-                return self.concat([self.load(base, int(piece[0]), vector(I8, length)) for piece in pieces])
+            if length > 1 and len(addresses) % length == 0 and _in_runs(addresses, length):
+                return self.concat([self.load(base, int(first), vector(I8, length)) for first in addresses[::length]])
             starts = np.minimum(_pieces(addresses, length), size - length)
             if len(starts) * length <= BYTES and length <= size and (length > 2 or len(starts) <= LANES):
                 count = 1 << (len(starts) - 1).bit_length()
@@ -348,6 +351,11 @@ def _eight_bytes(bits: np.ndarray) -> np.ndarray | None:
     """Offsets, eight for every eight of n numbers, of bytes that have their bits [n, width]; None where these are more."""
     windows = [np.unique(eight // 8) for eight in bits.reshape(len(bits) // 8, -1)]
     return np.concatenate([np.resize(used, 8) for used in windows]) if max(map(len, windows)) <= 8 else None
+
+
+def _in_runs(addresses: np.ndarray, length: int) -> bool:
+    """Whether addresses are pieces of so many neighbours."""
+    return bool((np.diff(addresses.reshape(-1, length), axis=1) == 1).all())
 
 
 def _pieces(addresses: np.ndarray, length: int) -> np.ndarray:
