@@ -50,17 +50,18 @@ def _nearest_magnitude(x, inverse):
 
 
 @kernel
-def _code(x, inverse):
-    """The four-bit code of the E2M1 value nearest to x."""
-    v = _nearest_magnitude(x, inverse)
+def _code(x, v):
+    """The four-bit code of an E2M1 value: its magnitude v, as `_nearest_magnitude` has it, with the sign of x."""
     code = select(v < 4, v, select(v < 8, v * 0.5 + 2, v * 0.25 + 4))
     return select((x < 0) & (v > 0), code + 8, code)
 
 
 @kernel
-def _rounding_error(x, scale, inverse):
-    """|x| less the magnitude of the E2M1 value nearest to it."""
-    return abs(x) - _nearest_magnitude(x, inverse) * scale
+def _gain(x, v, next_v, scale, next_scale, inverse):
+    """How much the squared error of next_v is below that of v, in squares of the scale: those of tiny and of huge weights
+    stay in range."""
+    error, next_error = (abs(x) - v * scale) * inverse, (abs(x) - next_v * next_scale) * inverse
+    return fma_lanes(error, error, -(next_error * next_error))
 
 
 @kernel
@@ -76,22 +77,18 @@ def _encode(x, importance, scales, inverses, out):
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)
             amax[0] = reduce_max(max_lanes(abs(a), abs(c)))
             e = max(np.int64(amax_bits[0] >> np.uint32(23)) - 2, _MIN_EXPONENT)
-            error_a = _rounding_error(a, scales[e], inverses[e])
-            error_c = _rounding_error(c, scales[e], inverses[e])
-            next_error_a = _rounding_error(a, scales[e + 1], inverses[e + 1])
-            next_error_c = _rounding_error(c, scales[e + 1], inverses[e + 1])
-            # In multiples of the scale, so that squares of tiny and of huge weights stay in range.
-            inverse = inverses[e]
-            error_a, error_c = error_a * inverse, error_c * inverse
-            next_error_a, next_error_c = next_error_a * inverse, next_error_c * inverse
-            gain_a = fma_lanes(error_a, error_a, -(next_error_a * next_error_a))
-            gain_c = fma_lanes(error_c, error_c, -(next_error_c * next_error_c))
+            inverse, next_inverse = splat(inverses[e]), splat(inverses[e + 1])
+            scale, next_scale = splat(scales[e]), splat(scales[e + 1])
+            code_a, code_c = _nearest_magnitude(a, inverse), _nearest_magnitude(c, inverse)
+            next_a, next_c = _nearest_magnitude(a, next_inverse), _nearest_magnitude(c, next_inverse)
+            gain_a = _gain(a, code_a, next_a, scale, next_scale, inverse)
+            gain_c = _gain(c, code_c, next_c, scale, next_scale, inverse)
             if importance.shape[0] > 0:
                 gain_a, gain_c = gain_a * load(qw, BLOCK * b), gain_c * load(qw, BLOCK * b + LANES)
             if reduce_sum(gain_a + gain_c) > 0:
-                e += 1
+                e, code_a, code_c = e + 1, next_a, next_c
             out_row[_BYTES * b] = e if amax[0] > 0 else 0
-            store(out_row, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), splat(16), _code(a, inverses[e])))
+            store(out_row, _BYTES * b + 1, fma_lanes(_code(c, code_c), splat(16), _code(a, code_a)))
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

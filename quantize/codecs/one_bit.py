@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats import TYPES
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, load, select, splat, store_half
+from ...simd.lanes import LANES, fma_lanes, load, mask_bits, select, splat, store_half
 from .block_lanes import transpose_blocks, transpose_importance
 from .codec import Codec
 from .importance import importance_rows
@@ -20,7 +20,7 @@ _BYTES = TYPES["q1_0_g128"].block_bytes
 def _encode(x, importance, out):
     """x float32 [rows, n] -> out uint8 [blocks, 18]. The scale of least weighted squared error is the weighted mean of |x|."""
     x_lanes, qw_lanes = np.empty(LANES * BLOCK, np.float32), np.empty(LANES * BLOCK, np.float32)
-    d_bits = np.empty(LANES, np.uint16)
+    d_bits, flat = np.empty(LANES, np.uint16), x.reshape(-1)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
         transpose_blocks(x, first, BLOCK, x_lanes)
@@ -41,11 +41,10 @@ def _encode(x, importance, out):
         for lane in range(count):
             block = out[first + lane]
             block[0], block[1] = d_bits[lane] & 255, d_bits[lane] >> 8
-            for k in range(16):
-                byte = 0
-                for bit in range(8):
-                    byte |= (x_lanes[LANES * (8 * k + bit) + lane] >= 0) << bit
-                block[2 + k] = byte
+            for i in range(0, BLOCK, LANES):
+                bits = mask_bits(load(flat, (first + lane) * BLOCK + i) >= 0)
+                for k in range(LANES // 8):
+                    block[2 + i // 8 + k] = bits >> 8 * k & 255
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
