@@ -11,14 +11,15 @@ import numpy as np
 
 from ...formats import TYPES
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
+from ...simd.lanes import LANES, fma_lanes, load, max_lanes, reduce_max, select, splat, store
 from .codec import Codec
 from .row_decoder import row_decoder
 
 BLOCK = 64
-_POWERS_OF_3 = np.array([1, 3, 9, 27, 81])
 
-# iq1_bn: a byte over 256 is a fraction whose first five base-3 digits are the digits of five weights, the last weight first.
+# iq1_bn: powers of 3 by which digits of sixteen weights count, three groups of five and one beside them.
+_POWERS_OF_3 = np.array([1, 3, 9, 27, 81] * 3 + [1], np.float32)
+# A byte over 256 is a fraction whose first five base-3 digits are the digits of five weights, the last weight first.
 _BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
 
 
@@ -34,41 +35,46 @@ def _row_amax(x, out):
 
 
 @kernel
-def _ternary_digits(block, threshold, digits):
-    """Digits 0, 1, 2 for -1, 0, 1 times the scale into digits, uint8 [64]."""
-    for i in range(0, BLOCK, LANES):
-        v = load(block, i)
-        store(digits, i, select(v >= threshold, splat(2), select(v <= -threshold, splat(0), splat(1))))
+def _ternary_digits(x, i, threshold):
+    """Digits 0, 1, 2 for -1, 0, 1 times the scale, of lanes of x from element i on."""
+    v = load(x, i)
+    return select(v >= threshold, splat(2), select(v <= -threshold, splat(0), splat(1)))
 
 
 @kernel
 def _encode_iq2_bn(x, thresholds, meta, out):
     """x -> out uint8 [rows, row_bytes]. thresholds: float32 [rows], half the scale, above 0; meta: bytes before the blocks."""
-    digits = np.empty(BLOCK, np.uint8)
     for r in range(x.shape[0]):
-        row, out_row = x[r], out[r, meta:]
+        row, out_row, threshold = x[r], out[r, meta:], splat(thresholds[r])
         for b in range(row.size // BLOCK):
-            _ternary_digits(row[BLOCK * b : BLOCK * (b + 1)], thresholds[r], digits)
-            for j in range(16):
-                out_row[16 * b + j] = digits[j] | digits[16 + j] << 2 | digits[32 + j] << 4 | digits[48 + j] << 6
+            for j in range(0, 16, LANES):
+                byte = _ternary_digits(row, BLOCK * b + j, threshold)
+                for k in range(1, 4):
+                    byte = fma_lanes(_ternary_digits(row, BLOCK * b + 16 * k + j, threshold), splat(4**k), byte)
+                store(out_row, 16 * b + j, byte)
 
 
 @kernel
-def _encode_iq1_bn(x, thresholds, meta, byte_of, out):
-    """As _encode_iq2_bn. byte_of: uint8 [243], the byte for each group of five digits."""
+def _encode_iq1_bn(x, thresholds, meta, byte_of, powers, out):
+    """As _encode_iq2_bn. byte_of: uint8 [243], the byte for each group of five digits; powers: float32 [16] of 3, by place."""
     digits = np.empty(BLOCK, np.uint8)
+    words = digits.view(np.uint64)
+    five, sum_of_bytes = np.uint64(0xFFFFFFFFFF), np.uint64(0x0101010101)  # their sum is the fifth byte of the product
     for r in range(x.shape[0]):
         row, out_row = x[r], out[r, meta:]
         for b in range(row.size // BLOCK):
-            _ternary_digits(row[BLOCK * b : BLOCK * (b + 1)], thresholds[r], digits)
-            last = 0
+            for i in range(0, BLOCK, LANES):
+                place = load(powers, i % powers.size)
+                store(digits, i, _ternary_digits(row, BLOCK * b + i, splat(thresholds[r])) * place)
+            last, power = np.uint64(0), np.uint64(1)
             for g in range(4):
+                low, high = words[2 * g], words[2 * g + 1]
+                groups = low, low >> np.uint64(40) | high << np.uint64(24), high >> np.uint64(16)
                 for k in range(3):
-                    index = 0
-                    for j in range(5):
-                        index += digits[16 * g + 5 * k + j] * _POWERS_OF_3[j]
+                    index = (groups[k] & five) * sum_of_bytes >> np.uint64(32) & np.uint64(255)
                     out_row[13 * b + 3 * g + k] = byte_of[index]
-                last += digits[16 * g + 15] * _POWERS_OF_3[g]
+                last += (high >> np.uint64(56)) * power
+                power *= np.uint64(3)
             out_row[13 * b + 12] = byte_of[last]
 
 
@@ -94,6 +100,6 @@ def _codec(name: str, scale_dtype: type, encode_kernel, *tables) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, _BYTE_OF_DIGITS),
+    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, _BYTE_OF_DIGITS, _POWERS_OF_3),
     "iq2_bn": _codec("iq2_bn", np.float32, _encode_iq2_bn),
 }
