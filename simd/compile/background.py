@@ -3,8 +3,8 @@
 What is compiled at once is a *unit*: an object of a module, or what a function of it returns for an argument; its kernel is
 compiled by asking for its `address`, if it has one. As many processes as there are other processors take units in order. Who
 begins one claims it by a file, so that nobody compiles what another does; a thread that needs one waits until the process that
-claimed it has stored it, or compiles it where nobody did, or where one of low priority takes too long. A marker beside the
-kernels says that those of a unit are stored.
+claimed it has stored it, and compiles others meanwhile that nobody has begun; or compiles it where nobody did, or where one of
+low priority takes too long. A marker beside the kernels says that those of a unit are stored.
 """
 
 from __future__ import annotations
@@ -120,13 +120,16 @@ class _Crew:
         atexit.register(self.stop)
 
     def leaves(self, unit: Unit) -> bool:
-        """Whether no process compiles a unit: from now on the caller does. Waits for one that does."""
+        """Whether no process compiles a unit: from now on the caller does. Waits for one that does, and meanwhile compiles what
+        is needed next."""
         number = self._numbers[unit]
         if number not in self._pending:
             return False
         if self._gave_up or _claim(self._claims.name, number):
             self._pending.discard(number)
             return True
+        while self.urgent and number in self._pending and not unit.is_marked and self._compiles_another():
+            pass
         with self._lock, waiting_for_compilation():
             if not self.urgent and number in self._pending:
                 self._pending.discard(number)
@@ -137,6 +140,16 @@ class _Crew:
                     self._pending.clear()
                     return True
                 self._pending.discard(int(line))
+        return False
+
+    def _compiles_another(self) -> bool:
+        """Compiles the first unit that nobody has begun; False if there is none."""
+        for unit, number in self._numbers.items():
+            if number in self._pending and _claim(self._claims.name, number):
+                self._pending.discard(number)
+                unit.compile()
+                unit.mark()
+                return True
         return False
 
     def _takes_too_long(self, unit: Unit) -> bool:

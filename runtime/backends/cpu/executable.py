@@ -229,7 +229,7 @@ class CpuExecutable(Executable):
             ops = dict.fromkeys(map(type, self.compiled.all_ops))
             parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
-            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts, *units])
+            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts[:1], *units, *parts[1:]])
 
     def _share_done(self, share: float) -> None:
         if self.on_share is not None:
