@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,12 @@ class CachePart:
     every: int = 1
     rotation: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def padded_width(self) -> int:
         """Numbers of a row in memory."""
         return -(-self.width // _LANES) * _LANES if TYPES[self.type].is_float else self.width
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return TYPES[self.type].row_bytes(self.padded_width)
 

@@ -86,7 +86,8 @@ class KVCache:
         if stored.shape[1] < end:
             size = min(max(end, 2 * stored.shape[1], _MIN_TOKENS), max(part.rows_of(self.limit), end))
             grown = _new(part, size)
-            grown[:, :past] = stored[:, :past]
+            if past:
+                grown[:, :past] = stored[:, :past]
             self._stored[layer][name] = stored = grown
             self._rows[layer].pop(name, None)
             self._table_end = 0
@@ -99,12 +100,13 @@ class KVCache:
         """`rows` of all layers and names as int64 [layers, names, 3]: address, bytes of a row and of a head's rows; zeros where
         a layer has no rows of a name. The same array until one of them changes."""
         if self.length + new > self._table_end:
-            self._table, self._table_end = np.zeros((len(self.layers), len(self.names), 3), np.int64), self.limit
+            table, end = np.zeros((len(self.layers), len(self.names), 3), np.int64), self.limit
             for number, layer in enumerate(self.layers):
                 for name, part in layer.rows.items():
                     rows = self.rows(number, name, new)
-                    self._table[number, self.names.index(name)] = rows.address, rows.row_bytes, rows.head_bytes
-                    self._table_end = min(self._table_end, part.every * (rows.memory.shape[1] + 1) - 1)
+                    table[number, self.names.index(name)] = rows.address, rows.row_bytes, rows.head_bytes
+                    end = min(end, part.every * (rows.memory.shape[1] + 1) - 1)
+            self._table, self._table_end = table, end  # now: rows that have grown take the one before away
         return self._table
 
     def put(self, layer: int, name: str, rows: np.ndarray, is_rotated: bool = False) -> None:
@@ -230,7 +232,8 @@ def rotate(rows: np.ndarray, part: CachePart) -> None:
 
 def _new(part: CachePart, tokens: int) -> np.ndarray:
     """uint8 [heads, tokens, row bytes], not initialised, at a cache line."""
-    return aligned_empty((part.heads, tokens, part.row_bytes), np.uint8)
+    shape = part.heads, tokens, part.row_bytes
+    return aligned_empty(shape, np.uint8) if tokens else np.empty(shape, np.uint8)
 
 
 def encode_with_nan(rows: np.ndarray, type_name: str) -> np.ndarray:
