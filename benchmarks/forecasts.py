@@ -5,7 +5,8 @@
     python benchmarks/forecasts.py WORK_FOLDER --only sequential --only "make" --gaps
 
 Every job is a process of its own, as in true_size.py. --gaps: the longest time between two reports of progress, and before the
-first one, of the job itself (seconds of the processor; compiling kernels included).
+first one, of the job itself (seconds of the processor). That a kernel is compiled is a report, too, since a terminal counts the
+seconds of it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ DEMO = FOLDER / "demo"
 _WATCHED = """
 import sys, time, atexit
 from ggufmill.pipeline.common import progress
+from ggufmill.simd.compile import compile_time
 made, times = progress.Progress, []
 def report(*a, **k):
     times.append((time.process_time(), k.get("stage") or a[0], k.get("item", "")))
     return made(*a, **k)
 progress.Progress = report
+def reported(function, stage):
+    def called(*a):
+        if a or compile_time._thread.compiles:  # else a kernel was loaded
+            times.append((time.process_time(), stage, a[0] if a else ""))
+        return function(*a)
+    return called
+compile_time._begin = reported(compile_time._begin, "compiling")
+compile_time._end = reported(compile_time._end, "compiled")
 @atexit.register
 def say():
     ends = [*times, (time.process_time(), "end", "")]
