@@ -233,6 +233,7 @@ def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
     """encode waits for it; then they are there."""
     monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path))
     monkeypatch.setattr(background, "available_cpus", lambda: 2)
+    monkeypatch.setattr(background, "_crews", {})  # of tests before, with another folder of kernels
     module_folder.cache_clear()
     import_module("ggufmill.quantize.encode")._compile.cache_clear()
     try:
