@@ -163,7 +163,8 @@ def scale_and_min_f64(x, w, at, n, nmax, first, step, steps, w64, wx64, codes):
     """Scale and minimum of n elements for codes 0 ... nmax (make_qkx3_quants [QKX3]): as scales_and_mins of one block, with
     float64 sums.
 
-    The error is the squared one, and coordinate ascent follows (as in ik_llama.cpp). Writes the codes. Returns (scale, -min). w64, wx64: float64 scratch [16 * n].
+    The error is the squared one, and coordinate ascent follows (as in ik_llama.cpp). Writes the codes. Returns (scale, -min).
+    w64, wx64: float64 scratch [16 * n].
     """
     min_, max_ = _min_and_max(x, at, n)
     constant = max_ - min_ < 1e-10
