@@ -46,7 +46,8 @@ def reports():
         def stages(self):
             runs = []
             for report in self:
-                if report.done == 0 or not runs or runs[-1][-1].stage != report.stage:
+                begins = report.done == 0 and not report.share
+                if begins or not runs or runs[-1][-1].stage != report.stage:
                     runs.append([])
                 runs[-1].append(report)
             for run in runs:

@@ -238,7 +238,7 @@ def test_long_contexts_are_divided_among_threads():
     for batch in (beginning, [1], [2], [3]):
         assert np.array_equal(shared.feed(batch), alone.feed(batch))
     executable = shared.model.executable
-    written = executable._passes[(1,), ("k", "v"), True, len(executable.steps)][0]
+    written = executable._passes[(1,), ("k", "v"), True, False, len(executable.steps)][0]
     (jobs,) = written.attention._groups[0].values()
     assert jobs.division.splits > 1
     assert jobs.memory.size
