@@ -126,8 +126,7 @@ class Model:
     @property
     def short_prompt(self) -> int:
         """Tokens of a prompt up to which it is computed whole, as if they were generated."""
-        most = self.executable.short_prompt
-        return most if most <= self.settings.ubatch else self.decode_batch
+        return most if (most := self.executable.short_prompt) <= self.settings.ubatch else self.decode_batch
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -301,10 +300,11 @@ class Model:
     ) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
-        whole = [i for i, (cache, _) in enumerate(batch) if generated and not cache.length and self._is_short(len(arrays[i]))]
+        short = range(self.decode_batch + 1, self.short_prompt + 1) if generated else ()
+        whole = [i for i, (cache, _) in enumerate(batch) if not cache.length and len(arrays[i]) in short]
         parts_of = [[(i, arrays[i])] for i in whole]
         rest = [tokens[:0] if i in whole else tokens for i, tokens in enumerate(arrays)]
-        parts_of += self._passes(rest, in_pieces, generated) if len(whole) < len(batch) else []
+        parts_of += self._passes(rest, in_pieces, generated) if any(map(len, rest)) or not whole else []
         passes: list[PassInputs] = []
         for parts in parts_of:
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
@@ -337,10 +337,6 @@ class Model:
         for i, (inputs, last) in enumerate(zip(passes, wanted, strict=True)):
             self.executable.on_share = None if report is None else lambda share, i=i: report((i + share) * windows)
             yield self.executable.hidden(*inputs, generated=generated, last=last)
-
-    def _is_short(self, n: int) -> bool:
-        """Whether a prompt of so many tokens has a pass of its own, if they are computed as generated ones are."""
-        return self.decode_batch < n <= self.short_prompt
 
     def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
         """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and

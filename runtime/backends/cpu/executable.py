@@ -132,7 +132,7 @@ class CpuExecutable(Executable):
         key = (counts, caches[0][0].names, generated)
         current = self._take((*key, is_short, stop)) if observer is None else None
         if current is None:
-            self._compile_in_background(generated)
+            self._compile_in_background(generated, is_short)
             current = PassProgram(self.compiled, *key, observer, is_short)
             self._write(current, self.steps, range(stop))
         current.run(tokens, list(caches), inputs)
@@ -221,15 +221,17 @@ class CpuExecutable(Executable):
         _release(kept)
         self.store.release()
 
-    def _compile_in_background(self, generated: bool) -> None:
-        """Has other processes compile what takes longest of this graph's parts, or of products for generated tokens."""
+    def _compile_in_background(self, generated: bool, is_short: bool) -> None:
+        """Has other processes compile what takes longest of this graph's parts, or of products for generated tokens; of a short
+        prompt of a mixture both."""
         if self.workers.count > 1:
             stored = [tensor.stored for tensor in self.store.source.tensors.values() if len(tensor.shape) > 1]
             types = list(dict.fromkeys(each.name for each in stored if each is not None))
             ops = dict.fromkeys(map(type, self.compiled.all_ops))
             parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
-            compile_in_background(list(map(gemv_unit, types)) if generated else [*parts[:1], *units, *parts[1:]])
+            few = list(map(gemv_unit, types)) if generated or is_short else []
+            compile_in_background(few if generated else [*parts[:1], *units, *few, *parts[1:]])
 
     def _share_done(self, share: float) -> None:
         if self.on_share is not None:
