@@ -34,7 +34,8 @@ def chat(capsys, monkeypatch):
 
 
 def test_each_line_gets_an_answer(chat):
-    code, out, err = chat("The list of all names that they had written before is\n\n   \nThe name is\n", *GREEDY, "--timings")
+    first = 8 * "The list of all names that they had written before is "  # what a mixture reads as a short prompt is not kept
+    code, out, err = chat(f"{first}\n\n   \nThe name is\n", *GREEDY, "--timings")
     assert code == 0
     assert len(out.strip().splitlines()) >= 2
     first, second = (line for line in err.splitlines() if "prompt tokens" in line)

@@ -52,7 +52,7 @@ def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
 
     from ggufmill.quantize.search.row_sample import RowSample
 
-    monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("errors were known"))
+    monkeypatch.setattr(RowSample, "errors", lambda *_: pytest.fail("errors were known"))
     assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
     assert json.loads(mill(*arguments, "--target-bpw", 5.5, "--json", "--force")[1])["tensors"] == result["tensors"]
     smaller = json.loads(mill(*arguments, "--target-bpw", 5.2, "--json", "--force")[1])
@@ -90,7 +90,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
 
     from ggufmill.quantize.search.row_sample import RowSample
 
-    monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("errors were known"))
+    monkeypatch.setattr(RowSample, "errors", lambda *_: pytest.fail("errors were known"))
     assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
     code, _, err = mill("search", llama, tmp_path / "c.txt", *arguments, "--seed", 3)
     assert code == 1
@@ -247,7 +247,7 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
 def test_problems_are_reported_before_any_measuring(mill, llama, tmp_path, monkeypatch):
     from ggufmill.quantize.search.row_sample import RowSample
 
-    monkeypatch.setattr(RowSample, "errors", lambda self, kinds: pytest.fail("measured"))
+    monkeypatch.setattr(RowSample, "errors", lambda *_: pytest.fail("measured"))
     out = tmp_path / "q.gguf"
     out.write_bytes(b"of the user")
     quantize = ("quantize", llama, out, *TYPES)

@@ -109,12 +109,12 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
 
     known, calls, stopped = row_sample.RowSample.errors, [], []
 
-    def interrupted(self, kinds):
+    def interrupted(self, kinds, *on_share):
         calls.extend(kind.name for kind in kinds)
         if len(calls) > 12 and not stopped:
             stopped.append(True)
             raise KeyboardInterrupt
-        return known(self, kinds)
+        return known(self, kinds, *on_share)
 
     arguments = ("run", recipe(), "-o", tmp_path / "out", "-t", 1)  # several threads would have measured more by then
     monkeypatch.setattr(row_sample.RowSample, "errors", interrupted)

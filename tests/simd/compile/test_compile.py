@@ -131,13 +131,16 @@ def test_processes_share_units_with_this_one(monkeypatch, tmp_path):
 
 
 def test_a_unit_of_a_process_that_died(monkeypatch, tmp_path):
+    compiled = []
     monkeypatch.setattr(background, "mark_compiled", lambda source, name: None)
+    monkeypatch.setattr(background.Unit, "compile", lambda unit: compiled.append(unit.name))
     fake = _FakeProcesses(monkeypatch, tmp_path, 2)
     assert background.compile_in_background(UNITS) == 1
     assert background._claim(fake.commands[0][3], 0)
     fake.report("")
     with background.compiling(UNITS[0]) as here:
         assert here
+    assert compiled == ["b", "c"]  # while it waited
 
 
 @pytest.mark.parametrize(("processors", "started"), [(1, 0), (3, 2), (64, 3)])
