@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from peak_memory import PEAK_BYTES
 
 MEASURED = f"""
@@ -19,6 +20,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_size_of_a_published_file(header_only_deepseek_v3, tmp_path):
     """Those of others: test_recipes.py."""
     began = os.times().children_user

@@ -102,6 +102,7 @@ async def answers(asked):
     return await asyncio.gather(*(asyncio.wait_for(who_are_you(*each), 3) for each in asked), return_exceptions=True)
 
 
+@pytest.mark.process
 def test_a_local_cluster_answers_its_own_client_only(cluster):
     from distributed.security import Security
 

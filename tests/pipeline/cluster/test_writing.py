@@ -77,6 +77,7 @@ def test_tensors_of_several_pieces(cluster, small_pieces, wide, tmp_path):
         assert result.checksums[o.name] == range_checksum(result.files[loc.file], loc.offset, o.nbytes)
 
 
+@pytest.mark.process
 def test_split_files_verified_with_a_manifest(cluster, tmp_path):
     options = {"split_max_size": "2M", "outtype": "q8_0"}
     result = same_as_alone(

@@ -109,7 +109,6 @@ def test_feedback_without_shares_is_that_of_single_rows():
         "1-q4_0",
         "1-iq2_k",
         "2-q4_K",
-        "1-iq4_kss",
         "1-iq2_xxs",
         "1-iq2_kt",
         "0-[!i]*",

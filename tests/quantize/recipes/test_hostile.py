@@ -31,7 +31,7 @@ except MillError as error:
 """
 
 
-@pytest.mark.slow(keep=["spaces after a word", "rules in a line"])
+@pytest.mark.slow(keep=["spaces after a word"])
 @pytest.mark.parametrize("name", LONG)
 def test_long_texts_end(tmp_path, name):
     text, message = LONG[name]

@@ -220,6 +220,7 @@ def test_several_sequences_at_once():
         assert np.abs(part.out - wanted).max() < ROUNDING
 
 
+@pytest.mark.slow(keep=["k-*", "v-*f*"])
 @pytest.mark.parametrize("type_name", CACHE_TYPES)
 @pytest.mark.parametrize("side", ["k", "v"])
 def test_rows_of_every_type_are_read_as_their_codec_decodes_them(type_name, side):
