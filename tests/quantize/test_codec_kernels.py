@@ -21,11 +21,14 @@ def test_types_of_one_encoder_are_compiled_once(codec, other, encoders):
     """Else two processes would compile the same kernel, each for another type."""
     names = [each.name for each in TYPES.values() if each.codec == codec and each.name != other]
     x = np.random.default_rng(1).standard_normal((2, 512), np.float32)
+    compiled = []
     for name in names:
         for importance in (None, np.ones(512, np.float32)):
             encode(x, name, importance)
+        compiled.append([len(encoder.signatures) for encoder in encoders])
     assert len(names) > 1
-    assert [len(encoder.signatures) for encoder in encoders] == [1] * len(encoders)
+    assert min(compiled[0]) > 0
+    assert compiled == [compiled[0]] * len(names)  # other tests may have called them with other arrays
     assert len({codec_unit(name) for name in names}) == 1
     assert codec_unit("q4_K") not in (codec_unit("q2_K"), codec_unit("q6_K"))
 
