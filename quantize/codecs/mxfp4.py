@@ -79,16 +79,16 @@ def _encode(x, importance, scales, inverses, out):
             e = max(np.int64(amax_bits[0] >> np.uint32(23)) - 2, _MIN_EXPONENT)
             inverse, next_inverse = splat(inverses[e]), splat(inverses[e + 1])
             scale, next_scale = splat(scales[e]), splat(scales[e + 1])
-            code_a, code_c = _nearest_magnitude(a, inverse), _nearest_magnitude(c, inverse)
-            next_a, next_c = _nearest_magnitude(a, next_inverse), _nearest_magnitude(c, next_inverse)
-            gain_a = _gain(a, code_a, next_a, scale, next_scale, inverse)
-            gain_c = _gain(c, code_c, next_c, scale, next_scale, inverse)
+            v_a, v_c = _nearest_magnitude(a, inverse), _nearest_magnitude(c, inverse)
+            next_v_a, next_v_c = _nearest_magnitude(a, next_inverse), _nearest_magnitude(c, next_inverse)
+            gain_a = _gain(a, v_a, next_v_a, scale, next_scale, inverse)
+            gain_c = _gain(c, v_c, next_v_c, scale, next_scale, inverse)
             if importance.shape[0] > 0:
                 gain_a, gain_c = gain_a * load(qw, BLOCK * b), gain_c * load(qw, BLOCK * b + LANES)
             if reduce_sum(gain_a + gain_c) > 0:
-                e, code_a, code_c = e + 1, next_a, next_c
+                e, v_a, v_c = e + 1, next_v_a, next_v_c
             out_row[_BYTES * b] = e if amax[0] > 0 else 0
-            store(out_row, _BYTES * b + 1, fma_lanes(_code(c, code_c), splat(16), _code(a, code_a)))
+            store(out_row, _BYTES * b + 1, fma_lanes(_code(c, v_c), splat(16), _code(a, v_a)))
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

@@ -19,8 +19,8 @@ BLOCK = 64
 
 # iq1_bn: powers of 3 by which digits of sixteen weights count, three groups of five and one beside them.
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81] * 3 + [1], np.float32)
-# A byte over 256 is a fraction whose first five base-3 digits are the digits of five weights, the last weight first.
-_BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
+# Five digits as the byte that, over 256, is a fraction which begins with them in base 3 (iq1_bn: with the last weight's).
+BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
 
 
 @kernel
@@ -100,6 +100,6 @@ def _codec(name: str, scale_dtype: type, encode_kernel, *tables) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, _BYTE_OF_DIGITS, _POWERS_OF_3),
+    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, BYTE_OF_DIGITS, _POWERS_OF_3),
     "iq2_bn": _codec("iq2_bn", np.float32, _encode_iq2_bn),
 }

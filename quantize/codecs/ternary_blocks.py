@@ -16,14 +16,13 @@ from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, sto
 from .codec import Codec
 from .float_range import to_f16
 from .row_decoder import row_decoder
+from .ternary import BYTE_OF_DIGITS
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny  # the inverses of smaller scales may be infinite; as float16 they are 0
 
 # tq1_0: areas of a block, (byte, bytes, digits per byte, first element). Digit k of byte m is element first + m + bytes * k.
 _AREAS = np.array([(0, 32, 5, 0), (32, 16, 5, 160), (48, 4, 4, 240)])
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81])
-# Five digits as the byte whose 256th, as a fraction, has them after the point in base 3.
-_BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
 
 
 @kernel
@@ -92,7 +91,7 @@ def _codec(name: str, encode_kernel) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         blocks = x.reshape(-1, stored.block)
         scales, out = np.empty(len(blocks), np.float32), np.empty((len(blocks), stored.block_bytes), np.uint8)
-        encode_kernel(blocks, _BYTE_OF_DIGITS, scales, out)
+        encode_kernel(blocks, BYTE_OF_DIGITS, scales, out)
         out[:, d : d + 2] = to_f16(scales)[:, None].view(np.uint8)
         return out.reshape(len(x), -1)
 
