@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from math import lcm
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +14,11 @@ import numpy as np
 from ..formats import TYPES, PlanError, TensorType
 from ..formats.floats import bf16_to_f32
 from ..formats.layouts import layout_of
-from ..simd.compile import import_kernels
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import NonFiniteError
 from .covariance.matrix.covariance_matrix import EFFORTS, SecondMoments
-from .plain_rows import PlainRows, can_encode, is_gpu, plain_rows
+from .plain_rows import PlainRows, can_encode, float_range, is_gpu, plain_rows
 from .scale_range import Report, mended, suspects
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ def encode(
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-        importance = _float_range().limit_importance(importance)
+        importance = float_range().limit_importance(importance)
     prepared = None
     if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
         from .covariance.matrix.prepared import prepare
@@ -90,7 +88,7 @@ def encode(
         if covariance.columns != n:
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
-        importance = _float_range().limit_importance(prepared.importance) if importance is None else importance
+        importance = float_range().limit_importance(prepared.importance) if importance is None else importance
     plain = plain_rows(tensor_type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
@@ -164,12 +162,7 @@ def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = N
     if x.size == 0:
         return np.empty((len(x), plain.target.row_bytes(x.shape[1])), np.uint8)
     with compiling_for(plain.target.name):
-        return _packed(_encode_plain(x, importance, plain)[0], plain, x.shape[1])
-
-
-@cache
-def _float_range() -> ModuleType:
-    return import_kernels(".codecs.float_range", __package__)
+        return _packed(plain.encode_with_amax(x, importance)[0], plain, x.shape[1])
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
@@ -203,22 +196,9 @@ def _encode_checked(
     x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows of the plain type by the processor, and which were encoded in another way than usual (bool, None for none)."""
-    q, amax, range_ = _encode_plain(x, importance, plain)
+    q, amax, range_ = plain.encode_with_amax(x, importance)
     rows = suspects(x, q, amax, range_, importance is not None, plain)
     return mended(x, q, rows, importance, plain, report) if len(rows) else (q, None)
-
-
-def _encode_plain(
-    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows
-) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """Rows of the plain type, the largest magnitude of each, and the least and the largest of these."""
-    row_amax = plain.codec.row_amax
-    if row_amax is None:
-        amax, range_ = _float_range().finite_amax(x)
-        return plain.encode(x, importance), amax, range_
-    q = plain.encode(x, importance)
-    amax = row_amax(q, x.shape[1])
-    return q, amax, _float_range().extremes(amax)
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
@@ -244,7 +224,7 @@ def _encode_together(
 
     if prepared.damped is None or not takes_covariance(plain.type):
         return None, True
-    amax, range_ = _float_range().finite_amax(x)
+    amax, range_ = float_range().finite_amax(x)
     encode_rows = partial(plain.encode, importance=importance)
     given = x, encode_rows, plain.type.name, prepared.damped, effort, coupled
     q = encode_coupled(*given)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import inf
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
 from ..simd.compile import import_kernels
+from .codecs.codec import raise_nonfinite
 
 if TYPE_CHECKING:
     from .codecs.codec import Codec
@@ -39,6 +42,12 @@ def codec_of(name: str) -> Codec:
     return import_kernels(f".codecs.{module}", __package__).CODECS[name.lower()]
 
 
+@cache
+def float_range() -> ModuleType:
+    """The module of this name: an `import` at each call would take as long as a short row."""
+    return import_kernels(".codecs.float_range", __package__)
+
+
 # Plain types that GPUs of NVIDIA encode (their codecs have `items`): the same bytes as the processor's.
 GPU_TYPES = frozenset({
     "q4_0", "q4_1", "q5_0", "q5_1", "q6_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K",
@@ -63,11 +72,28 @@ class PlainRows:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         """C-contiguous float32 [rows, n], all of it finite, importance float32 [n] or None -> uint8 [rows, row_bytes]."""
-        if importance is not None and self._guard_block is not None:
-            from .codecs.importance import guard_importance
+        return self.codec.encode(x, self._guarded_importance(x, importance))
 
-            importance = guard_importance(x, importance, self._guard_block)
-        return self.codec.encode(x, importance)
+    def encode_with_amax(
+        self, x: np.ndarray, importance: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+        """As `encode`, with the largest magnitude of each row, float32 [rows], and the least and the largest of these. Raises
+        NonFiniteError for NaN or infinity in x."""
+        encode_with_amax = self.codec.encode_with_amax
+        if encode_with_amax is None:
+            amax, range_ = float_range().finite_amax(x)
+            return self.encode(x, importance), amax, range_
+        q, amax, range_ = encode_with_amax(x, self._guarded_importance(x, importance))
+        if not range_[1] < inf:
+            raise_nonfinite(x)
+        return q, amax, range_
+
+    def _guarded_importance(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray | None:
+        if importance is None or self._guard_block is None:
+            return importance
+        from .codecs.importance import guard_importance
+
+        return guard_importance(x, importance, self._guard_block)
 
     @property
     def _guard_block(self) -> int | None:

@@ -143,7 +143,7 @@ def suspects(
     limits, found = plain_range(plain.type.name) or (0.0, np.inf), _NO_ROWS
     if least < limits[0] or largest > limits[1]:
         found = np.flatnonzero((amax < limits[0]) | (amax > limits[1]))
-        found = found[_nonzero(x, amax, found, plain)]
+        found = found[amax[found] > 0]
     codec = plain.codec
     rounds = codec.rounds or (codec.rounds_without_importance and not is_weighted and least >= _LEAST_ROUNDED)
     if not rounds:
@@ -156,11 +156,6 @@ def suspects(
     group = plain.type.rows
     found = np.unique(found // group)
     return (found[:, None] * group + np.arange(group)).reshape(-1)
-
-
-def _nonzero(x: np.ndarray, amax: np.ndarray, rows: np.ndarray, plain: PlainRows) -> np.ndarray:
-    """Which of these rows have weights other than 0: these may have been too small for the scales that amax was read from."""
-    return amax[rows] > 0 if plain.codec.row_amax is None else np.any(x[rows] != 0, axis=1)
 
 
 def _with_even_importance(again: _Again, importance: np.ndarray | None) -> None:

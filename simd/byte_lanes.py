@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from numba import types
 
+from . import llvm
 from .compile import intrinsic
 from .instructions.permute import permute_bytes
-from .lane_types import BYTES, F32, MASK, element_pointer, is_row
-from .llvm import F32X16, I8, I32, I32X16, I64, constant, undefined, vector
+from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
+from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, undefined, vector
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
@@ -39,29 +40,6 @@ def store_bytes(typingctx, row, index, value):
         return context.get_dummy_value()
 
     return types.void(row, types.intp, BYTES), generate
-
-
-def _strided_words(context, builder, signature, args):
-    """Pointers to four 32-bit words of a row, from args[1] on, args[2] bytes from one to the next."""
-    data, index = context.make_array(signature.args[0])(context, builder, args[0]).data, args[1]
-    for _ in range(4):
-        yield builder.bitcast(builder.gep(data, [index]), I32.as_pointer())
-        index = builder.add(index, args[2])
-
-
-@intrinsic
-def store_strided_words(typingctx, row, index, stride, value):
-    """Writes sixteen bytes of a uint8 row as four words of four bytes, `stride` bytes from one to the next."""
-    if not is_row(row, types.uint8) or value != BYTES:
-        return None
-
-    def generate(context, builder, signature, args):
-        words = builder.bitcast(args[3], vector(I32, 4))
-        for i, pointer in enumerate(_strided_words(context, builder, signature, args)):
-            builder.store(builder.extract_element(words, I32(i)), pointer, align=1)
-        return context.get_dummy_value()
-
-    return types.void(row, types.intp, types.intp, BYTES), generate
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -127,6 +105,51 @@ def low_bytes(typingctx, value):
         return builder.trunc(builder.bitcast(args[0], I32X16), BYTES.vector)
 
     return BYTES(F32), generate
+
+
+@intrinsic
+def truncated_nibbles(typingctx, low, high):
+    """Bytes of two float32 lanes from 0 to below 32, truncated to integers: the low four bits of each."""
+    if low != F32 or high != F32:
+        return None
+
+    def generate(context, builder, signature, args):
+        low, high = (builder.fptosi(arg, I32X16) for arg in args)
+        both = builder.or_(builder.and_(low, constant(I32X16, 15)), builder.shl(high, constant(I32X16, 4)))
+        return builder.trunc(both, BYTES.vector)
+
+    return BYTES(F32, F32), generate
+
+
+@intrinsic
+def store_low_bytes(typingctx, row, index, a, b, c, d):
+    """Writes the `low_bytes` of four values of lanes to 64 consecutive bytes of a uint8 row."""
+    if not is_row(row, types.uint8):
+        return None
+
+    def generate(context, builder, signature, args):
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I8, 4 * LANES)
+        words = llvm.concat(builder, [builder.bitcast(value, I32X16) for value in args[2:]])
+        builder.store(builder.trunc(words, vector(I8, 4 * LANES)), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, F32, F32, F32, F32), generate
+
+
+@intrinsic
+def store_words_of_rows(typingctx, row, index, a, b, c, d, e, f, g, h):
+    """Writes sixteen bytes of each of eight rows to 128 consecutive bytes of a uint8 row: four bytes of each row in turn."""
+    if not is_row(row, types.uint8):
+        return None
+
+    def generate(context, builder, signature, args):
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I8, 8 * LANES)
+        words = llvm.concat(builder, [builder.bitcast(value, vector(I32, 4)) for value in args[2:]])
+        woven = shuffle(builder, words, None, [4 * r + i for i in range(4) for r in range(8)])
+        builder.store(builder.bitcast(woven, vector(I8, 8 * LANES)), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, *[BYTES] * 8), generate
 
 
 @intrinsic

@@ -13,6 +13,7 @@ from .llvm import F32, I1
 
 # Adding and subtracting 1.5 * 2**23 rounds a float32 of magnitude below 2**22 to the nearest integer, ties to even.
 ROUNDING_CONSTANT = 12582912.0
+ROUNDING_BITS = 0x4B400000  # its bits as a float32; those of the sum with an integer are their sum
 
 
 @intrinsic

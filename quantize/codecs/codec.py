@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -25,15 +25,19 @@ class ItemEncoder(NamedTuple):
     scaled: tuple[int, tuple[int, int]] | None = None
 
 
+EncodeWithAmax = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray, tuple[float, float]]]
+
+
 @dataclass(frozen=True)
 class Codec:
     """The encoder and decoder of one tensor type.
 
     encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
-                   [rows, n]. x has at least one row and, unless `row_amax` is given, only finite values.
+                   [rows, n]. x has at least one row and only finite values.
     decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
-    row_amax       (q, n) -> float32 [rows], about the largest magnitude of each row: of a codec whose `encode` itself raises
-                   NonFiniteError for NaN and infinity, so that x need not be scanned before
+    encode_with_amax  what `encode` returns, the largest magnitude of each row, float32 [rows], and the least and the largest of
+                   these: of a codec that looks at all of x anyway, so that x need not be scanned before. Where the last is not
+                   finite, x is not
     rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
                    farther from its weights than zeros are
     items          how a GPU encodes; None: not at all
@@ -46,10 +50,19 @@ class Codec:
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
-    row_amax: Callable[[np.ndarray, int], np.ndarray] | None = None
+    encode_with_amax: EncodeWithAmax | None = None
     rounds: bool = False
     rounds_without_importance: bool = False
     items: ItemEncoder | None = None
+
+
+def codec_with_amax(encode_with_amax: EncodeWithAmax, decode: Callable[[np.ndarray, int], np.ndarray], **options: Any) -> Codec:
+    """The codec of an encoder that finds the largest magnitude of each row; options as the other fields of `Codec`."""
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        return encode_with_amax(x, importance)[0]
+
+    return Codec(encode, decode, encode_with_amax, **options)
 
 
 class NonFiniteError(MillError):

@@ -68,6 +68,17 @@ def _extremes(values, bits):
     return low, high
 
 
+@kernel
+def range_of(amax):
+    """The least and the largest of float32 [n] without negative numbers; the first that is infinite or NaN twice, if one is."""
+    least = largest = amax[0]
+    for i in range(amax.size):
+        if not amax[i] < np.inf:
+            return amax[i], amax[i]
+        least, largest = min(least, amax[i]), max(largest, amax[i])
+    return least, largest
+
+
 def extremes(values: np.ndarray) -> tuple[float, float]:
     """The least and the largest of float32 [n], n > 0, C-contiguous; NaN twice if one is NaN. Faster than numpy."""
     return _extremes(values, values.view(np.uint32))

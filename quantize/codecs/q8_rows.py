@@ -14,15 +14,13 @@ from functools import partial
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.byte_lanes import (
-    low_bytes,
-    store_bytes,
-    store_strided_words,
-)
+from ...simd.block_reductions import max_magnitude, reduce_max_magnitude, reduce_sum_bits, sum_bits
+from ...simd.byte_lanes import load_bytes, low_bytes, store_bytes, store_low_bytes, store_words_of_rows
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store, store_half
-from ...simd.scalar import ROUNDING_CONSTANT
-from .codec import Codec, raise_nonfinite
+from ...simd.lanes import LANES, load, splat, store_half
+from ...simd.scalar import ROUNDING_BITS, ROUNDING_CONSTANT
+from .codec import Codec, codec_with_amax
+from .float_range import range_of
 from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
@@ -34,22 +32,15 @@ _KV_D_BYTES = 4 * ROWS  # bytes of float32 scales in front of the codes of a gro
 
 @kernel
 def _amax(x, start, size):
-    """Largest magnitude of x[start : start + size], size a multiple of 32; NaN if an element is NaN or infinite.
-
-    0 * x is 0 for finite x and NaN otherwise, so the sum of these products is NaN exactly if an element is not finite.
-    """
-    max1 = max2 = max3 = max4 = nan_sum = splat(0)
+    """Largest magnitude of x[start : start + size], size a multiple of 32; infinity or NaN if an element is."""
+    max1 = max2 = max3 = max4 = splat(0)
     end = start + size - size % (4 * LANES)
     for i in range(start, end, 4 * LANES):
-        a, b, c, d = load(x, i), load(x, i + LANES), load(x, i + 2 * LANES), load(x, i + 3 * LANES)
-        max1, max2 = max_lanes(abs(a), max1), max_lanes(abs(b), max2)
-        max3, max4 = max_lanes(abs(c), max3), max_lanes(abs(d), max4)
-        nan_sum = nan_sum + (a * 0 + b * 0) + (c * 0 + d * 0)
-    if end < start + size:
-        a, b = load(x, end), load(x, end + LANES)
-        max1, max2 = max_lanes(abs(a), max1), max_lanes(abs(b), max2)
-        nan_sum = nan_sum + (a * 0 + b * 0)
-    return reduce_max(max_lanes(max_lanes(max1, max2), max_lanes(max3, max4))) + reduce_sum(nan_sum)
+        max1, max2 = max_magnitude(load(x, i), max1), max_magnitude(load(x, i + LANES), max2)
+        max3, max4 = max_magnitude(load(x, i + 2 * LANES), max3), max_magnitude(load(x, i + 3 * LANES), max4)
+    for i in range(end, start + size, LANES):
+        max1 = max_magnitude(load(x, i), max1)
+    return reduce_max_magnitude(max_magnitude(max_magnitude(max1, max2), max_magnitude(max3, max4)))
 
 
 @kernel
@@ -61,121 +52,136 @@ def _scale_and_inverse(amax):
 
 
 @kernel
-def encode_q8_kv_rows(x, out, scales, sums):
-    """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Returns whether all of x is finite.
+def _store_codes(x, start, size, inverse, following, out, at):
+    """Rounds x[start : start + size], size a multiple of 16, to bytes out[at : at + size].
 
-    scales, sums: the memory of `out` as float32 and as int32, for the row's scale and the sum of its codes.
+    Returns the sum of the codes, and the `_amax` of as many elements from `following` on, which are to be rounded next: to look
+    at both in one loop leaves no time in which a processor waits for memory, or for a scale.
     """
-    finite = True
-    lane_sums = np.empty(LANES, np.float32)
+    max1 = max2 = sum1 = sum2 = splat(0)  # sums of bits: those of a rounded number are a constant plus the code
+    end, ahead, at = start + size - size % (4 * LANES), following - start, at - start
+    for i in range(start, end, 4 * LANES):
+        a, b = load(x, i) * inverse + ROUNDING_CONSTANT, load(x, i + LANES) * inverse + ROUNDING_CONSTANT
+        c, d = load(x, i + 2 * LANES) * inverse + ROUNDING_CONSTANT, load(x, i + 3 * LANES) * inverse + ROUNDING_CONSTANT
+        store_low_bytes(out, at + i, a, b, c, d)
+        sum1, sum2 = sum_bits(sum1, sum_bits(a, b)), sum_bits(sum2, sum_bits(c, d))
+        j = i + ahead
+        max1, max2 = max_magnitude(load(x, j), max1), max_magnitude(load(x, j + LANES), max2)
+        max1, max2 = max_magnitude(load(x, j + 2 * LANES), max1), max_magnitude(load(x, j + 3 * LANES), max2)
+    for i in range(end, start + size, LANES):
+        a = load(x, i) * inverse + ROUNDING_CONSTANT
+        store_bytes(out, at + i, low_bytes(a))
+        sum1, max1 = sum_bits(sum1, a), max_magnitude(load(x, i + ahead), max1)
+    total = np.int32(reduce_sum_bits(sum_bits(sum1, sum2)) - size * ROUNDING_BITS)
+    return total, reduce_max_magnitude(max_magnitude(max1, max2))
+
+
+@kernel
+def _interleave(codes, n, start, size, out, at):
+    """Writes codes start ... start + size of eight rows, uint8 [8 * n], as their types have them."""
+    for i in range(start, start + size, LANES):
+        store_words_of_rows(
+            out,
+            at + ROWS * (i - start),
+            load_bytes(codes, i),
+            load_bytes(codes, i + n),
+            load_bytes(codes, i + 2 * n),
+            load_bytes(codes, i + 3 * n),
+            load_bytes(codes, i + 4 * n),
+            load_bytes(codes, i + 5 * n),
+            load_bytes(codes, i + 6 * n),
+            load_bytes(codes, i + 7 * n),
+        )
+
+
+@kernel
+def encode_q8_kv_row(x, out, scales, sums):
+    """x float32 [n] -> out uint8 [8 + n]; scales, sums: the memory of `out` as float32 and as int32, for the row's scale and
+    the sum of its codes."""
+    scales[0], inverse = _scale_and_inverse(_amax(x, 0, x.size))
+    sums[1], _ = _store_codes(x, 0, x.size, inverse, 0, out, _META)
+
+
+@kernel
+def _encode_q8_kv(x, out, scales, sums, amax):
+    """x float32 [rows, n] -> out uint8 [rows, 8 + n]; scales, sums: as in `encode_q8_kv_row`.
+
+    Of this and the next kernels: amax float32 [rows], largest magnitudes of rows; the least and the largest are returned.
+    """
     rows, n = x.shape
     flat, out_flat = x.reshape(-1), out.reshape(-1)
+    largest = _amax(flat, 0, n)
     for r in range(rows):
-        amax = _amax(flat, n * r, n)
-        finite &= amax == amax
-        scales[r, 0], inverse = _scale_and_inverse(amax)
-        sum1, sum2 = splat(0), splat(0)  # exact: below 2^24 for rows of up to two million elements
-        for i in range(0, n, 2 * LANES):
-            at, source = out.shape[1] * r + _META + i, n * r + i
-            y1, y2 = load(flat, source) * inverse + ROUNDING_CONSTANT, load(flat, source + LANES) * inverse + ROUNDING_CONSTANT
-            store_bytes(out_flat, at, low_bytes(y1))
-            store_bytes(out_flat, at + LANES, low_bytes(y2))
-            sum1, sum2 = sum1 + (y1 - ROUNDING_CONSTANT), sum2 + (y2 - ROUNDING_CONSTANT)
-        store(lane_sums, 0, sum1 + sum2)
-        total = 0
-        for lane in range(LANES):
-            total += np.int32(lane_sums[lane])
-        sums[r, 1] = total
-    return finite
+        amax[r] = largest
+        scales[r, 0], inverse = _scale_and_inverse(largest)
+        following = min(r + 1, rows - 1) * n
+        sums[r, 1], largest = _store_codes(flat, r * n, n, inverse, following, out_flat, out.shape[1] * r + _META)
+    return range_of(amax)
 
 
 @kernel
-def _encode_q8_kv_r8(x, out, scales):
-    """x float32 [8 * groups, n] -> out uint8 [groups * (32 + 8 * n)]. Returns whether all of x is finite.
-
-    scales: the memory of `out` as float32.
-    """
-    finite = True
+def _encode_q8_kv_r8(x, out, scales, amax):
+    """x float32 [8 * groups, n] -> out uint8 [groups * (32 + 8 * n)]; scales: the memory of `out` as float32."""
     rows, n = x.shape
-    flat = x.reshape(-1)
+    flat, codes = x.reshape(-1), np.empty(ROWS * n, np.uint8)
+    largest = _amax(flat, 0, n)
     for r in range(rows):
-        at = (_KV_D_BYTES + ROWS * n) * (r // ROWS)
-        amax = _amax(flat, n * r, n)
-        finite &= amax == amax
-        scales[at // 4 + r % ROWS], inverse = _scale_and_inverse(amax)
-        for i in range(0, n, LANES):
-            y = load(flat, n * r + i) * inverse + ROUNDING_CONSTANT
-            store_strided_words(out, at + _KV_D_BYTES + ROWS * i + 4 * (r % ROWS), 4 * ROWS, low_bytes(y))
-    return finite
+        k, at = r % ROWS, (_KV_D_BYTES + ROWS * n) * (r // ROWS)
+        amax[r] = largest
+        scales[at // 4 + k], inverse = _scale_and_inverse(largest)
+        _, largest = _store_codes(flat, r * n, n, inverse, min(r + 1, rows - 1) * n, codes, n * k)
+        if k == ROWS - 1:
+            _interleave(codes, n, 0, n, out, at + _KV_D_BYTES)
+    return range_of(amax)
 
 
 @kernel
-def _encode_q8_k_r8(x, out, d_words):
-    """x float32 [8 * groups, n] -> out uint8 [groups * n / 256 * 2064]. Returns whether all of x is finite.
-
-    d_words: the memory of `out` as uint16, for the float16 scales.
-    """
-    finite = True
-    amaxes = np.zeros(LANES, np.float32)
-    d_f16 = np.empty(LANES, np.uint16)
+def _encode_q8_k_r8(x, out, d_words, amax):
+    """x float32 [8 * groups, n] -> out uint8 [groups * n / 256 * 2064]; d_words: the memory of `out` as uint16, for the float16
+    scales."""
     rows, n = x.shape
-    flat = x.reshape(-1)
-    row_blocks = n // SUPERBLOCK
-    for b in range(rows // ROWS * row_blocks):
-        at = (_K_D_BYTES + ROWS * SUPERBLOCK) * b
-        for k in range(ROWS):
-            start = n * (b // row_blocks * ROWS + k) + b % row_blocks * SUPERBLOCK
-            amax = _amax(flat, start, SUPERBLOCK)
-            amaxes[k] = amax
-            finite &= amax == amax
-            inverse = np.float32(127) / amax if amax > np.float32(1e-36) else np.float32(0)
-            for i in range(0, SUPERBLOCK, LANES):
-                y = load(flat, start + i) * inverse + ROUNDING_CONSTANT
-                store_strided_words(out, at + _K_D_BYTES + ROWS * i + 4 * k, 4 * ROWS, low_bytes(y))
-        store_half(d_f16, 0, load(amaxes, 0) / 127)
-        for k in range(ROWS):
-            d_words[at // 2 + k] = d_f16[k]
-    return finite
+    blocks, block_bytes, last = n // SUPERBLOCK, _K_D_BYTES + ROWS * SUPERBLOCK, x.size - SUPERBLOCK
+    codes, d_f16 = np.empty(ROWS * n, np.uint8), np.empty(LANES, np.uint16)
+    flat, scales = x.reshape(-1), np.zeros(ROWS * blocks + LANES, np.float32)
+    block_amax = _amax(flat, 0, SUPERBLOCK)
+    for r in range(rows):
+        k, at, largest = r % ROWS, block_bytes * blocks * (r // ROWS), splat(0)
+        for b in range(blocks):
+            largest, scales[ROWS * b + k] = max_magnitude(splat(block_amax), largest), block_amax
+            inverse = np.float32(127) / block_amax if block_amax > np.float32(1e-36) else np.float32(0)
+            start = n * r + SUPERBLOCK * b
+            following = min(start + SUPERBLOCK, last)
+            _, block_amax = _store_codes(flat, start, SUPERBLOCK, inverse, following, codes, n * k + SUPERBLOCK * b)
+        amax[r] = reduce_max_magnitude(largest)
+        if k == ROWS - 1:
+            for b in range(blocks):
+                store_half(d_f16, 0, load(scales, ROWS * b) / 127)
+                for i in range(ROWS):
+                    d_words[(at + block_bytes * b) // 2 + i] = d_f16[i]
+                _interleave(codes, n, SUPERBLOCK * b, SUPERBLOCK, out, at + block_bytes * b + _K_D_BYTES)
+    return range_of(amax)
 
 
-def _empty(name: str, x: np.ndarray) -> np.ndarray:
-    return np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8)
+def _encode_rows(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """As `EncodeWithAmax`, of q8_KV."""
+    out, amax = np.empty((len(x), _META + x.shape[1]), np.uint8), np.empty(len(x), np.float32)
+    return out, amax, _encode_q8_kv(x, out, out.view(np.float32), out.view(np.int32), amax)
 
 
-def encode_q8_kv(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """q8_KV: float32 [rows, n] -> uint8 [rows, 8 + n]; importance is not used. Raises NonFiniteError for NaN or infinity."""
-    out = _empty("q8_KV", x)
-    if not encode_q8_kv_rows(x, out, out.view(np.float32), out.view(np.int32)):
-        raise_nonfinite(x)
-    return out
+def _encode_row_groups(
+    name: str, encode_kernel: Callable, scale_dtype: type[np.generic], x: np.ndarray, importance: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """As `EncodeWithAmax`, of a type of interleaved row groups; scale_dtype: as which the kernel writes scales."""
+    out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
+    flat = out.reshape(-1)
+    return out, amax, encode_kernel(x, flat, flat.view(scale_dtype), amax)
 
 
-def _row_amax(name: str, scale_dtype: type[np.generic], q: np.ndarray, n: int) -> np.ndarray:
-    """127 times the largest scale of each row, float32 [rows], read from bytes of type `name`."""
-    rows = TYPES[name].rows
-    if scale_dtype is np.float32:
-        d = q.reshape(len(q) // rows, -1)[:, : 4 * rows].view(np.float32).reshape(-1)
-    else:
-        words = q.reshape(len(q) // rows, n // SUPERBLOCK, -1)[:, :, : 2 * rows].view(np.uint16)
-        d = words.max(1).view(np.float16).reshape(-1).astype(np.float32)  # words of positive numbers rise as these do
-    return d * np.float32(127)
-
-
-def _row_group_codec(name: str, encode_kernel: Callable, scale_dtype: type[np.generic]) -> Codec:
-    """The codec of a type of interleaved row groups; scale_dtype: as which the encoder kernel writes scales to the output."""
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        out = _empty(name, x)
-        flat = out.reshape(-1)
-        if not encode_kernel(x, flat, flat.view(scale_dtype)):
-            raise_nonfinite(x)
-        return out
-
-    return Codec(encode, row_decoder(name), partial(_row_amax, name, scale_dtype), rounds=True)
-
+_KV_R8 = partial(_encode_row_groups, "q8_KV_r8", _encode_q8_kv_r8, np.float32)
+_K_R8 = partial(_encode_row_groups, "q8_k_r8", _encode_q8_k_r8, np.uint16)
 
 CODECS: dict[str, Codec] = {
-    "q8_kv": Codec(encode_q8_kv, row_decoder("q8_KV"), partial(_row_amax, "q8_KV", np.float32), rounds=True),
-    "q8_kv_r8": _row_group_codec("q8_KV_r8", _encode_q8_kv_r8, np.float32),
-    "q8_k_r8": _row_group_codec("q8_k_r8", _encode_q8_k_r8, np.uint16),
+    "q8_kv": codec_with_amax(_encode_rows, row_decoder("q8_KV"), rounds=True),
+    "q8_kv_r8": codec_with_amax(_KV_R8, row_decoder("q8_KV_r8"), rounds=True),
+    "q8_k_r8": codec_with_amax(_K_R8, row_decoder("q8_k_r8"), rounds=True),
 }

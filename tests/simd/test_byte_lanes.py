@@ -13,7 +13,9 @@ from ggufmill.simd.byte_lanes import (
     low_bytes,
     nonzero,
     store_bytes,
-    store_strided_words,
+    store_low_bytes,
+    store_words_of_rows,
+    truncated_nibbles,
 )
 from ggufmill.simd.lanes import load, select, store
 from ggufmill.simd.scalar import ROUNDING_CONSTANT
@@ -64,17 +66,17 @@ def test_integers_at_odd_addresses():
 
 
 @numba.njit
-def _apart(row, out):
-    store_strided_words(out, 2, 8, load_bytes(row, 0))
+def _words_of_rows(rows, out):
+    a, b, c, d = load_bytes(rows, 0), load_bytes(rows, 16), load_bytes(rows, 32), load_bytes(rows, 48)
+    e, f, g, h = load_bytes(rows, 64), load_bytes(rows, 80), load_bytes(rows, 96), load_bytes(rows, 112)
+    store_words_of_rows(out, 3, a, b, c, d, e, f, g, h)
 
 
-def test_fours_apart():
-    out = np.zeros(40, np.uint8)
-    _apart(ROW, out)
-    want = np.zeros(40, np.uint8)
-    for k in range(4):
-        want[2 + 8 * k : 6 + 8 * k] = ROW[4 * k : 4 * k + 4]
-    assert np.array_equal(out, want)
+def test_words_of_rows_in_turn():
+    rows, out = np.arange(128, dtype=np.uint8).reshape(8, 16), np.zeros(133, np.uint8)
+    _words_of_rows(rows.reshape(-1), out)
+    assert np.array_equal(out[3:131].reshape(4, 8, 4), rows.reshape(8, 4, 4).transpose(1, 0, 2))
+    assert not out[[0, 1, 2, 131, 132]].any()
 
 
 @numba.njit
@@ -87,3 +89,19 @@ def test_low_bytes_of_shifted_numbers_are_rounded_ties_to_even():
     out = np.empty(16, np.uint8)
     _round(y, out)
     assert np.array_equal(out.view(np.int8), np.rint(y))
+
+
+@numba.njit
+def _pack(y, out):
+    a, b, c, d = load(y, 0), load(y, 16), load(y, 32), load(y, 48)
+    store_low_bytes(out, 0, a + ROUNDING_CONSTANT, b + ROUNDING_CONSTANT, c + ROUNDING_CONSTANT, d + ROUNDING_CONSTANT)
+    store_bytes(out, 64, truncated_nibbles(abs(a), abs(b)))
+
+
+def test_bytes_of_four_vectors_and_nibbles_of_two():
+    y = np.random.default_rng(3).uniform(-31, 31, 64).astype(np.float32)
+    out = np.empty(80, np.uint8)
+    _pack(y, out)
+    assert np.array_equal(out[:64].view(np.int8), np.rint(y))
+    low, high = np.abs(y[:32]).astype(np.uint8).reshape(2, 16) & 15
+    assert np.array_equal(out[64:], low | high << 4)

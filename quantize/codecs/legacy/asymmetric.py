@@ -8,12 +8,11 @@ from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
-from ..codec import Codec, ItemEncoder
+from ..codec import Codec
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..minimum_search import scale_and_min_f64
-from ..row_decoder import row_decoder
-from .round_to_nearest import round_to_nearest
+from .round_to_nearest import rounding_codec
 
 BLOCK = 32
 
@@ -50,19 +49,16 @@ def _encode(x, importance, mean_squares, nmax, parts, lane_bytes, out):
 def _codec(name: str, nmax: int) -> Codec:
     tensor_type = TYPES[name]
 
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    def search(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
-        if importance is None:
-            round_to_nearest(x.reshape(-1), nmax, True, out.reshape(-1))
-            return out
         mean_squares = np.empty(rows, np.float32)
         row_mean_squares(x, mean_squares)
         working, blocks = lane_memory(name, "codes", "d", "offset"), out.reshape(-1, tensor_type.block_bytes)
         _encode(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
         return out
 
-    return Codec(encode, row_decoder(name), rounds_without_importance=True, items=ItemEncoder(encode))
+    return rounding_codec(name, nmax, True, search)
 
 
 CODECS: dict[str, Codec] = {"q4_1": _codec("q4_1", 15), "q5_1": _codec("q5_1", 31)}

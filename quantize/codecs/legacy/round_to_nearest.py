@@ -5,82 +5,129 @@ See docs/formats/encoders.md (legacy types).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from ....formats import TYPES
+from ....simd.block_reductions import block_max, block_min, max_magnitude, reduce_max_magnitude
+from ....simd.byte_lanes import store_bytes, truncated_nibbles
 from ....simd.compile import kernel
-from ....simd.lanes import (
-    LANES,
-    clamp,
-    fma_lanes,
-    load,
-    mask_bits,
-    max_lanes,
-    reduce_max,
-    select,
-    splat,
-    store,
-    store_half,
-    trunc_lanes,
-)
+from ....simd.lanes import LANES, fma_lanes, load, mask_bits, min_lanes, select, splat, store, store_half
+from ....simd.memory import address, keep_alive, store_word
+from ..codec import Codec, ItemEncoder
+from ..float_range import finite_amax, range_of
+from ..row_decoder import row_decoder
 
 BLOCK = 32
+_BLOCKS = 4 * LANES  # whose scales are found together, before their codes: then no processor waits for one scale after another
+_FLOATS = 2 * _BLOCKS + BLOCK * LANES  # of working memory: inverse scales, minima, a copy of less than sixteen blocks
 
 
 @kernel
-def round_to_nearest(x, max_code, has_min, out):
-    """x float32 [elements] -> out uint8 [bytes]. max_code: largest code, 15 or 31; has_min: whether the type has a minimum.
+def round_to_nearest(row, max_code, has_min, out):
+    """row float32 [elements] -> out uint8 [bytes]. max_code: largest code, 15 or 31; has_min: whether the type has a minimum.
 
     With a minimum the codes range from the smallest to the largest element. Without one the element of largest magnitude (the
-    first on ties) gets code 0. Ties round up. Lanes are elements of one block, except for the scales, where they are sixteen
-    blocks.
+    first on ties) gets code 0. Ties round up.
     """
-    zero_code = (max_code + 1) // 2
+    _round_row(row, max_code, has_min, np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), out)
+
+
+@kernel
+def round_rows_to_nearest(x, max_code, has_min, out, amax):
+    """As `round_to_nearest`, x float32 [rows, n] -> out uint8 [rows, row_bytes]. amax: float32 [rows], the largest magnitude of
+    each row. Returns the least and the largest of these; infinity or NaN if an element is."""
+    floats, half_words = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16)
+    for r in range(x.shape[0]):
+        amax[r] = _round_row(x[r], max_code, has_min, floats, half_words, out[r])
+    return range_of(amax)
+
+
+@kernel
+def _round_row(row, max_code, has_min, floats, half_words, out):
+    """floats, half_words: working memory, zeros at first. Returns the largest magnitude."""
     head_bytes = 4 if has_min else 2
     block_bytes = head_bytes + (max_code // 31) * 4 + BLOCK // 2
-    mins, maxs = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
-    inverses, half_words = np.empty(LANES, np.float32), np.empty(2 * LANES, np.uint16)
-    shift = splat(0.5) if has_min else splat(zero_code + 0.5)
-    blocks = x.size // BLOCK
-    for first in range(0, blocks, LANES):
-        count = min(LANES, blocks - first)
-        for lane in range(count):
-            start = (first + lane) * BLOCK
-            a, b = load(x, start), load(x, start + LANES)
-            mins[lane], maxs[lane] = -reduce_max(max_lanes(-a, -b)), reduce_max(max_lanes(a, b))
-            if not has_min and maxs[lane] == -mins[lane]:
-                mins[lane] = maxs[lane] = _first_of_magnitude(x, start, maxs[lane])
+    shift, highest, largest = splat(0.5) if has_min else splat((max_code + 1) // 2 + 0.5), splat(max_code), splat(0)
+    out_address, blocks = np.uint64(address(out)), row.size // BLOCK
+    for first in range(0, blocks, _BLOCKS):
+        count = min(_BLOCKS, blocks - first)
+        _store_scales(row, first, count, max_code, has_min, floats, half_words)
+        for b in range(count):
+            start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
+            x, y = load(row, start), load(row, start + LANES)
+            largest = max_magnitude(y, max_magnitude(x, largest))
+            if has_min:
+                x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]
+            # Neither is below 0: elements are no less than the minimum, and no larger than half the scales' range.
+            inverse = splat(floats[b])
+            x = min_lanes(fma_lanes(x, inverse, shift), highest)
+            y = min_lanes(fma_lanes(y, inverse, shift), highest)
+            # Whole words: what a type has no room for is written over by what follows.
+            store_word(out_address + np.uint64(out_at), np.uint32(half_words[b] | half_words[_BLOCKS + b] << 16))
+            if max_code == 31:
+                bits = mask_bits(x >= 16) | mask_bits(y >= 16) << 16
+                store_word(out_address + np.uint64(out_at + head_bytes), np.uint32(bits))
+            store_bytes(out, out_at + block_bytes - BLOCK // 2, truncated_nibbles(x, y))
+    keep_alive(out)
+    return reduce_max_magnitude(largest)
+
+
+@kernel
+def _store_scales(row, first, count, max_code, has_min, floats, half_words):
+    """Inverse scales, minima (of types with a minimum) and both as float16 into the working memory, of blocks first ... first +
+    count - 1 of a row. Lanes are sixteen blocks."""
+    tile = floats[2 * _BLOCKS :]
+    for b in range(0, count, LANES):
+        x, begin = row, (first + b) * BLOCK
+        if count - b < LANES:
+            x, begin = tile, 0
+            for i in range((count - b) * BLOCK):
+                tile[i] = row[(first + b) * BLOCK + i]
+        low, high = block_min(x, begin), block_max(x, begin)
         if has_min:
             # Halved before subtracting: the difference of two huge numbers may be infinite.
-            scale = (load(maxs, 0) / 2 - load(mins, 0) / 2) / (np.float32(max_code) / 2)
+            scale = (high / 2 - low / 2) / (np.float32(max_code) / 2)
+            store(floats, _BLOCKS + b, low)
+            store_half(half_words, _BLOCKS + b, low)
         else:
-            min_, max_ = load(mins, 0), load(maxs, 0)
-            scale = select(max_ > -min_, max_, min_) / -zero_code
-            mins[:] = 0
+            ties = mask_bits(high == -low)
+            if ties:
+                store(floats, b, low)
+                for lane in range(min(LANES, count - b)):
+                    if ties >> lane & 1:
+                        floats[b + lane] = _first_of_magnitude(x, begin + lane * BLOCK, -floats[b + lane])
+                low = load(floats, b)
+            scale = select(high > -low, high, low) / -((max_code + 1) // 2)
         nonzero = abs(scale) > np.float32(3e-39)  # the inverse of a smaller scale is infinite
-        store(inverses, 0, select(nonzero, 1 / select(nonzero, scale, splat(1)), splat(0)))
-        store_half(half_words, 0, scale)
-        store_half(half_words, LANES, load(mins, 0))
-        for lane in range(count):
-            start, out_at = (first + lane) * BLOCK, (first + lane) * block_bytes
-            inverse, block_min = splat(inverses[lane]), mins[lane]
-            a = trunc_lanes(clamp(fma_lanes(load(x, start) - block_min, inverse, shift), 0, max_code))
-            b = trunc_lanes(clamp(fma_lanes(load(x, start + LANES) - block_min, inverse, shift), 0, max_code))
-            for k in range(head_bytes // 2):
-                word = half_words[LANES * k + lane]
-                out[out_at + 2 * k], out[out_at + 2 * k + 1] = word & 255, word >> 8
-            if max_code == 31:
-                fifth_bits_a, fifth_bits_b = a >= 16, b >= 16
-                bits = mask_bits(fifth_bits_a) | mask_bits(fifth_bits_b) << 16
-                for k in range(4):
-                    out[out_at + head_bytes + k] = (bits >> (8 * k)) & 255
-                a, b = select(fifth_bits_a, a - 16, a), select(fifth_bits_b, b - 16, b)
-            store(out, out_at + block_bytes - BLOCK // 2, fma_lanes(b, splat(16), a))
+        store(floats, b, select(nonzero, 1 / select(nonzero, scale, splat(1)), splat(0)))
+        store_half(half_words, b, scale)
 
 
 @kernel
 def _first_of_magnitude(x, start, magnitude):
-    """The first element of a block with this magnitude, which one of them has."""
+    """The first element of a block with this magnitude; of one that has none, for it is NaN somewhere, any."""
     i = start
-    while abs(x[i]) != magnitude:
+    while i < start + BLOCK - 1 and abs(x[i]) != magnitude:
         i += 1
     return x[i]
+
+
+def rounding_codec(
+    name: str, max_code: int, has_min: bool, search: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+) -> Codec:
+    """The codec of a type that is rounded to nearest without importance; search: `Codec.encode` with importance."""
+
+    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+        if importance is not None:
+            amax, range_ = finite_amax(x)
+            return search(x, importance), amax, range_
+        out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
+        return out, amax, round_rows_to_nearest(x, max_code, has_min, out, amax)
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        return encode_with_amax(x, None)[0] if importance is None else search(x, importance)
+
+    items = ItemEncoder(search)
+    return Codec(encode, row_decoder(name), encode_with_amax, rounds_without_importance=True, items=items)

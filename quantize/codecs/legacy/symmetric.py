@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ....formats import TYPES
+from ....simd.block_reductions import block_magnitude, max_magnitude, reduce_max_magnitude
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
+from ....simd.lanes import LANES, load, select, splat, store, store_half
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
-from ..codec import Codec, ItemEncoder
+from ..codec import Codec, ItemEncoder, codec_with_amax
+from ..float_range import range_of
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
 from ..scale_search import symmetric_scale
-from .round_to_nearest import round_to_nearest
+from .round_to_nearest import rounding_codec
 
 BLOCK = 32
+_BLOCKS = 4 * LANES  # of q8_0, whose scales are found together, before their codes
+_Q8_FLOATS = _BLOCKS + BLOCK * LANES  # of working memory: inverse scales, a copy of less than sixteen blocks
 
 
 @kernel(items=BLOCK_ITEMS)
@@ -48,24 +54,45 @@ def _encode_searched(x, importance, mean_squares, nmax, parts, lane_bytes, out):
 
 
 @kernel
-def encode_q8_0_blocks(x, out):
-    """x float32 [elements] -> out uint8 [bytes]. Lanes are elements of one block, except for the scales: sixteen blocks."""
-    amax, inverses, half_words = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
-    blocks = x.size // BLOCK
-    for first in range(0, blocks, LANES):
-        count = min(LANES, blocks - first)
-        for lane in range(count):
-            start = (first + lane) * BLOCK
-            amax[lane] = reduce_max(max_lanes(abs(load(x, start)), abs(load(x, start + LANES))))
-        scale = load(amax, 0) / 127
-        nonzero = scale > np.float32(3e-39)  # the inverse of a smaller scale is infinite
-        store(inverses, 0, select(nonzero, 1 / scale, splat(0)))
-        store_half(half_words, 0, scale)
-        for lane in range(count):
-            start, out_at = (first + lane) * BLOCK, (first + lane) * (BLOCK + 2)
-            out[out_at], out[out_at + 1] = half_words[lane] & 255, half_words[lane] >> 8
-            store(out, out_at + 2, _round_half_away(load(x, start) * inverses[lane]))
-            store(out, out_at + 2 + LANES, _round_half_away(load(x, start + LANES) * inverses[lane]))
+def encode_q8_0_row(row, out):
+    """row float32 [elements] -> out uint8 [bytes]."""
+    _encode_q8_0_row(row, np.zeros(_Q8_FLOATS, np.float32), np.empty(_BLOCKS, np.uint16), out)
+
+
+@kernel
+def _encode_q8_0_rows(x, out, amax):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes], amax float32 [rows], the largest magnitude of each row. Returns the
+    least and the largest of these; infinity or NaN if an element is."""
+    floats, half_words = np.zeros(_Q8_FLOATS, np.float32), np.empty(_BLOCKS, np.uint16)
+    for r in range(x.shape[0]):
+        amax[r] = _encode_q8_0_row(x[r], floats, half_words, out[r])
+    return range_of(amax)
+
+
+@kernel
+def _encode_q8_0_row(row, floats, half_words, out):
+    """floats, half_words: working memory, zeros at first. Returns the largest magnitude."""
+    tile, largest, blocks = floats[_BLOCKS:], splat(0), row.size // BLOCK
+    for first in range(0, blocks, _BLOCKS):
+        count = min(_BLOCKS, blocks - first)
+        for b in range(0, count, LANES):
+            x, begin = row, (first + b) * BLOCK
+            if count - b < LANES:
+                x, begin = tile, 0
+                for i in range(tile.size):
+                    tile[i] = row[(first + b) * BLOCK + i] if i < (count - b) * BLOCK else 0
+            amax = block_magnitude(x, begin)
+            largest = max_magnitude(amax, largest)
+            scale = amax / 127
+            nonzero = scale > np.float32(3e-39)  # the inverse of a smaller scale is infinite
+            store(floats, b, select(nonzero, 1 / scale, splat(0)))
+            store_half(half_words, b, scale)
+        for b in range(count):
+            start, out_at = (first + b) * BLOCK, (first + b) * (BLOCK + 2)
+            out[out_at], out[out_at + 1] = half_words[b] & 255, half_words[b] >> 8
+            store(out, out_at + 2, _round_half_away(load(row, start) * floats[b]))
+            store(out, out_at + 2 + LANES, _round_half_away(load(row, start + LANES) * floats[b]))
+    return reduce_max_magnitude(largest)
 
 
 @kernel
@@ -74,38 +101,27 @@ def _round_half_away(y):
     return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
 
 
-def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """q8_0: float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34]; importance is not used."""
+def _encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    out, amax = np.empty((len(x), TYPES["q8_0"].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
+    return out, amax, _encode_q8_0_rows(x, out, amax)
+
+
+def _encode(name: str, nmax: int, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """Encodes with a scale search: a type with stored codes 0 ... 2 * nmax - 1 that stand for -nmax ... nmax - 1."""
     rows, n = x.shape
-    out = np.empty((rows, TYPES["q8_0"].row_bytes(n)), np.uint8)
-    encode_q8_0_blocks(x.reshape(-1), out.reshape(-1))
+    out, mean_squares = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8), np.empty(rows, np.float32)
+    if importance is not None:
+        row_mean_squares(x, mean_squares)
+    working, blocks = lane_memory(name, "codes", "d"), out.reshape(-1, TYPES[name].block_bytes)
+    _encode_searched(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
     return out
 
 
-def _searched_codec(name: str, nmax: int) -> Codec:
-    """The codec of a type with stored codes 0 ... 2 * nmax - 1 that stand for -nmax ... nmax - 1."""
-
-    rounds = nmax < 32  # where there is no importance
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        rows, n = x.shape
-        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        if importance is None and rounds:
-            round_to_nearest(x.reshape(-1), 2 * nmax - 1, False, out.reshape(-1))
-            return out
-        mean_squares = np.empty(rows, np.float32)
-        if importance is not None:
-            row_mean_squares(x, mean_squares)
-        working, blocks = lane_memory(name, "codes", "d"), out.reshape(-1, TYPES[name].block_bytes)
-        _encode_searched(x, importance_rows(importance), mean_squares, nmax, *working, blocks)
-        return out
-
-    return Codec(encode, row_decoder(name), rounds_without_importance=rounds, items=ItemEncoder(encode))
-
+_encode_q6_0 = partial(_encode, "q6_0", 32)
 
 CODECS: dict[str, Codec] = {
-    "q8_0": Codec(encode_q8_0, row_decoder("q8_0"), rounds=True),
-    "q6_0": _searched_codec("q6_0", 32),
-    "q5_0": _searched_codec("q5_0", 16),
-    "q4_0": _searched_codec("q4_0", 8),
+    "q8_0": codec_with_amax(_encode_q8_0, row_decoder("q8_0"), rounds=True),
+    "q6_0": Codec(_encode_q6_0, row_decoder("q6_0"), items=ItemEncoder(_encode_q6_0)),
+    "q5_0": rounding_codec("q5_0", 31, False, partial(_encode, "q5_0", 16)),
+    "q4_0": rounding_codec("q4_0", 15, False, partial(_encode, "q4_0", 8)),
 }

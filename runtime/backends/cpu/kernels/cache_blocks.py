@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from .....quantize.codecs.legacy.round_to_nearest import round_to_nearest
-from .....quantize.codecs.legacy.symmetric import encode_q8_0_blocks
-from .....quantize.codecs.q8_rows import encode_q8_kv_rows
+from .....quantize.codecs.legacy.symmetric import encode_q8_0_row
+from .....quantize.codecs.q8_rows import encode_q8_kv_row
 from .....simd.compile import kernel
 from .....simd.memory import fill, view
 from .task_kernel import CONSTANT, HEADS, cell, head_of, reads, task_kernel
@@ -55,7 +55,7 @@ def store_q8_0(task, number):
         for h in range(task.x.heads):
             row, out = head_of(task.x, r, h, 0, width), view(_place(task, r, h), width // 32 * 34, np.uint8)
             if _fill_unless_finite(row, out):
-                encode_q8_0_blocks(row, out)
+                encode_q8_0_row(row, out)
 
 
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
@@ -76,9 +76,8 @@ def store_q8_kv(task, number):
         for h in range(task.x.heads):
             row, at, size = head_of(task.x, r, h, 0, width), _place(task, r, h), width + 8
             if _fill_unless_finite(row, view(at, size, np.uint8)):
-                shape = 1, size // 4
-                rows = row.reshape(1, width)
-                encode_q8_kv_rows(rows, view(at, (1, size), np.uint8), view(at, shape, np.float32), view(at, shape, np.int32))
+                words = size // 4
+                encode_q8_kv_row(row, view(at, size, np.uint8), view(at, words, np.float32), view(at, words, np.int32))
 
 
 STORES = {"q8_0": store_q8_0, "q5_0": store_q5_0, "q4_0": store_q4_0, "q8_KV": store_q8_kv}

@@ -1,0 +1,63 @@
+"""Extremes of blocks and sums of bits, against numpy."""
+
+import numpy as np
+import pytest
+
+from ggufmill.simd.block_reductions import (
+    block_magnitude,
+    block_max,
+    block_min,
+    max_magnitude,
+    reduce_max_magnitude,
+    reduce_sum_bits,
+    sum_bits,
+)
+from ggufmill.simd.compile import kernel
+from ggufmill.simd.lanes import load, splat, store
+
+X = np.random.default_rng(4).standard_normal(16 * 32 + 5).astype(np.float32)
+
+
+@kernel
+def _of_blocks(x, start, out):
+    store(out, 0, block_max(x, start))
+    store(out, 16, block_min(x, start))
+    store(out, 32, block_magnitude(x, start))
+
+
+def test_extremes_of_sixteen_blocks():
+    out, blocks = np.empty(48, np.float32), X[5:].reshape(16, 32)
+    _of_blocks(X, 5, out)
+    assert np.array_equal(out, np.concatenate([blocks.max(1), blocks.min(1), np.abs(blocks).max(1)]))
+
+
+def test_of_zeros_of_either_sign_the_same_place_counts_in_every_block():
+    """Of a block's minimum the sign is stored: it must not depend on where among sixteen the block lies."""
+    block = np.where(np.random.default_rng(2).random(32) < 0.5, np.float32(-0.0), np.float32(0))
+    out = np.empty(48, np.float32)
+    _of_blocks(np.tile(block, 16), 0, out)
+    assert len(set(np.signbit(out[:32]))) == 1
+    assert not np.signbit(out[32:]).any()
+
+
+@kernel
+def _magnitude(x):
+    return reduce_max_magnitude(max_magnitude(load(x, 16), max_magnitude(load(x, 0), splat(0))))
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, -9.0])
+@pytest.mark.parametrize("place", [0, 15, 16, 31])
+def test_magnitudes_keep_what_is_not_finite(value, place):
+    x = X[:32].copy()
+    x[place] = value
+    assert np.array_equal(_magnitude(x), np.abs(x).max(), equal_nan=True)
+
+
+@kernel
+def _bits(x):
+    return reduce_sum_bits(sum_bits(load(x, 0), load(x, 16)))
+
+
+def test_sums_of_bits():
+    words = np.random.default_rng(5).integers(0, 1 << 20, 32).astype(np.int32)
+    assert _bits(words.view(np.float32)) == words.sum()
