@@ -11,7 +11,9 @@ import math
 import numpy as np
 
 from ...formats import PlanError
+from ...simd.block_reductions import max_magnitude, reduce_max_magnitude
 from ...simd.compile import kernel
+from ...simd.lanes import LANES, load, splat
 from ...simd.scalar import float_from_bits
 from .codec import raise_nonfinite
 from .importance import importance_rows
@@ -66,6 +68,19 @@ def _extremes(values, bits):
         if values[i] != values[i]:
             return values[i], values[i]
     return low, high
+
+
+@kernel
+def amax_of(x, start, size):
+    """Largest magnitude of x[start : start + size], size a multiple of 16; infinity or NaN if an element is."""
+    max1 = max2 = max3 = max4 = splat(0)
+    end = start + size - size % (4 * LANES)
+    for i in range(start, end, 4 * LANES):
+        max1, max2 = max_magnitude(load(x, i), max1), max_magnitude(load(x, i + LANES), max2)
+        max3, max4 = max_magnitude(load(x, i + 2 * LANES), max3), max_magnitude(load(x, i + 3 * LANES), max4)
+    for i in range(end, start + size, LANES):
+        max1 = max_magnitude(load(x, i), max1)
+    return reduce_max_magnitude(max_magnitude(max_magnitude(max1, max2), max_magnitude(max3, max4)))
 
 
 @kernel

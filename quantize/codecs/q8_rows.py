@@ -20,7 +20,7 @@ from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, splat, store_half
 from ...simd.scalar import ROUNDING_BITS, ROUNDING_CONSTANT
 from .codec import Codec, codec_with_amax
-from .float_range import range_of
+from .float_range import amax_of, range_of
 from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
@@ -28,19 +28,6 @@ SUPERBLOCK, ROWS = 256, 8
 _K_D_BYTES = 2 * ROWS  # bytes of float16 scales in front of the codes of a block of q8_k_r8
 _LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 _KV_D_BYTES = 4 * ROWS  # bytes of float32 scales in front of the codes of a group of q8_KV_r8
-
-
-@kernel
-def _amax(x, start, size):
-    """Largest magnitude of x[start : start + size], size a multiple of 32; infinity or NaN if an element is."""
-    max1 = max2 = max3 = max4 = splat(0)
-    end = start + size - size % (4 * LANES)
-    for i in range(start, end, 4 * LANES):
-        max1, max2 = max_magnitude(load(x, i), max1), max_magnitude(load(x, i + LANES), max2)
-        max3, max4 = max_magnitude(load(x, i + 2 * LANES), max3), max_magnitude(load(x, i + 3 * LANES), max4)
-    for i in range(end, start + size, LANES):
-        max1 = max_magnitude(load(x, i), max1)
-    return reduce_max_magnitude(max_magnitude(max_magnitude(max1, max2), max_magnitude(max3, max4)))
 
 
 @kernel
@@ -55,7 +42,7 @@ def _scale_and_inverse(amax):
 def _store_codes(x, start, size, inverse, following, out, at):
     """Rounds x[start : start + size], size a multiple of 16, to bytes out[at : at + size].
 
-    Returns the sum of the codes, and the `_amax` of as many elements from `following` on, which are to be rounded next: to look
+    Returns the sum of the codes, and the `amax_of` as many elements from `following` on, which are to be rounded next: to look
     at both in one loop leaves no time in which a processor waits for memory, or for a scale.
     """
     max1 = max2 = sum1 = sum2 = splat(0)  # sums of bits: those of a rounded number are a constant plus the code
@@ -98,7 +85,7 @@ def _interleave(codes, n, start, size, out, at):
 def encode_q8_kv_row(x, out, scales, sums):
     """x float32 [n] -> out uint8 [8 + n]; scales, sums: the memory of `out` as float32 and as int32, for the row's scale and
     the sum of its codes."""
-    scales[0], inverse = _scale_and_inverse(_amax(x, 0, x.size))
+    scales[0], inverse = _scale_and_inverse(amax_of(x, 0, x.size))
     sums[1], _ = _store_codes(x, 0, x.size, inverse, 0, out, _META)
 
 
@@ -110,7 +97,7 @@ def _encode_q8_kv(x, out, scales, sums, amax):
     """
     rows, n = x.shape
     flat, out_flat = x.reshape(-1), out.reshape(-1)
-    largest = _amax(flat, 0, n)
+    largest = amax_of(flat, 0, n)
     for r in range(rows):
         amax[r] = largest
         scales[r, 0], inverse = _scale_and_inverse(largest)
@@ -124,7 +111,7 @@ def _encode_q8_kv_r8(x, out, scales, amax):
     """x float32 [8 * groups, n] -> out uint8 [groups * (32 + 8 * n)]; scales: the memory of `out` as float32."""
     rows, n = x.shape
     flat, codes = x.reshape(-1), np.empty(ROWS * n, np.uint8)
-    largest = _amax(flat, 0, n)
+    largest = amax_of(flat, 0, n)
     for r in range(rows):
         k, at = r % ROWS, (_KV_D_BYTES + ROWS * n) * (r // ROWS)
         amax[r] = largest
@@ -143,7 +130,7 @@ def _encode_q8_k_r8(x, out, d_words, amax):
     blocks, block_bytes, last = n // SUPERBLOCK, _K_D_BYTES + ROWS * SUPERBLOCK, x.size - SUPERBLOCK
     codes, d_f16 = np.empty(ROWS * n, np.uint8), np.empty(LANES, np.uint16)
     flat, scales = x.reshape(-1), np.zeros(ROWS * blocks + LANES, np.float32)
-    block_amax = _amax(flat, 0, SUPERBLOCK)
+    block_amax = amax_of(flat, 0, SUPERBLOCK)
     for r in range(rows):
         k, at, largest = r % ROWS, block_bytes * blocks * (r // ROWS), splat(0)
         for b in range(blocks):

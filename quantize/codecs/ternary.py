@@ -10,96 +10,93 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, load, max_lanes, reduce_max, select, splat, store
-from .codec import Codec
+from ...simd import llvm
+from ...simd.byte_lanes import load_bytes, store_bytes
+from ...simd.compile import intrinsic, kernel
+from ...simd.lane_types import BYTES, LANES
+from ...simd.lanes import load, select, splat, store_half
+from ...simd.llvm import I8, I32, constant, shuffle, vector
+from .codec import Codec, codec_with_amax
+from .float_range import amax_of, range_of
 from .row_decoder import row_decoder
 
 BLOCK = 64
+_IQ1_BYTES, _IQ2_BYTES = TYPES["iq1_bn"].block_bytes, TYPES["iq2_bn"].block_bytes
+_SMALLEST = np.finfo(np.float32).smallest_subnormal  # of which the half is 0
 
-# iq1_bn: powers of 3 by which digits of sixteen weights count, three groups of five and one beside them.
-_POWERS_OF_3 = np.array([1, 3, 9, 27, 81] * 3 + [1], np.float32)
+# By how much digits of a block count in their byte. iq1_bn: sixteen weights are three groups of five and one beside them, the
+# fourth of those of its block. iq2_bn: four runs of sixteen.
+_IQ1_POWERS = np.array([power for last in (1, 3, 9, 27) for power in [1, 3, 9, 27, 81] * 3 + [last]], np.uint8)
+_IQ2_POWERS = np.repeat(np.array([1, 4, 16, 64], np.uint8), 16)
+
 # Five digits as the byte that, over 256, is a fraction which begins with them in base 3 (iq1_bn: with the last weight's).
 BYTE_OF_DIGITS = ((256 * np.arange(243) + 242) // 243).astype(np.uint8)
+_RATIO, _RATIO_BITS = 17261, 14  # of these bytes to numbers of five digits, rounded up: of all of them the same
+
+
+@intrinsic
+def _bytes_of_digits(typingctx, a, b, c, d):
+    """The bytes of a block of iq1_bn and three more, from its 64 digits, each times the power of 3 by which it counts."""
+
+    def generate(context, builder, signature, args):
+        digits = llvm.concat(builder, args)
+        numbers = None
+        for k in range(5):
+            lanes = [16 * (j // 3) + 5 * (j % 3) + k for j in range(12)] + [16 * k + 15 if k < 4 else BLOCK] * 4
+            part = shuffle(builder, digits, constant(digits.type, 0), lanes)
+            numbers = part if numbers is None else builder.add(numbers, part)
+        words = vector(I32, LANES)
+        scaled = builder.mul(builder.zext(numbers, words), constant(words, _RATIO))
+        up = builder.add(scaled, constant(words, (1 << _RATIO_BITS) - 1))
+        return builder.trunc(builder.lshr(up, constant(words, _RATIO_BITS)), vector(I8, LANES))
+
+    return BYTES(BYTES, BYTES, BYTES, BYTES), generate
 
 
 @kernel
-def _row_amax(x, out):
-    """Largest magnitude of each row of x into out, float32 [rows]."""
-    for r in range(x.shape[0]):
-        row = x[r]
-        amax = splat(0)
-        for i in range(0, row.size, LANES):
-            amax = max_lanes(abs(load(row, i)), amax)
-        out[r] = reduce_max(amax)
+def _digits(x, i, threshold, powers, place):
+    """Digits 0, 1, 2 for -1, 0, 1 times the scale, each times its power, of lanes of x from element i on, as bytes."""
+    v, once = load(x, i), load_bytes(powers, place)
+    return select(v >= threshold, once << 1, select(v <= -threshold, once ^ once, once))
 
 
 @kernel
-def _ternary_digits(x, i, threshold):
-    """Digits 0, 1, 2 for -1, 0, 1 times the scale, of lanes of x from element i on."""
-    v = load(x, i)
-    return select(v >= threshold, splat(2), select(v <= -threshold, splat(0), splat(1)))
+def _encode(x, powers, is_iq1, out, amax):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes] of iq1_bn or iq2_bn. powers: of the type's digits; amax: float32
+    [rows], the largest magnitudes of rows. Returns the least and the largest of these."""
+    rows, n = x.shape
+    blocks, flat, out_flat, at = n // BLOCK, x.reshape(-1), out.reshape(-1), 0
+    scale, half, last = np.empty(1, np.float32), np.empty(LANES, np.uint16), np.empty(LANES, np.uint8)
+    scale_bits = scale.view(np.uint32)
+    for r in range(rows):
+        amax[r] = scale[0] = amax_of(flat, n * r, n)
+        store_half(half, 0, splat(scale[0]))
+        for k in range(2 if is_iq1 else 4):
+            out_flat[at + k] = ((half[0] if is_iq1 else scale_bits[0]) >> (8 * k)) & 255
+        at += 2 if is_iq1 else 4
+        threshold = splat(max(scale[0] * np.float32(0.5), _SMALLEST) if scale[0] > 0 else np.float32(1))
+        for b in range(blocks):
+            i = n * r + BLOCK * b
+            d0, d1 = _digits(flat, i, threshold, powers, 0), _digits(flat, i + 16, threshold, powers, 16)
+            d2, d3 = _digits(flat, i + 32, threshold, powers, 32), _digits(flat, i + 48, threshold, powers, 48)
+            if not is_iq1:
+                store_bytes(out_flat, at, d0 | d1 | d2 | d3)
+            elif b < blocks - 1:  # what is beyond the block is written over by the next
+                store_bytes(out_flat, at, _bytes_of_digits(d0, d1, d2, d3))
+            else:
+                store_bytes(last, 0, _bytes_of_digits(d0, d1, d2, d3))
+                for k in range(_IQ1_BYTES):
+                    out_flat[at + k] = last[k]
+            at += _IQ1_BYTES if is_iq1 else _IQ2_BYTES
+    return range_of(amax)
 
 
-@kernel
-def _encode_iq2_bn(x, thresholds, meta, out):
-    """x -> out uint8 [rows, row_bytes]. thresholds: float32 [rows], half the scale, above 0; meta: bytes before the blocks."""
-    for r in range(x.shape[0]):
-        row, out_row, threshold = x[r], out[r, meta:], splat(thresholds[r])
-        for b in range(row.size // BLOCK):
-            for j in range(0, 16, LANES):
-                byte = _ternary_digits(row, BLOCK * b + j, threshold)
-                for k in range(1, 4):
-                    byte = fma_lanes(_ternary_digits(row, BLOCK * b + 16 * k + j, threshold), splat(4**k), byte)
-                store(out_row, 16 * b + j, byte)
+def _codec(name: str, powers: np.ndarray) -> Codec:
+    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+        out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
+        return out, amax, _encode(x, powers, name == "iq1_bn", out, amax)
+
+    return codec_with_amax(encode_with_amax, row_decoder(name), rounds=True)
 
 
-@kernel
-def _encode_iq1_bn(x, thresholds, meta, byte_of, powers, out):
-    """As _encode_iq2_bn. byte_of: uint8 [243], the byte for each group of five digits; powers: float32 [16] of 3, by place."""
-    digits = np.empty(BLOCK, np.uint8)
-    words = digits.view(np.uint64)
-    five, sum_of_bytes = np.uint64(0xFFFFFFFFFF), np.uint64(0x0101010101)  # their sum is the fifth byte of the product
-    for r in range(x.shape[0]):
-        row, out_row = x[r], out[r, meta:]
-        for b in range(row.size // BLOCK):
-            for i in range(0, BLOCK, LANES):
-                place = load(powers, i % powers.size)
-                store(digits, i, _ternary_digits(row, BLOCK * b + i, splat(thresholds[r])) * place)
-            last, power = np.uint64(0), np.uint64(1)
-            for g in range(4):
-                low, high = words[2 * g], words[2 * g + 1]
-                groups = low, low >> np.uint64(40) | high << np.uint64(24), high >> np.uint64(16)
-                for k in range(3):
-                    index = (groups[k] & five) * sum_of_bytes >> np.uint64(32) & np.uint64(255)
-                    out_row[13 * b + 3 * g + k] = byte_of[index]
-                last += (high >> np.uint64(56)) * power
-                power *= np.uint64(3)
-            out_row[13 * b + 12] = byte_of[last]
-
-
-def _codec(name: str, scale_dtype: type, encode_kernel, *tables) -> Codec:
-    """The codec of a ternary type.
-
-    scale_dtype: of the row's scale in the file; tables: what encode_kernel takes besides.
-    """
-    tensor_type = TYPES[name]
-
-    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        rows, n = x.shape
-        out = np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
-        amax = np.empty(rows, np.float32)
-        _row_amax(x, amax)
-        thresholds = np.where(amax > 0, amax * np.float32(0.5), np.float32(1))
-        encode_kernel(x, np.maximum(thresholds, np.finfo(np.float32).smallest_subnormal), tensor_type.row_meta, *tables, out)
-        stored = np.minimum(amax, np.finfo(scale_dtype).max).astype(scale_dtype)
-        out[:, : tensor_type.row_meta] = stored[:, None].view(np.uint8)
-        return out
-
-    return Codec(encode, row_decoder(name), rounds=True)
-
-
-CODECS: dict[str, Codec] = {
-    "iq1_bn": _codec("iq1_bn", np.float16, _encode_iq1_bn, BYTE_OF_DIGITS, _POWERS_OF_3),
-    "iq2_bn": _codec("iq2_bn", np.float32, _encode_iq2_bn),
-}
+CODECS: dict[str, Codec] = {"iq1_bn": _codec("iq1_bn", _IQ1_POWERS), "iq2_bn": _codec("iq2_bn", _IQ2_POWERS)}
