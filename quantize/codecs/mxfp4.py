@@ -10,21 +10,21 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
+from ...simd.block_reductions import block_magnitude, max_magnitude, reduce_max_magnitude
 from ...simd.compile import kernel
 from ...simd.lanes import (
     LANES,
     fma_lanes,
     load,
-    max_lanes,
     min_lanes,
-    reduce_max,
     reduce_sum,
     round_product_lanes,
     select,
     splat,
     store,
 )
-from .codec import Codec
+from .codec import Codec, codec_with_amax
+from .float_range import range_of
 from .importance import importance_rows
 from .row_decoder import row_decoder
 
@@ -65,18 +65,27 @@ def _gain(x, v, next_v, scale, next_scale, inverse):
 
 
 @kernel
-def _encode(x, importance, scales, inverses, out):
-    """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Lanes are elements of one block here."""
+def _encode(x, importance, scales, inverses, out, amax):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes]; amax: float32 [rows], the largest magnitudes of rows. Returns the
+    least and the largest of these. Lanes are elements of one block, except for the largest magnitudes: sixteen blocks."""
     rows, n = x.shape
-    amax = np.empty(1, np.float32)
-    amax_bits = amax.view(np.uint32)
+    floats = np.zeros(LANES + LANES * BLOCK, np.float32)
+    block_amax, tile = floats[:LANES], floats[LANES:]
+    amax_bits, blocks = block_amax.view(np.uint32), n // BLOCK
     for r in range(rows):
-        row, out_row = x[r], out[r]
+        row, out_row, largest = x[r], out[r], splat(0)
         qw = importance[r % importance.shape[0]] if importance.shape[0] > 0 else row
-        for b in range(n // BLOCK):
+        for b in range(blocks):
+            if b % LANES == 0:
+                if blocks - b >= LANES:
+                    store(block_amax, 0, block_magnitude(row, BLOCK * b))
+                else:
+                    for i in range(tile.size):
+                        tile[i] = row[BLOCK * b + i] if i < (blocks - b) * BLOCK else 0
+                    store(block_amax, 0, block_magnitude(tile, 0))
+                largest = max_magnitude(load(block_amax, 0), largest)
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)
-            amax[0] = reduce_max(max_lanes(abs(a), abs(c)))
-            e = max(np.int64(amax_bits[0] >> np.uint32(23)) - 2, _MIN_EXPONENT)
+            e = max(np.int64(amax_bits[b % LANES] >> np.uint32(23)) - 2, _MIN_EXPONENT)
             inverse, next_inverse = splat(inverses[e]), splat(inverses[e + 1])
             scale, next_scale = splat(scales[e]), splat(scales[e + 1])
             v_a, v_c = _nearest_magnitude(a, inverse), _nearest_magnitude(c, inverse)
@@ -87,16 +96,17 @@ def _encode(x, importance, scales, inverses, out):
                 gain_a, gain_c = gain_a * load(qw, BLOCK * b), gain_c * load(qw, BLOCK * b + LANES)
             if reduce_sum(gain_a + gain_c) > 0:
                 e, v_a, v_c = e + 1, next_v_a, next_v_c
-            out_row[_BYTES * b] = e if amax[0] > 0 else 0
+            out_row[_BYTES * b] = e if amax_bits[b % LANES] > 0 else 0
             store(out_row, _BYTES * b + 1, fma_lanes(_code(c, v_c), splat(16), _code(a, v_a)))
+        amax[r] = reduce_max_magnitude(largest)
+    return range_of(amax)
 
 
-def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """mxfp4: float32 [rows, n], n a multiple of 32, importance float32 [n] or None -> uint8 [rows, n / 32 * 17]."""
-    rows, n = x.shape
-    out = np.empty((rows, TYPES["mxfp4"].row_bytes(n)), np.uint8)
-    _encode(x, importance_rows(importance), _SCALES, _INVERSES, out)
-    return out
+def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """mxfp4: float32 [rows, n], n a multiple of 32, importance float32 [n] or None -> uint8 [rows, n / 32 * 17], and what
+    `Codec.encode_with_amax` returns besides."""
+    out, amax = np.empty((len(x), TYPES["mxfp4"].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
+    return out, amax, _encode(x, importance_rows(importance), _SCALES, _INVERSES, out, amax)
 
 
-CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, row_decoder("mxfp4"), rounds=True)}
+CODECS: dict[str, Codec] = {"mxfp4": codec_with_amax(encode_with_amax, row_decoder("mxfp4"), rounds=True)}
