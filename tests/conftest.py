@@ -275,12 +275,21 @@ def tiny_deepseek():
 @pytest.fixture(scope="session")
 def header_only_deepseek_v3(tmp_path_factory):
     """Folder of DeepSeek-V3 671B in fp8: 163 shards of full size with real headers, and holes in place of the weights."""
-    folder = tmp_path_factory.mktemp("deepseek-v3")
+    return write_deepseek_v3(tmp_path_factory.mktemp("deepseek-v3"), 61, 163)
+
+
+@pytest.fixture(scope="session")
+def header_only_deepseek_v3_layers(tmp_path_factory):
+    """The same with the first 8 of its 61 layers, 5 of them with experts: its plan takes an eighth of the time."""
+    return write_deepseek_v3(tmp_path_factory.mktemp("deepseek-v3-layers"), 8, 20)
+
+
+def write_deepseek_v3(folder, layers, shards):
     config = DEEPSEEK | {
         "hidden_size": 7168,
         "intermediate_size": 18432,
         "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
+        "num_hidden_layers": layers,
         "first_k_dense_replace": 3,
         "n_routed_experts": 256,
         "num_experts_per_tok": 8,
@@ -302,7 +311,7 @@ def header_only_deepseek_v3(tmp_path_factory):
     write_vocabulary(folder)
     shapes = deepseek_shapes(config)
     sizes = np.cumsum([BYTES[dtype] * int(np.prod(shape, dtype=np.int64)) for dtype, shape in shapes.values()])
-    shards, weight_map = 163, {}
+    weight_map = {}
     parts = [{} for _ in range(shards)]
     for (name, entry), end in zip(shapes.items(), sizes.tolist(), strict=True):
         number = min(shards - 1, end * shards // sizes[-1])

@@ -25,6 +25,8 @@ for words, command in COMMANDS.items():
 
 def unknown(text, verbs):
     """The options in a text that none of these verbs has, nor one that is named before."""
+    if "--" not in text:
+        return []
     there = OTHERS.union(*(OPTIONS[verb] for verb in verbs))
     found = [] if NAMED.fullmatch(text) else NAMED.finditer(text)  # an option alone is part of a command line
     named = ((match[0], re.findall(r"[a-z-]+", text[: match.start()])) for match in found)

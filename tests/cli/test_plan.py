@@ -50,10 +50,10 @@ def test_logged_sizes(plan, header_only_deepseek_v3, recipe, rules, cpu, gpu):
     assert result["warnings"] == []
 
 
-def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_only_deepseek_v3):
+def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_only_deepseek_v3_layers):
     rules = r"blk\.3\.ffn_.*_exps=CUDA0,exps=CPU,ffn_gate_exps=CUDA0"
     code, _, err = plan(
-        header_only_deepseek_v3, "--no-vocab", "--recipe", "deepseek-v3-iq2_k_r4", "--vram", "32GiB", "-ot", rules
+        header_only_deepseek_v3_layers, "--no-vocab", "--recipe", "deepseek-v3-iq2_k_r4", "--vram", "32GiB", "-ot", rules
     )
     assert code == 0
     assert r"warning: -ot ffn_gate_exps=CUDA0 does nothing: blk\.3\.ffn_.*_exps=CUDA0 comes first" in err

@@ -275,6 +275,7 @@ def test_device_of_workers(cluster, tmp_path):
     same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, "q4_k", **options)
 
 
+@pytest.mark.oracle
 def test_device_that_only_this_machine_has(cluster, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr("ggufmill.pipeline.planning.encoder_device", lambda name: name)

@@ -83,7 +83,7 @@ def addressed(function):
                 yield array_of(value)
         if isinstance(node, ast.Attribute) and node.attr == "ctypes":
             yield array_of(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "address" and node.args:
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "address" and node.args:
             yield array_of(node.args[0])
 
 
