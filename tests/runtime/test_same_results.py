@@ -18,7 +18,7 @@ from ggufmill.runtime.backends.cpu.lower import experts
 
 DEMO = FOLDER / "demo"  # fp8, latent attention, experts
 LENGTH = 150  # more than a block of keys, and than all windows
-READ, PROMPTS = 110, [[7], [3, 4, 40, 41, 90], [108, 109]]
+READ, PROMPTS = 120, [[7], [3, 4, 40, 41, 90], [108, 109]]
 # One of each kind of attention, of recurrent layers and of experts; the others take longer.
 KINDS = ["llama", "v3", "deepseek4", "gpt-oss", "llama4", "minimax-m3-odd", "mamba", "kimi-linear", "lfm2", "mpt-clip"]
 RUNS = [(case, mla) for case in kept_cases() for mla in ((0, 1, 2, 3) if case in LATENT else (None,))]
@@ -109,7 +109,7 @@ def check_generated(models, tokens):
             assert np.array_equal(np.concatenate([model.head(expected[i : i + 1]) for i in range(8)]), logits)
 
 
-@pytest.mark.slow(keep=[f"{case}-{mla}" for case, mla in RUNS if case in KINDS])
+@pytest.mark.slow(keep=[f"{case}-{mla}" for case, mla in RUNS if case in KINDS and (case != "kimi-linear" or mla == 1)])
 @pytest.mark.parametrize(("case", "mla"), RUNS)
 def test_architectures(build, case, mla, alive_stores):
     """And nothing of a model stays when the last reference to it goes."""
