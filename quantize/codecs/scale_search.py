@@ -158,12 +158,34 @@ def add_to_codes(codes, at, n, active, index, move):
 
 
 @kernel
-def symmetric_scale_by_sweeps(x, at, n, nmax, codes):
-    """Scale and codes -nmax ... nmax - 1 of n elements with weights x^2 (make_q3_quants [Q3]): one start scale, five sweeps.
+def symmetric_scales_by_sweeps(x, at, n, nmax, codes):
+    """Scales and codes -nmax ... nmax - 1 of n elements, and of the n that follow, with weights x^2 (make_q3_quants [Q3]): one
+    start scale, five sweeps.
 
-    A sweep sets each code in turn to the best one given the others. Writes the codes to the array of lanes `codes`. Returns the
-    scale: 0, with codes -nmax, for blocks whose amax is below 1e-15.
+    A sweep sets each code in turn to the best one given the others: each waits for the last one, so that two blocks side by
+    side take little longer than one. Writes the codes to the array of lanes `codes`. Returns both scales: 0, with codes -nmax,
+    for blocks whose amax is below 1e-15.
     """
+    low, high, there = -nmax, nmax - 1, at + LANES * n
+    all_zero, degenerate, inverse, sxq, sqq = _start_of_sweeps(x, at, n, nmax, codes)
+    all_zero2, degenerate2, inverse2, sxq2, sqq2 = _start_of_sweeps(x, there, n, nmax, codes)
+    fixed, fixed2 = all_zero | degenerate, all_zero2 | degenerate2
+    for _ in range(5):
+        changed = all_zero & ~all_zero
+        for i in range(at, there, LANES):
+            sxq, sqq, better = _sweep_code(x, codes, i, low, high, fixed, sxq, sqq)
+            sxq2, sqq2, better2 = _sweep_code(x, codes, i + LANES * n, low, high, fixed2, sxq2, sqq2)
+            changed = changed | better | better2
+        if not any_lane(changed):
+            break
+    scale = select(all_zero, splat(0), select(degenerate, 1 / inverse, sxq / sqq))
+    return scale, select(all_zero2, splat(0), select(degenerate2, 1 / inverse2, sxq2 / sqq2))
+
+
+@kernel
+def _start_of_sweeps(x, at, n, nmax, codes):
+    """The codes of n elements at the scale of the largest one: whether all are 0, whether that scale has to stay, its inverse,
+    sxq and sqq."""
     low, high = -nmax, nmax - 1
     signed_max, amax = largest_magnitude(x, at, n)
     all_zero = amax < 1e-15
@@ -178,25 +200,23 @@ def symmetric_scale_by_sweeps(x, at, n, nmax, codes):
         sqq = fma_lanes(wi * q, q, sqq)
     # Squares of huge weights overflow, cubes of tiny ones underflow: such blocks get the scale that fits their largest element.
     degenerate = ~all_zero & ~((abs(sxq) > 0) & (abs(sxq) < np.float32(3e38)) & (sqq > 0) & (sqq < np.float32(3e38)))
-    fixed = all_zero | degenerate
-    for _ in range(5):
-        changed = all_zero & ~all_zero
-        for i in range(at, at + LANES * n, LANES):
-            xi, q = load(x, i), load(codes, i)
-            wi = xi * xi
-            new_sxq = fma_lanes(-(wi * xi), q, sxq)
-            new_sqq = fma_lanes(-(wi * q), q, sqq)
-            valid = (new_sxq > 0) & ~fixed
-            new_q = clamp(round_product_lanes(xi * new_sqq / select(valid, new_sxq, splat(1)), splat(1)), low, high)
-            new_sxq = fma_lanes(wi * xi, new_q, new_sxq)
-            new_sqq = fma_lanes(wi * new_q, new_q, new_sqq)
-            better = valid & ~(new_q == q) & (new_sqq > 0) & (new_sxq * new_sxq * sqq > sxq * sxq * new_sqq)
-            store(codes, i, select(better, new_q, q))
-            sxq, sqq = select(better, new_sxq, sxq), select(better, new_sqq, sqq)
-            changed = changed | better
-        if not any_lane(changed):
-            break
-    return select(all_zero, splat(0), select(degenerate, 1 / inverse, sxq / sqq))
+    return all_zero, degenerate, inverse, sxq, sqq
+
+
+@kernel
+def _sweep_code(x, codes, i, low, high, fixed, sxq, sqq):
+    """Sets the code of an element to the best one given the others: sxq and sqq with it, and where it is another."""
+    xi, q = load(x, i), load(codes, i)
+    wi = xi * xi
+    new_sxq = fma_lanes(-(wi * xi), q, sxq)
+    new_sqq = fma_lanes(-(wi * q), q, sqq)
+    valid = (new_sxq > 0) & ~fixed
+    new_q = clamp(round_product_lanes(xi * new_sqq / select(valid, new_sxq, splat(1)), splat(1)), low, high)
+    new_sxq = fma_lanes(wi * xi, new_q, new_sxq)
+    new_sqq = fma_lanes(wi * new_q, new_q, new_sqq)
+    better = valid & ~(new_q == q) & (new_sqq > 0) & (new_sxq * new_sxq * sqq > sxq * sxq * new_sqq)
+    store(codes, i, select(better, new_q, q))
+    return select(better, new_sxq, sxq), select(better, new_sqq, sqq), better
 
 
 @kernel

@@ -9,7 +9,7 @@ from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, r
 from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
-from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
+from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scales_by_sweeps
 
 SUPERBLOCK = 256
 _TILE = LANES * SUPERBLOCK
@@ -80,8 +80,10 @@ def _encode_q3_K(x, importance, parts, lane_bytes, out):
     for first in range(0, out.shape[0], LANES):
         transpose_blocks(x, first, SUPERBLOCK, x_lanes)
         if importance.shape[0] == 0:
-            for b in range(_BLOCKS):
-                store(scale_lanes, LANES * b, symmetric_scale_by_sweeps(x_lanes, LANES * 16 * b, 16, 4, code_lanes))
+            for b in range(0, _BLOCKS, 2):
+                scale, next_scale = symmetric_scales_by_sweeps(x_lanes, LANES * 16 * b, 16, 4, code_lanes)
+                store(scale_lanes, LANES * b, scale)
+                store(scale_lanes, LANES * (b + 1), next_scale)
             d = _quantise_scales(scale_lanes, scale_codes)
         else:
             transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
