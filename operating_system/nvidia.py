@@ -98,12 +98,34 @@ class Gpu:
         self._do("find a kernel on GPU", "cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
         return function
 
-    def launch(self, function: c_void_p, count: int, arguments: Sequence[Any], stream: int) -> None:
-        """Starts count threads on a stream (a number of torch's); arguments: numbers of numpy, of the types that the kernel
-        takes."""
-        values = [np.array(argument) for argument in arguments]
-        pointers = (c_void_p * len(values))(*(value.ctypes.data for value in values))
-        self._do(
-            "launch a kernel on GPU", "cuLaunchKernel", function, c_uint(-(-count // _THREADS)), c_uint(1), c_uint(1),
-            c_uint(_THREADS), c_uint(1), c_uint(1), c_uint(0), c_void_p(stream), pointers, None,
-        )  # fmt: skip
+    def call(self, function: str, *arguments: int) -> tuple[int, ...]:
+        """What calls a function of the driver without Python: its address, and its arguments, numbers or addresses."""
+        address = ctypes.cast(getattr(self._cuda, function), c_void_p).value
+        assert address is not None
+        return address, *arguments
+
+    def context_call(self) -> tuple[int, ...]:
+        """As `call`: what makes this the device of the thread."""
+        return self.call("cuCtxSetCurrent", self._context.value or 0)
+
+    def launch_call(self, function: c_void_p, count: int, arguments: LaunchArguments, stream: int) -> tuple[int, ...]:
+        """As `call`: what starts count threads on a stream (a number of torch's)."""
+        blocks, pointers = -(-count // _THREADS), ctypes.addressof(arguments.pointers)
+        return self.call("cuLaunchKernel", function.value or 0, blocks, 1, 1, _THREADS, 1, 1, 0, stream, pointers, 0)
+
+    def check(self, result: int, what: str) -> None:
+        """Raises GpuError for what a function answered, if it failed."""
+        _check(self._cuda, result, f"{what} {self.number}")
+
+
+def copy_call(to: int, start: int, size: int) -> tuple[int, ...]:
+    """As `Gpu.call`: what copies bytes from one address of this process to another. Its answer is not an error."""
+    return ctypes.cast(ctypes.memmove, c_void_p).value or 0, to, start, size
+
+
+class LaunchArguments:
+    """What a kernel is given: numbers of numpy, of the types that it takes. To be kept until it is started."""
+
+    def __init__(self, arguments: Sequence[Any]):
+        self.values = [np.array(argument) for argument in arguments]
+        self.pointers = (c_void_p * len(self.values))(*(value.ctypes.data for value in self.values))

@@ -57,7 +57,7 @@ GPU_TYPES = frozenset({
 GPU_ELEMENTS = 1 << 23  # of rows that are sent together: enough threads for all of a GPU
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlainRows:
     """Encodes rows that will be stored as `target`, see `plain_rows`.
 

@@ -18,11 +18,13 @@ class ItemEncoder(NamedTuple):
              with work items (`simd.cuda.work_items`) touch x and the result: both may stand for memory elsewhere
     guarded  elements of the blocks whose importance `guard_importance` looks at; 0: it is not called
     scaled   elements of the runs that `normalise_rows` scales by powers of two, and its exponents; None: it is not called
+    importance  float32 [n] -> of as many, as `encode` takes it
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     guarded: int = 0
     scaled: tuple[int, tuple[int, int]] | None = None
+    importance: Callable[[np.ndarray], np.ndarray] = np.asarray
 
 
 EncodeWithAmax = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray, tuple[float, float]]]

@@ -13,8 +13,8 @@ from .refinement import Refinement
 from .scale_codes import fit_scale_codes
 from .vectors import VectorRows, trellis_tree
 
-_SWEEPS = (1, 4, 8, 8)  # by effort
-_LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the last
+SWEEPS_BY_EFFORT = (1, 4, 8, 8)  # by effort
+LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the last
 
 
 class VectorRefinement(Refinement):
@@ -34,11 +34,11 @@ class VectorRefinement(Refinement):
 
     def choose_codes(self) -> None:
         active = self._finite.copy()
-        for number in range(_SWEEPS[self.effort]):
+        for number in range(SWEEPS_BY_EFFORT[self.effort]):
             begin_step(f"sweep {number + 1}")
             self._sweep(self.along, active, self.damped)
             changed = self._changed if self.coupled is None else self._changed.mean()
-            active &= changed > _LEAST_CHANGES * self.rows.groups
+            active &= changed > LEAST_CHANGES * self.rows.groups
             if not active.any():
                 break
 

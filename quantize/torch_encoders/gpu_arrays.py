@@ -1,4 +1,4 @@
-"""Kernels on a GPU of NVIDIA, whose arrays are tensors of torch there."""
+"""Calls of kernels written down as launches on a GPU of NVIDIA, to be repeated with other numbers in the same memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...simd.cuda.launch import Program
+from ...simd.cuda.launch import CallList, Program
 from ...simd.cuda.work_items import WorkItems
 
 if TYPE_CHECKING:
@@ -18,61 +18,48 @@ if TYPE_CHECKING:
 
 _tables: dict[tuple[int, int], tuple[np.ndarray, Tensor]] = {}
 _sending = Lock()
-_PARTS = 4  # of an array: one is sent while the next is copied
+_ALIGNMENT = 256  # bytes
 
 
-class GpuArrays:
-    """Computes the kernels that are called within `work_items.launching(this)` on a GPU, one after the other.
+class Recording:
+    """Writes down the kernels that are called within `work_items.launching(this)`, and computes none of them.
 
-    What `standing_for` makes stands for a tensor, and what a kernel writes for one that is made for it: the memory of these
-    arrays is neither read nor written. All others are sent.
+    The memory of arrays is neither read nor written. Those that kernels are given lie one after the other in a piece of memory
+    of the device, of `size` bytes, in the order in which `place` gets them; tables apart.
     """
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self._tensors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by address, with the array, whose address is no other's then
+        self.device, self.size = device, 0
+        self._places: dict[int, tuple[np.ndarray, int]] = {}  # by address, with the array, whose address is no other's then
+        self._programs: list[tuple[Program, list[int | Tensor]]] = []
 
-    def standing_for(self, tensor: Tensor) -> np.ndarray:
-        array = np.empty(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-        self._tensors[_address(array)] = array, tensor
-        return array
-
-    def tensor(self, array: np.ndarray) -> Tensor:
-        """What an array that a kernel wrote stands for: uint8, flat."""
-        return self._tensors[_address(array)][1]
+    def place(self, array: np.ndarray) -> int:
+        """Where an array begins in the memory."""
+        address = address_of(array)
+        for start, (known, place) in self._places.items():
+            if start <= address < start + known.nbytes:
+                return place + address - start
+        self._places[address] = array, self.size
+        self.size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._places[address][1]
 
     def __call__(self, kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> None:
         program = Program(self.device.index or 0, kernel, items, arguments)
-        addresses = [self._on_device(array.values, array.written, not (array.row_step or array.item_step)).data_ptr()
-                     for array in program.work.arrays]  # fmt: skip
-        program.launch(addresses, torch.cuda.current_stream(self.device).cuda_stream)
+        places = [
+            self.place(array.values) if array.row_step or array.item_step else table_on(array.values, self.device)
+            for array in program.work.arrays
+        ]
+        self._programs.append((program, places))
 
-    def _on_device(self, array: np.ndarray, is_written: bool, is_table: bool) -> Tensor:
-        if (known := self._tensors.get(_address(array))) is not None:
-            return known[1]
-        if is_table:
-            return table_on(array, self.device)
-        if is_written:
-            tensor = torch.empty(array.nbytes, dtype=torch.uint8, device=self.device)
-        else:
-            tensor = sent(array, self.device)
-        self._tensors[_address(array)] = array, tensor
-        return tensor
+    def add_to(self, calls: CallList, memory: Tensor, share: float) -> None:
+        """Adds the launches, for a share of the items from the first on, in some memory, uint8."""
+        start = memory.data_ptr()
+        for program, places in self._programs:
+            addresses = [start + p if isinstance(p, int) else p.data_ptr() for p in places]
+            calls.launch(program, addresses, round(program.work.items * share))
 
 
-def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on a device, by way of memory that this reads by itself, and that torch keeps: complete for what the stream does
-    next."""
-    pinned = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=device.type == "cuda")
-    tensor = torch.empty_like(pinned, device=device)
-    step = max(1, -(-len(array) // _PARTS))
-    for part in (slice(first, first + step) for first in range(0, len(array), step)):
-        pinned[part].numpy()[:] = array[part]
-        tensor[part].copy_(pinned[part], non_blocking=True)
-    return tensor
-
-
-def _address(array: np.ndarray) -> int:
+def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 

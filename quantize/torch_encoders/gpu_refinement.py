@@ -15,7 +15,7 @@ from torch import Tensor
 from ...formats import TYPES
 from ...jobs.steps import begin_step
 from ...simd.lanes import LANES
-from ..covariance.coupling import ALONE, Coupling
+from ..covariance.coupling import ALONE
 from ..covariance.descent.parity import FOURS, sweep_fours
 from ..covariance.descent.scalar_descent import MAX_SWEEPS, feed_back, sweep
 from ..covariance.descent.vector_descent import SWEEPS, invert_diagonal_blocks, squares_of
@@ -24,12 +24,14 @@ from ..covariance.matrix.prepared import DampedCovariance, FeedbackMatrix, Prepa
 from ..covariance.refine import rows_of, taken_apart, takes_covariance
 from ..covariance.refinement import Refinement
 from ..covariance.scalar_refinement import ScalarRefinement
-from ..covariance.vector_refinement import VectorRefinement
+from ..covariance.vector_refinement import LEAST_CHANGES, SWEEPS_BY_EFFORT, VectorRefinement
 from ..covariance.vectors import VectorRows, trellis_tree
 from .decoder import decoder_of
 from .gpu_arrays import table_on
 from .gpu_sweeps import GpuSweeps, Owner, forget_matrices
-from .memory import in_pieces, one_at_a_time
+from .threads import on_stream, share_rows, stream_of
+
+PIECE = 1 << 23  # weights that a thread has refined at once
 
 
 def refine_on_gpu(
@@ -43,13 +45,20 @@ def refine_on_gpu(
     if damped is None or not takes_covariance(TYPES[type_name]):
         return q
 
-    def refine_piece(first: int, stop: int) -> np.ndarray:
-        rows = taken_apart(q[first:stop], type_name)
+    out = np.empty_like(q)
+
+    def refine_piece(first: int, stop: int, _: int) -> None:
+        part = slice(first, stop)
+        rows = taken_apart(q[part], type_name)
         made: Any = GpuVectorRefinement if isinstance(rows, VectorRows) else GpuScalarRefinement
-        return rows_of(made(x[first:stop], q[first:stop], rows, damped, effort, device), q[first:stop])
+        with on_stream(stream_of(torch.device(device))):
+            out[part] = rows_of(made(x[part], q[part], rows, damped, effort, device), q[part])
 
     what = f"refine {type_name} under a covariance of {x.shape[1]} columns"
-    return in_pieces(refine_piece, len(x), len(x), what, device, group=TYPES[type_name].rows, free=forget_matrices)
+    share_rows(
+        refine_piece, len(x), PIECE // x.shape[1], what, device, group=TYPES[type_name].rows, free=forget_matrices
+    )  # fmt: skip
+    return out
 
 
 def _mirrored(name: str) -> Any:
@@ -59,8 +68,7 @@ def _mirrored(name: str) -> Any:
         if name not in self._host:
             shape = len(self.x), self.damped.size if name == "gradient" else self.x.shape[1]
             self._host[name] = np.empty(shape, np.float32)
-            with one_at_a_time:
-                self._gpu.received(self._tensors[name], self._host[name])
+            self._gpu.received(self._tensors[name], self._host[name])
         self._tensors.pop(name, None)  # whoever has the array may change it
         return self._host[name].reshape(-1) if name == "gradient" else self._host[name]
 
@@ -82,12 +90,11 @@ class OnGpu(Refinement):
 
     def _decode(self) -> None:
         gpu, kind = self._gpu, self.rows.fields.type
-        with one_at_a_time:
-            q = torch.from_numpy(self._q.reshape(len(self._q) // kind.rows, -1).copy()).to(gpu.device)
-            values = gpu.in_blocks(decoder_of(kind.name, gpu.device)(q, self.x.shape[1]))
-            x, gradient = gpu.sent(self.x), gpu.zeros()
-            gpu.multiply(x - values, self._tiles(self.damped), gradient)
-            self._x, self._tensors = x, {"values": values, "gradient": gradient}
+        q = torch.from_numpy(self._q.reshape(len(self._q) // kind.rows, -1).copy()).to(gpu.device)
+        values = gpu.in_blocks(decoder_of(kind.name, gpu.device)(q, self.x.shape[1]))
+        x, gradient = gpu.sent(self.x), gpu.zeros()
+        gpu.multiply(x - values, self._tiles(self.damped), gradient)
+        self._x, self._tensors = x, {"values": values, "gradient": gradient}
 
     def _on_device(self, name: str) -> Tensor:
         """For kernels, which may change it."""
@@ -97,8 +104,7 @@ class OnGpu(Refinement):
         return self._tensors[name]
 
     def errors(self) -> np.ndarray:
-        with one_at_a_time:
-            return self._gpu.row_errors(self._x, self._on_device("values"), self._on_device("gradient"))
+        return self._gpu.row_errors(self._x, self._on_device("values"), self._on_device("gradient"))
 
     def _sums_for(self, owner: Owner) -> Tensor:
         """(x - values) times a matrix."""
@@ -113,12 +119,10 @@ class OnGpu(Refinement):
 
     def feed_back(self) -> None:
         begin_step("error feedback")
-        with one_at_a_time:
-            before = self._on_device("values").clone()
+        before = self._on_device("values").clone()
         self.round_in_order()
-        with one_at_a_time:
-            change = before - self._on_device("values")
-            self._gpu.multiply(change, self._tiles(self.damped), self._on_device("gradient"))
+        change = before - self._on_device("values")
+        self._gpu.multiply(change, self._tiles(self.damped), self._on_device("gradient"))
 
 
 class GpuScalarRefinement(OnGpu, ScalarRefinement):
@@ -129,13 +133,11 @@ class GpuScalarRefinement(OnGpu, ScalarRefinement):
             self._sweeps(1, self.damped.feedback(4, FOURS))
             return
         gpu, damped = self._gpu, self.damped
-        with one_at_a_time:
-            tiles = gpu.tiles(damped, "triangle", lambda: damped.triangle)
-            blocks = self._blocks() | {"x": self._x}
-            x, values = self._x, blocks["values"]
-            arguments = (ALONE, "x", *self._of_groups(), "tile", WIDTH, "gradient", "values", "codes")
-            gpu.sweep(feed_back, arguments, blocks, {}, tiles, gpu.zeros(), lambda b, _: x[b] - values[b], True)
-            gpu.received(blocks["codes"], self.rows.codes)
+        tiles = gpu.tiles(damped, "triangle", lambda: damped.triangle)
+        blocks = self._blocks() | {"x": self._x}
+        arguments = (ALONE, "x", *self._of_groups(), "tile", WIDTH, "gradient", "values", "codes")
+        gpu.sweep(feed_back, arguments, blocks, {}, tiles, gpu.zeros(), True, self._x).run()
+        gpu.received(blocks["codes"], self.rows.codes)
 
     def choose_codes(self) -> None:
         sweeps = MAX_SWEEPS if self.effort > 0 else 2
@@ -143,22 +145,22 @@ class GpuScalarRefinement(OnGpu, ScalarRefinement):
 
     def _sweeps(self, count: int, owner: Owner) -> None:
         gpu, is_feedback = self._gpu, isinstance(owner, FeedbackMatrix)
-        with one_at_a_time:
-            changed = torch.zeros(gpu.blocks, gpu.height, dtype=torch.int64, device=gpu.device)
-            diagonal = gpu.kept(owner, "diagonal", lambda: owner.diagonal.reshape(-1, WIDTH))
-            blocks = self._blocks() | {"diagonal": diagonal, "changed": changed}
-            values, whole = blocks["values"], {"active": torch.ones(gpu.height, dtype=torch.bool, device=gpu.device)}
-            sums, tiles = self._sums_for(owner), self._tiles(owner)
-            given = "active", *self._of_groups(), "tile", "diagonal", WIDTH, "gradient", "values", "codes", "changed"
-            fours = (sweep_fours, (ALONE, FOURS, *given, is_feedback))
-            kernel, arguments = fours if self._in_fours else (sweep, (ALONE, *given))
-            for number in range(count):
-                begin_step(f"sweep {number + 1}")
-                gpu.sweep(kernel, arguments, blocks, whole, tiles, sums, lambda b, old: old - values[b], is_feedback)
-                whole["active"] &= changed.sum(0) > self._least_changes()
-                if not whole["active"].any():
-                    break
-            gpu.received(blocks["codes"], self.rows.codes)
+        changed = torch.zeros(gpu.blocks, gpu.height, dtype=torch.int64, device=gpu.device)
+        diagonal = gpu.kept(owner, "diagonal", lambda: owner.diagonal.reshape(-1, WIDTH))
+        blocks = self._blocks() | {"diagonal": diagonal, "changed": changed}
+        whole = {"active": torch.ones(gpu.height, dtype=torch.bool, device=gpu.device)}
+        sums, tiles = self._sums_for(owner), self._tiles(owner)
+        given = "active", *self._of_groups(), "tile", "diagonal", WIDTH, "gradient", "values", "codes", "changed"
+        fours = (sweep_fours, (ALONE, FOURS, *given, is_feedback))
+        kernel, arguments = fours if self._in_fours else (sweep, (ALONE, *given))
+        sweeping = gpu.sweep(kernel, arguments, blocks, whole, tiles, sums, is_feedback)
+        for number in range(count):
+            begin_step(f"sweep {number + 1}")
+            sweeping.run()
+            whole["active"] &= changed.sum(0) > self._least_changes()
+            if not whole["active"].any():
+                break
+        gpu.received(blocks["codes"], self.rows.codes)
 
     def _of_groups(self) -> tuple[Any, ...]:
         return "factor", "offset", "flag", min(self.rows.table.group, WIDTH), self._table
@@ -174,7 +176,13 @@ class GpuScalarRefinement(OnGpu, ScalarRefinement):
 class GpuVectorRefinement(OnGpu, VectorRefinement):
     """Refinement of codebook types."""
 
-    def _sweep(self, coupling: Coupling, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix) -> None:
+    def choose_codes(self) -> None:
+        self._sweeps(SWEEPS_BY_EFFORT[self.effort], self.damped)
+
+    def round_in_order(self) -> None:
+        self._sweeps(1, self.damped.feedback(self.rows.table.size))
+
+    def _sweeps(self, count: int, matrix: Owner) -> None:
         gpu, rows, table, size = self._gpu, self.rows, self.rows.table, self.rows.table.size
         is_feedback, tree = isinstance(matrix, FeedbackMatrix), trellis_tree(rows.fields.type.name)
 
@@ -187,23 +195,28 @@ class GpuVectorRefinement(OnGpu, VectorRefinement):
             out = squares_of(matrix.panels, self.damped.size, self.damped.size, table, tree.boxes.size > 0)
             return out.reshape(gpu.blocks, -1)
 
-        with one_at_a_time:
-            blocks = {
-                "factor": gpu.sent(rows.parameters()[0], size), "values": self._on_device("values"),
-                "entries": gpu.sent(rows.entries, size), "signs": gpu.sent(rows.weight_signs),
-                "changed": torch.zeros(gpu.blocks, gpu.height, dtype=torch.int64, device=gpu.device),
-                "inverses": gpu.kept(matrix, f"inverses of {size}", inverses),
-                "squares": gpu.kept(matrix, f"squares of {rows.fields.type.name}", squares),
-            }  # fmt: skip
-            values, runs = blocks["values"], table.entries * (table.books if table.flagged else 1) // LANES
-            is_active = torch.nn.functional.pad(torch.from_numpy(active).to(gpu.device), (0, gpu.height - gpu.rows))
-            whole = {"active": is_active, "lanes": table_on(table.lanes, gpu.device)}
-            arguments = (
-                coupling, "active", "factor", table.signs, "lanes", runs, tree, "tile", "inverses", "squares", WIDTH,
-                "gradient", "values", "entries", "signs", "changed", is_feedback,
-            )  # fmt: skip
-            tiles, sums = self._tiles(matrix), self._sums_for(matrix)
-            gpu.sweep(SWEEPS[size], arguments, blocks, whole, tiles, sums, lambda b, old: old - values[b], is_feedback)
-            gpu.received(blocks["entries"], rows.entries)
-            gpu.received(blocks["signs"], rows.weight_signs)
-            self._changed[:] = blocks["changed"].sum(0).cpu().numpy()[: gpu.rows]
+        changed = torch.zeros(gpu.blocks, gpu.height, dtype=torch.int64, device=gpu.device)
+        blocks = {
+            "factor": gpu.sent(rows.parameters()[0], size), "values": self._on_device("values"),
+            "entries": gpu.sent(rows.entries, size), "signs": gpu.sent(rows.weight_signs), "changed": changed,
+            "inverses": gpu.kept(matrix, f"inverses of {size}", inverses),
+            "squares": gpu.kept(matrix, f"squares of {rows.fields.type.name}", squares),
+        }  # fmt: skip
+        runs = table.entries * (table.books if table.flagged else 1) // LANES
+        active = torch.nn.functional.pad(torch.from_numpy(self._finite).to(gpu.device), (0, gpu.height - gpu.rows))
+        arguments = (
+            ALONE, "active", "factor", table.signs, "lanes", runs, tree, "tile", "inverses", "squares", WIDTH,
+            "gradient", "values", "entries", "signs", "changed", is_feedback,
+        )  # fmt: skip
+        whole = {"active": active, "lanes": table_on(table.lanes, gpu.device)}
+        tiles, sums = self._tiles(matrix), self._sums_for(matrix)
+        sweeping = gpu.sweep(SWEEPS[size], arguments, blocks, whole, tiles, sums, is_feedback)
+        for number in range(count):
+            if not is_feedback:
+                begin_step(f"sweep {number + 1}")
+            sweeping.run()
+            active &= changed.sum(0) > LEAST_CHANGES * rows.groups
+            if not active.any():
+                break
+        gpu.received(blocks["entries"], rows.entries)
+        gpu.received(blocks["signs"], rows.weight_signs)

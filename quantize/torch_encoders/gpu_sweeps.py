@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,16 @@ import torch
 from torch import Tensor
 
 from ...simd.compile.kernels import Kernel
-from ...simd.cuda.launch import Program
+from ...simd.cuda.launch import CallList, Program
 from ..covariance.descent.scalar_descent import add_row_errors
 from ..covariance.matrix.panels import WIDTH, add_tile_products
 from ..covariance.matrix.prepared import DampedCovariance, FeedbackMatrix
+from .elements import RUN, subtract
 
 Owner = DampedCovariance | FeedbackMatrix
 
 _kept: weakref.WeakKeyDictionary[Owner, dict[tuple[torch.device, str], Tensor]] = weakref.WeakKeyDictionary()
+_sending = Lock()
 
 
 def forget_matrices() -> None:
@@ -68,16 +71,19 @@ class GpuSweeps:
         errors = torch.zeros(self.height, dtype=torch.float64, device=self.device)
         run = np.empty((self.height, WIDTH), np.float32)
         program = self._program(add_row_errors, (run, run.copy(), run.copy(), np.empty(self.height)))
+        calls = self._calls()
         for block in range(self.blocks):
-            program.launch([t[block].data_ptr() for t in (x, values, gradient)] + [errors.data_ptr()], self._stream)
+            calls.launch(program, [t[block].data_ptr() for t in (x, values, gradient)] + [errors.data_ptr()])
+        calls.made().run()
         return errors.cpu().numpy()[: self.rows]
 
     def kept(self, owner: Owner, name: str, make: Callable[[], np.ndarray]) -> Tensor:
         """An array that belongs to a matrix, by blocks; it is sent once and stays there as long as the matrix does."""
-        tensors = _kept.setdefault(owner, {})
-        if (self.device, name) not in tensors:
-            tensors[self.device, name] = torch.from_numpy(make().copy()).to(self.device)
-        return tensors[self.device, name]
+        with _sending:
+            tensors = _kept.setdefault(owner, {})
+            if (self.device, name) not in tensors:
+                tensors[self.device, name] = torch.from_numpy(make().copy()).to(self.device)
+            return tensors[self.device, name]
 
     def tiles(self, owner: Owner, name: str, panels: Callable[[], np.ndarray]) -> Tensor:
         """float32 [blocks, panels, 64 * 64] of a panel matrix, by blocks of its rows."""
@@ -86,21 +92,24 @@ class GpuSweeps:
 
     def multiply(self, x: Tensor, tiles: Tensor, out: Tensor) -> None:
         """Adds x times a matrix to out."""
+        x, calls = x.contiguous(), self._calls()
         for block in range(self.blocks):
-            self._add_products(block, x[block].contiguous(), tiles, out, 0)
+            self._add_products(calls, block, x[block], tiles, out, 0)
+        calls.made().run()
 
     def sweep(
         self, kernel: Kernel, arguments: Sequence[Any], blocks: Mapping[str, Tensor], whole: Mapping[str, Tensor],
-        tiles: Tensor, gradient: Tensor, lost: Callable[[int, Tensor], Tensor], onwards: bool,
-    ) -> None:  # fmt: skip
-        """Has a kernel take the blocks of all rows one after the other.
+        tiles: Tensor, gradient: Tensor, onwards: bool, origin: Tensor | None = None,
+    ) -> CallList:  # fmt: skip
+        """What has a kernel take the blocks of all rows one after the other, each time it is run.
 
         arguments  of the kernel; in place of an array its name among `blocks`, of which it gets a block's, or `whole`; "tile":
                    that of the block on the diagonal, "gradient": what was added up for it
         gradient   as `sent`, updated
-        lost       (block, values before) -> what goes into the other columns, times the matrix; onwards: only into later ones
+        onwards    whether what values lose goes, times the matrix, only into later columns
+        origin     what values lose it from, as `sent`; None: from what they were
         """
-        buffer, before = (torch.empty(self.height, WIDTH, device=self.device) for _ in range(2))
+        buffer, before, factors = (torch.empty(self.height, WIDTH, device=self.device) for _ in range(3))
         blocks = {**blocks, "tile": tiles.diagonal().T}
         whole = {**whole, "gradient": buffer.view(-1)}
         stand_ins = {name: _stand_in(t.shape[1:], t) for name, t in blocks.items()}
@@ -110,24 +119,31 @@ class GpuSweeps:
         known = [names[id(array.values)] for array in program.work.arrays]
         starts = [(blocks | whole)[name].data_ptr() for name in known]
         steps = [blocks[name].stride(0) * blocks[name].element_size() if name in blocks else 0 for name in known]
-        stream = self._stream
+        calls, size = self._calls(), buffer.nbytes
+        runs = np.empty((buffer.numel() // RUN, RUN), np.float32)
+        difference = self._program(subtract, (runs, runs.copy(), runs.copy()))
         for block in range(self.blocks):
-            buffer.copy_(gradient[block])
-            before.copy_(blocks["values"][block])
-            program.launch([start + block * step for start, step in zip(starts, steps, strict=True)], stream)
-            self._add_products(block, lost(block, before), tiles, gradient, block + 1 if onwards else 0)
+            values, earlier = blocks["values"][block].data_ptr(), before if origin is None else origin[block]
+            calls.move(buffer.data_ptr(), gradient[block].data_ptr(), size)
+            if origin is None:
+                calls.move(before.data_ptr(), values, size)
+            calls.launch(program, [start + block * step for start, step in zip(starts, steps, strict=True)])
+            calls.launch(difference, [earlier.data_ptr(), values, factors.data_ptr()])
+            self._add_products(calls, block, factors, tiles, gradient, block + 1 if onwards else 0)
+        calls.keep(before, factors, gradient, tiles, origin, *blocks.values(), *whole.values())
+        return calls.made()
 
-    def _add_products(self, block: int, factors: Tensor, tiles: Tensor, to: Tensor, first: int) -> None:
+    def _add_products(self, calls: CallList, block: int, factors: Tensor, tiles: Tensor, to: Tensor, first: int) -> None:
+        """Adds factors times the tiles of a block to the panels from the first on."""
         if first < self.blocks:
             addresses = [factors.data_ptr(), tiles[block, first].data_ptr(), to[first].data_ptr()]
-            self._add.launch(addresses, self._stream, (self.blocks - first) * self.height // 2)
+            calls.launch(self._add, addresses, (self.blocks - first) * self.height // 2)
+
+    def _calls(self) -> CallList:
+        return CallList(self.device.index or 0, torch.cuda.current_stream(self.device).cuda_stream)
 
     def _program(self, kernel: Kernel, arguments: Sequence[Any]) -> Program:
         return Program(self.device.index or 0, kernel, kernel.items, arguments)
-
-    @property
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self.device).cuda_stream
 
 
 def _stand_in(shape: Sequence[int], tensor: Tensor) -> np.ndarray:

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
-
-import numpy as np
 
 from ...errors import MillError
 
-one_at_a_time = threading.Lock()
-"""Held while a device computes: threads read, decode and write meanwhile, and only one fills its memory."""
-
 
 def in_pieces(
-    work: Callable[[int, int], np.ndarray],
-    rows: int,
-    at_once: int,
+    work: Callable[[int, int], None],
+    begin: int,
+    end: int,
     what: str,
     device: str,
     *,
     group: int = 1,
     free: Callable[[], None] | None = None,
-) -> np.ndarray:
-    """The results of work(first, stop) for all rows, joined; rows do not depend on those that are done together.
+) -> None:
+    """Does work(first, stop) for rows from begin to end: at once, and half as many after each failure of the device's memory.
+    Rows do not depend on those that are done together.
 
-    at_once  how many rows to begin with; half as many after each failure of the device's memory
-    group    rows that are interleaved or weighed together, and so cannot be parted
-    free     called after a failure: drops what is kept on the device
+    group  rows that are interleaved or weighed together, and so cannot be parted
+    free   called after a failure: drops what is kept on the device
 
     Raises MillError, which says `what` was done, when a single group of rows is too much.
     """
-    at_once = max(1, at_once // group) * group
-    first, results = 0, []
-    while first < rows:
-        stop = min(first + at_once, rows)
+    first, at_once = begin, end - begin
+    while first < end:
+        stop = min(first + at_once, end)
         try:
-            results.append(work(first, stop))
+            work(first, stop)
             first = stop
             continue
         except RuntimeError as error:
@@ -55,11 +48,6 @@ def in_pieces(
         if free is not None:
             free()
         _empty_cache(device)
-    return joined(results)
-
-
-def joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def is_out_of_memory(error: Exception) -> bool:

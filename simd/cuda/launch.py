@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import MillError
-from ...operating_system.nvidia import Gpu, GpuError, device
+from ...operating_system.nvidia import Gpu, GpuError, LaunchArguments, copy_call, device
 from ..compile.kernel_cache import kept
+from .calls import make_calls
 from .compile_items import ENTRY, ItemRequest, environment
 from .division import ItemWork, divided
 from .work_items import WorkItems, parameters_of
@@ -30,35 +31,97 @@ _COMPILER = f"{__package__}.compile_items"
 
 
 class Program:
-    """A call of a kernel, ready to be launched on a GPU. work: its arrays are what is wanted the addresses of.
+    """A call of a kernel, ready to be launched on a GPU (`CallList`).
+
+    work: its arrays are what is wanted the addresses of; entry: the kernel, as the driver knows it
 
     Raises MillError if the GPU is not there or the kernel cannot be compiled.
     """
 
     def __init__(self, number: int, kernel: Kernel, items: WorkItems, arguments: Sequence[Any]):
         self.work = work_of(kernel, items, arguments)
-        request = request_of(kernel, arguments, self.work)
+        request, gpu = request_of(kernel, arguments, self.work), gpu_of(number)
         try:
-            self._gpu = device(number)
-            self._gpu.use()
-            self._entry = _entry(self._gpu, request, items.lanes)
+            gpu.use()
+            self.entry = _entry(gpu, request, items.lanes)
         except GpuError as error:
             raise MillError(f"{error}; --device none does without") from None
 
-    def launch(self, addresses: Sequence[int], stream: int, items: int | None = None) -> None:
-        """Starts it on a stream of torch's, with an address on the device for each of the work's arrays.
 
-        items: how many of the first; None: all
-        """
-        count = self.work.items if items is None else items
-        given: list[Any] = [np.int32(count), np.int32(self.work.per_row)]
-        for address, array in zip(addresses, self.work.arrays, strict=True):
+class CallList:
+    """Calls of the driver for a stream of torch's, made one after the other without Python: no thread waits for others between
+    them. All addresses are numbers; memory has to be kept by others.
+
+    table  int64 [calls, 13], once `made`: address, arguments and whether an answer that is not 0 is an error. Arguments may be
+           changed
+    """
+
+    table: np.ndarray
+
+    def __init__(self, number: int, stream: int):
+        """number: of the GPU."""
+        self._gpu, self._stream, self._rows = gpu_of(number), stream, list[tuple[int, ...]]()
+        self._kept: list[Any] = []
+        self._add(*self._gpu.context_call())
+
+    def _add(self, *call: int, is_checked: bool = True) -> int:
+        self._rows.append((*call, *[0] * (12 - len(call)), is_checked))
+        return len(self._rows) - 1
+
+    def launch(self, program: Program, addresses: Sequence[int], items: int | None = None) -> None:
+        """Starts a program, with an address on the device for each of the work's arrays; items: how many of the first."""
+        count = program.work.items if items is None else items
+        given: list[Any] = [np.int32(count), np.int32(program.work.per_row)]
+        for address, array in zip(addresses, program.work.arrays, strict=True):
             given += [np.uint64(address), np.int64(array.row_step), np.int64(array.item_step)]
-        try:
-            self._gpu.use()
-            self._gpu.launch(self._entry, count, given, stream)
-        except GpuError as error:
-            raise MillError(f"{error}; --device none does without") from None
+        arguments = LaunchArguments(given)
+        self.keep(arguments)
+        self._add(*self._gpu.launch_call(program.entry, count, arguments, self._stream))
+
+    def keep(self, *values: object) -> None:
+        """Whose memory is used."""
+        self._kept += values
+
+    def send(self, to: int, start: int, size: int) -> None:
+        """Bytes to the device, from memory that it reads by itself."""
+        self._add(*self._gpu.call("cuMemcpyHtoDAsync_v2", to, start, size, self._stream))
+
+    def fetch(self, to: int, start: int, size: int) -> None:
+        self._add(*self._gpu.call("cuMemcpyDtoHAsync_v2", to, start, size, self._stream))
+
+    def move(self, to: int, start: int, size: int) -> None:
+        """Bytes on the device."""
+        self._add(*self._gpu.call("cuMemcpyDtoDAsync_v2", to, start, size, self._stream))
+
+    def copy(self, to: int, start: int, size: int) -> int:
+        """Bytes here -> the row of `table`; its columns 1 and 2 are the addresses."""
+        return self._add(*copy_call(to, start, size), is_checked=False)
+
+    def wait(self) -> None:
+        """For all that the stream was given."""
+        self._add(*self._gpu.call("cuStreamSynchronize", self._stream))
+
+    def made(self) -> CallList:
+        """Sets `table`."""
+        self.table = np.array(self._rows, np.int64)
+        return self
+
+    def run(self) -> None:
+        """Makes the calls. Raises MillError for one that fails."""
+        answer = make_calls(self.table)
+        if answer:
+            try:
+                self._gpu.check(int(answer), "compute on GPU")
+            except GpuError as error:
+                raise MillError(f"{error}; --device none does without") from None
+
+
+def gpu_of(number: int) -> Gpu:
+    """Raises MillError if it is not there."""
+    try:
+        return device(number)
+    except GpuError as error:
+        raise MillError(f"{error}; --device none does without") from None
 
 
 def work_of(kernel: Kernel, items: WorkItems, arguments: Sequence[Any]) -> ItemWork:

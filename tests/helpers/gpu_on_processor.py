@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from driver_on_processor import Pointers, gpu_with
 
-from ggufmill.quantize.torch_encoders import encode_on_gpu, gpu_arrays, gpu_sweeps
+from ggufmill.quantize.torch_encoders import encode_on_gpu, gpu_arrays, gpu_refinement, gpu_sweeps
+from ggufmill.simd.cuda import launch
 from ggufmill.simd.cuda.division import ItemArray, ItemScratch
 from ggufmill.simd.cuda.launch import work_of
 from ggufmill.simd.cuda.work_items import launching
@@ -22,14 +24,27 @@ from ggufmill.simd.cuda.work_items import launching
 class ProgramOnProcessor:
     def __init__(self, number, kernel, items, arguments):
         self.work, self._kernel, self._arguments = work_of(kernel, items, arguments), kernel, arguments
+        _programs.append(self)
+        self.entry = ctypes.c_void_p(len(_programs))
 
-    def launch(self, addresses, stream, items=None):
-        count = self.work.items if items is None else items
+    def launch(self, addresses, count):
         with launching(None):
             for row, column in (divmod(number, self.work.per_row) for number in range(count)):
                 starts = [a + row * w.row_step + column * w.item_step for a, w in zip(addresses, self.work.arrays, strict=True)]
                 given = [_argument(p, a, starts) for p, a in zip(self.work.parameters, self._arguments, strict=True)]
                 self._kernel(*given)
+
+
+_programs: list[ProgramOnProcessor] = []
+
+
+def _launched(kernel: int, numbers: Pointers, stream: int) -> None:
+    program = _programs[kernel - 1]
+    addresses = [numbers.number(2 + 3 * i) for i in range(len(program.work.arrays))]
+    program.launch(addresses, numbers.number(0, ctypes.c_int32))
+
+
+_GPU = gpu_with(_launched)
 
 
 def _argument(parameter: Any, argument: Any, starts: list[int]) -> Any:
@@ -52,9 +67,11 @@ def use_it(monkeypatch) -> None:
         return
     for module in (gpu_arrays, gpu_sweeps):
         monkeypatch.setattr(module, "Program", ProgramOnProcessor)
-    monkeypatch.setattr(encode_on_gpu, "_on_stream", lambda device: nullcontext())
-    done = SimpleNamespace(synchronize=lambda: None)
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, record_event=lambda: done)
+    monkeypatch.setattr(launch, "device", lambda number: _GPU)
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    for module in (encode_on_gpu, gpu_refinement):
+        monkeypatch.setattr(module, "stream_of", lambda device: stream)
+        monkeypatch.setattr(module, "on_stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     for module in ("plain_rows", "encode"):  # those that encoding asks
         monkeypatch.setattr(import_module(f"ggufmill.quantize.{module}"), "is_gpu", lambda device: device == DEVICE)

@@ -122,11 +122,11 @@ class IqkType:
     def items(self) -> ItemEncoder | None:
         """`Codec.items`: of the K types."""
         scaled = _SUPERBLOCK, ORDINARY_EXPONENTS
-        return None if self.has_row_scale else ItemEncoder(self._encode_items, guarded=self.block, scaled=scaled)
+        return None if self.has_row_scale else ItemEncoder(self._encode_items, self.block, scaled, normalise_importance)
 
     def _encode_items(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         out = np.empty((len(x), TYPES[self.name].row_bytes(x.shape[1])), np.uint8)
-        qw = importance_rows(None if importance is None else normalise_importance(importance))
+        qw = importance_rows(importance)
         layout = self.layout
         levels = layout.levels
         assert levels is not None

@@ -1,5 +1,6 @@
 """Rows encoded on a GPU, with a processor in its place: the processor's bytes, whatever the rows need."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -81,9 +82,25 @@ def test_rows_that_stay_coarse_are_reported_by_their_numbers(gpu):
 
 
 def test_pieces(gpu, monkeypatch):
-    monkeypatch.setattr(encode_on_gpu, "GPU_ELEMENTS", 2 * N)
+    monkeypatch.setattr(encode_on_gpu, "PIECE", 2 * N)
     assert np.array_equal(encode(weights(), "q6_K", device=gpu, report=False), encode(weights(), "q6_K", report=False))
     assert decode(encode(weights(), "q6_K", device=gpu, report=False), "q6_K", N).shape == (12, N)
+
+
+def test_several_callers(gpu, monkeypatch):
+    monkeypatch.setattr(encode_on_gpu, "PIECE", 5 * N)
+    names, x = ("q6_K", "q4_K") * 3, weights()
+    with ThreadPoolExecutor(len(names)) as callers:
+        made = callers.map(lambda name: encode(x, name, importance(), device=gpu, report=False), names)
+        for name, q in zip(names, made, strict=True):
+            assert np.array_equal(q, encode(x, name, importance(), report=False))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_importance_that_encoders_scale(gpu, scale):
+    weights_of_columns = importance() * np.float32(scale)
+    expected, actual = (encode(weights(), "iq4_k", weights_of_columns, device=d, report=False) for d in (None, gpu))
+    assert np.array_equal(actual, expected)
 
 
 def test_bf16_of_a_source_is_sent_as_it_is_stored(gpu):

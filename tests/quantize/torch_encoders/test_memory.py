@@ -9,7 +9,7 @@ from gpu_on_processor import DEVICE, use_it  # noqa: E402
 
 from ggufmill import quantize  # noqa: E402
 from ggufmill.errors import MillError  # noqa: E402
-from ggufmill.quantize.torch_encoders import gpu_refinement  # noqa: E402
+from ggufmill.quantize.torch_encoders import encode_on_gpu, gpu_refinement  # noqa: E402
 from ggufmill.quantize.torch_encoders.gpu_refinement import GpuScalarRefinement, GpuVectorRefinement  # noqa: E402
 
 pytestmark = pytest.mark.oracle
@@ -52,6 +52,24 @@ def test_fewer_rows_are_refined_at_a_time(monkeypatch, name, refinement, given, 
     actual = quantize.encode(x, name, covariance=h, effort=0, device=DEVICE)
     assert np.array_equal(actual, expected)
     assert seen == given
+
+
+def test_fewer_rows_are_encoded_at_a_time(monkeypatch):
+    x = weights(8, 512)
+    expected, seen = quantize.encode(x, "q4_K"), []
+    monkeypatch.setattr(encode_on_gpu, "_records", {})
+
+    class Small(encode_on_gpu.Workspace):
+        def __init__(self, recorded):
+            seen.append(recorded.rows)
+            if recorded.rows > 4:
+                raise FULL
+            super().__init__(recorded)
+
+    monkeypatch.setattr(encode_on_gpu, "Workspace", Small)
+    monkeypatch.setattr(encode_on_gpu, "PIECE", 6 * 512)  # two pieces of four rows
+    assert np.array_equal(quantize.encode(x, "q4_K", device=DEVICE), expected)
+    assert set(seen) == {6, 2}
 
 
 def test_matrices_are_sent_again_after_a_failure(monkeypatch):
