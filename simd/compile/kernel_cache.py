@@ -256,8 +256,9 @@ class _Kernels(caching.CompileResultCacheImpl):
     _locator_classes = [_Locator]  # noqa: RUF012
 
     def reduce(self, cres: Any) -> Any:
-        """Without the environments of numba's own functions that hold nothing: to make those again imports numba's modules."""
-        *kept, environments = cres._reduce()
+        """Without the environments of numba's own functions that hold nothing: to make those again imports numba's modules.
+        Also without the source code with types beside it, which is longer than the machine code."""
+        *kept, environments = cres._replace(type_annotation="")._reduce()
         return *kept, tuple(e for e in environments if e.consts or not e.globals["__name__"].startswith("numba."))
 
 

@@ -71,7 +71,7 @@ class Kernel:
                 from .callees import EntryCompiler
                 from .kernel_cache import cache_of
 
-                dispatcher = self._njit(pipeline_class=EntryCompiler)
+                dispatcher = self._njit(pipeline_class=EntryCompiler, no_cfunc_wrapper=True)
                 dispatcher._cache = cache_of(self._function)
                 self._dispatcher = dispatcher
             return self._dispatcher

@@ -15,7 +15,7 @@ from ....formats import PlanError
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
 from ...graph import Graph, Value, check_support
-from ...graph.ops import BY_TOKEN, Op, Route
+from ...graph.ops import BY_TOKEN, LatentAttention, Op, Route
 from ...settings import Settings
 from .. import CACHED_BYTES, Executable, last_rows
 from ..reference.functions import SUPPORT
@@ -228,6 +228,8 @@ class CpuExecutable(Executable):
             stored = [tensor.stored for tensor in self.store.source.tensors.values() if len(tensor.shape) > 1]
             types = list(dict.fromkeys(each.name for each in stored if each is not None))
             ops = dict.fromkeys(map(type, self.compiled.all_ops))
+            if None in stored or LatentAttention in ops:  # rows decoded by Python, and latents, are multiplied as float32
+                types = ["f32", *(name for name in types if name != "f32")]
             parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
             few = list(map(gemv_unit, types)) if generated or is_short else []

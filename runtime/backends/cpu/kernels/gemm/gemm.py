@@ -149,7 +149,14 @@ def plan_gemm(
 
 def gemm_unit(type_name: str, fast: bool = False) -> Unit:
     """What is compiled for the products of a type."""
-    return Unit(__name__, "fast_plan_of_type" if fast else "plan_of_type", type_name)
+    return Unit(__name__, "fast_plan_of_type" if fast and type_name != "f32" else "plan_of_type", type_name)
+
+
+def _compile_float32() -> None:
+    """Compiles products with rows of float32, as decoded weights and latents have them, where it falls to this process."""
+    with compiling(gemm_unit("f32")) as falls_here:
+        if falls_here:
+            plan_of_type("f32")
 
 
 def plan_of_type(type_name: str, fast: bool = False) -> None:
@@ -199,6 +206,8 @@ def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, part
             )
         form = InputForm(BF16, (parts, BLOCK_TOKENS))
         return _plan_of(packed, columns, matrices, gemm_kernels.dots_product.address, form, words, FLOAT_ROWS)
+    if name == "f32":
+        _compile_float32()
     words = [panel_part(name, False).address, 0, column_bytes, 0]
     return _plan_of(packed, columns, matrices, gemm_kernels.floats_product.address, FLOAT32_FORM, words, FLOAT_ROWS)
 
@@ -207,6 +216,7 @@ def _plan_of(
     packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], most_rows: int = 0
 ) -> GemmPlan:
     """most_rows: of a slice; 0: as many as `decoded_tile_rows`."""
+    assert gemm_kernels.PREPARE_KERNELS[form.kind].address  # compiled with the product that needs it
     rows, most_rows = len(packed) // matrices, most_rows or decoded_tile_rows(columns)
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
     return GemmPlan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, most_rows)
@@ -227,6 +237,8 @@ class ProductList:
 
     def fill(self, stage: int, form: InputForm, x: np.ndarray, rows: int, places: np.ndarray | None = None) -> InputBlocks:
         """Enters the filling of blocks with activations x float32 [n, columns]; see InputBlocks."""
+        if form.kind == FLOAT32:
+            _compile_float32()
         blocks = InputBlocks(form, x, rows, places)
         self.task(stage, gemm_kernels.PREPARE_KERNELS[form.kind].address, blocks.table, blocks.parts, blocks)
         return blocks
