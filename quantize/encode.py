@@ -66,7 +66,7 @@ def encode(
     others (then a warning is logged). The layouts are those of docs/formats/layouts.md, the searches those of
     docs/formats/encoders.md.
     """
-    tensor_type = TYPES.find(type)
+    tensor_type = _find(type)
     x = np.ascontiguousarray(x, np.uint16 if bf16 else np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
@@ -113,6 +113,10 @@ def encode(
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
         return _packed(q, plain, n)
+
+
+# Types that were asked for once are found faster.
+_find = cache(TYPES.find)
 
 
 def compile_codec(name: str) -> None:
@@ -255,7 +259,7 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     n: elements per row. Rows of an interleaved type have to be whole groups. Raises PlanError for an unknown type and for an
     array of another shape.
     """
-    tensor_type = TYPES.find(type)
+    tensor_type = _find(type)
     if q.ndim != 2 or q.shape[1] != tensor_type.row_bytes(n) or q.shape[0] % tensor_type.rows:
         raise PlanError(
             f"{tensor_type.name} rows of {n} elements take {tensor_type.row_bytes(n)} bytes each, not an array of {q.shape}"

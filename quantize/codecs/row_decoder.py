@@ -153,6 +153,7 @@ def _entry(name: str) -> Any:
     return native_entry(types.void(*[types.int64] * 5), decode_rows)
 
 
+@cache
 def decoder_address(name: str) -> int:
     """The address of a type's compiled decoder, for kernels: of (source, row_bytes, groups, n, out), int64; source and out are
     addresses."""
@@ -189,7 +190,7 @@ def row_decoder(name: str) -> Callable[[np.ndarray, int], np.ndarray]:
     def decode(q: np.ndarray, n: int) -> np.ndarray:
         buffer = np.empty(len(q) * n + CACHE_LINE // 4, np.float32)
         # Addresses are taken by a kernel: numpy's `ctypes` takes longer than to decode a short row.
-        start = _decode_rows(_entry(name).address, q, rows, n, buffer)
+        start = _decode_rows(decoder_address(name), q, rows, n, buffer)
         return buffer[start : start + len(q) * n].reshape(len(q), n)
 
     return decode
