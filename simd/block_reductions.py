@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
+from llvmlite import ir
 from numba import types
 
 from . import llvm
@@ -94,6 +95,29 @@ def sum_bits(typingctx, a, b):
         return builder.bitcast(builder.add(*(builder.bitcast(arg, I32X16) for arg in args)), F32X16)
 
     return F32(F32, F32), generate
+
+
+@intrinsic
+def or_bits(typingctx, a, b):
+    """Float32 lanes that have the bits of a and those of b."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.or_(*(builder.bitcast(arg, I32X16) for arg in args)), F32X16)
+
+    return F32(F32, F32), generate
+
+
+@intrinsic
+def may_not_be_finite(typingctx, bits):
+    """Whether there may be infinity or NaN among numbers, of which `bits` are all `or_bits`: if not, there is none."""
+
+    def generate(context, builder, signature, args):
+        exponents = builder.and_(builder.bitcast(args[0], I32X16), constant(I32X16, 0x7F800000))
+        full = builder.icmp_unsigned("==", exponents, constant(I32X16, 0x7F800000))
+        mask = builder.bitcast(full, ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", mask, ir.IntType(LANES)(0))
+
+    return types.boolean(F32), generate
 
 
 @intrinsic

@@ -8,6 +8,8 @@ from ggufmill.simd.block_reductions import (
     block_max,
     block_min,
     max_magnitude,
+    may_not_be_finite,
+    or_bits,
     reduce_max_magnitude,
     reduce_sum_bits,
     sum_bits,
@@ -61,3 +63,18 @@ def _bits(x):
 def test_sums_of_bits():
     words = np.random.default_rng(5).integers(0, 1 << 20, 32).astype(np.int32)
     assert _bits(words.view(np.float32)) == words.sum()
+
+
+@kernel
+def _may_not_be_finite(x):
+    return may_not_be_finite(or_bits(load(x, 0), load(x, 16)))
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 31])
+def test_infinity_and_nan_are_never_missed(place):
+    x = X[:32] / np.float32(4)
+    assert np.abs(x).max() < 2
+    assert not _may_not_be_finite(x)
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        x[place] = value
+        assert _may_not_be_finite(x)

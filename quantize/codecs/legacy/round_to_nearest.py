@@ -10,13 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.block_reductions import block_max, block_min, max_magnitude, reduce_max_magnitude
+from ....simd.block_reductions import block_max, block_min, may_not_be_finite, or_bits
 from ....simd.byte_lanes import store_bytes, truncated_nibbles
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, load, mask_bits, min_lanes, select, splat, store, store_half
+from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, min_lanes, reduce_max, select, splat, store, store_half
 from ....simd.memory import address, keep_alive, store_word
 from ..codec import Codec, ItemEncoder
-from ..float_range import finite_amax, range_of
+from ..float_range import amax_of, finite_amax, range_of
 from ..row_decoder import row_decoder
 
 BLOCK = 32
@@ -50,14 +50,16 @@ def _round_row(row, max_code, has_min, floats, half_words, out):
     head_bytes = 4 if has_min else 2
     block_bytes = head_bytes + (max_code // 31) * 4 + BLOCK // 2
     shift, highest, largest = splat(0.5) if has_min else splat((max_code + 1) // 2 + 0.5), splat(max_code), splat(0)
+    bits = splat(0)
     out_address, blocks = np.uint64(address(out)), row.size // BLOCK
     for first in range(0, blocks, _BLOCKS):
         count = min(_BLOCKS, blocks - first)
-        _store_scales(row, first, count, max_code, has_min, floats, half_words)
+        amax = _store_scales(row, first, count, max_code, has_min, floats, half_words)
+        largest = max_lanes(amax, largest)
         for b in range(count):
             start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
             x, y = load(row, start), load(row, start + LANES)
-            largest = max_magnitude(y, max_magnitude(x, largest))
+            bits = or_bits(or_bits(x, y), bits)
             if has_min:
                 x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]
             # Neither is below 0: elements are no less than the minimum, and no larger than half the scales' range.
@@ -67,25 +69,27 @@ def _round_row(row, max_code, has_min, floats, half_words, out):
             # Whole words: what a type has no room for is written over by what follows.
             store_word(out_address + np.uint64(out_at), np.uint32(half_words[b] | half_words[_BLOCKS + b] << 16))
             if max_code == 31:
-                bits = mask_bits(x >= 16) | mask_bits(y >= 16) << 16
-                store_word(out_address + np.uint64(out_at + head_bytes), np.uint32(bits))
+                fifth = mask_bits(x >= 16) | mask_bits(y >= 16) << 16
+                store_word(out_address + np.uint64(out_at + head_bytes), np.uint32(fifth))
             store_bytes(out, out_at + block_bytes - BLOCK // 2, truncated_nibbles(x, y))
     keep_alive(out)
-    return reduce_max_magnitude(largest)
+    return amax_of(row, 0, row.size) if may_not_be_finite(bits) else reduce_max(largest)
 
 
 @kernel
 def _store_scales(row, first, count, max_code, has_min, floats, half_words):
     """Inverse scales, minima (of types with a minimum) and both as float16 into the working memory, of blocks first ... first +
-    count - 1 of a row. Lanes are sixteen blocks."""
-    tile = floats[2 * _BLOCKS :]
+    count - 1 of a row. Lanes are sixteen blocks. Returns the largest magnitudes, if all elements are finite."""
+    tile, amax = floats[2 * _BLOCKS :], splat(0)
     for b in range(0, count, LANES):
-        x, begin = row, (first + b) * BLOCK
-        if count - b < LANES:
-            x, begin = tile, 0
-            for i in range((count - b) * BLOCK):
-                tile[i] = row[(first + b) * BLOCK + i]
-        low, high = block_min(x, begin), block_max(x, begin)
+        begin = (first + b) * BLOCK
+        if count - b >= LANES:
+            low, high = block_min(row, begin), block_max(row, begin)
+        else:
+            for i in range(tile.size):
+                tile[i] = row[begin + i] if i < (count - b) * BLOCK else 0
+            low, high = block_min(tile, 0), block_max(tile, 0)
+        amax = max_lanes(max_lanes(high, -low), amax)
         if has_min:
             # Halved before subtracting: the difference of two huge numbers may be infinite.
             scale = (high / 2 - low / 2) / (np.float32(max_code) / 2)
@@ -97,12 +101,13 @@ def _store_scales(row, first, count, max_code, has_min, floats, half_words):
                 store(floats, b, low)
                 for lane in range(min(LANES, count - b)):
                     if ties >> lane & 1:
-                        floats[b + lane] = _first_of_magnitude(x, begin + lane * BLOCK, -floats[b + lane])
+                        floats[b + lane] = _first_of_magnitude(row, begin + lane * BLOCK, -floats[b + lane])
                 low = load(floats, b)
             scale = select(high > -low, high, low) / -((max_code + 1) // 2)
         nonzero = abs(scale) > np.float32(3e-39)  # the inverse of a smaller scale is infinite
         store(floats, b, select(nonzero, 1 / select(nonzero, scale, splat(1)), splat(0)))
         store_half(half_words, b, scale)
+    return amax
 
 
 @kernel

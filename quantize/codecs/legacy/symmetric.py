@@ -76,12 +76,13 @@ def _encode_q8_0_row(row, floats, half_words, out):
     for first in range(0, blocks, _BLOCKS):
         count = min(_BLOCKS, blocks - first)
         for b in range(0, count, LANES):
-            x, begin = row, (first + b) * BLOCK
-            if count - b < LANES:
-                x, begin = tile, 0
+            begin = (first + b) * BLOCK
+            if count - b >= LANES:
+                amax = block_magnitude(row, begin)
+            else:
                 for i in range(tile.size):
-                    tile[i] = row[(first + b) * BLOCK + i] if i < (count - b) * BLOCK else 0
-            amax = block_magnitude(x, begin)
+                    tile[i] = row[begin + i] if i < (count - b) * BLOCK else 0
+                amax = block_magnitude(tile, 0)
             largest = max_magnitude(amax, largest)
             scale = amax / 127
             nonzero = scale > np.float32(3e-39)  # the inverse of a smaller scale is infinite

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize import decode, encode
+from ggufmill.quantize import NonFiniteError, decode, encode
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "golden_legacy.npz"))
@@ -70,3 +70,17 @@ def test_first_of_two_largest_magnitudes_is_exact(name, nmax, first):
     x[0, 5], x[0, 20] = first * nmax, -first * nmax
     y = decode(encode(x, name), name, 32)[0]
     assert (y[5], y[20]) == (first * nmax, -first * (nmax - 1))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+@pytest.mark.parametrize("n", [32, 512, 544, 2080])
+def test_what_is_not_finite_is_found_wherever_it_is(name, n):
+    """Rows of large and small numbers too: there the bits of all together look like infinity."""
+    x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32) * np.array([[1e20], [1], [1e-5]], np.float32)
+    x[0, ::2] *= np.float32(1e-20)
+    encode(x, name, report=False)
+    for row, column, value in ((0, 0, np.nan), (1, n - 1, -np.inf), (2, n // 2, np.inf)):
+        bad = x.copy()
+        bad[row, column] = value
+        with pytest.raises(NonFiniteError, match=f"row {row}, column {column}"):
+            encode(bad, name)
