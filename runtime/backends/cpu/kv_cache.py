@@ -126,7 +126,7 @@ class KVCache:
         encoded = encode_with_nan(values, part.type).reshape(n, part.heads, part.row_bytes)
         target[:, first : first + n] = encoded.transpose(1, 0, 2)
 
-    def read(self, layer: int, name: str, new: int = 0, at: slice = slice(None)) -> np.ndarray:
+    def read(self, layer: int, name: str, new: int = 0, at: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Rows of the past and of `new` tokens of this pass, or of them those `at`, float32 [heads, rows, width], without their
         rotation; a view where they are float32 as they are."""
         part = self.layers[layer].rows[name]

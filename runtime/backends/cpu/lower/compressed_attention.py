@@ -1,35 +1,34 @@
-"""Attention to a window and to compressed entries, by blocks of queries that the threads share, and matrices of groups of
-heads."""
+"""Attention to a window and to compressed entries, by flash attention over the rows that a query sees, and matrices of groups
+of heads."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
 from ....graph.compressed_attention_ops import WindowAttention
 from ....graph.ops import GroupedLinear
-from ..attention import softmax_numerator
+from ..attention import AttentionParams
 from ..compiled_graph import CompiledGraph
-from ..kernels.gemm import gemm
+from ..flash import Segment, attend
+from ..kernels.attention.shared_values import KEYS
 from ..memory import with_heads
 from ..pass_cache import PassCache
 from ..pass_program import PassProgram
+from ..selected_rows import GatheredAttention, float_rows
 from ..weights import WeightMatrix
 from .products import gemv_inputs, gemv_task
 from .step import Step, lowers
-
-# Queries that are computed together, counted from position 0: so the keys of a query lie in the same columns of a product, and
-# its sums have the same order, whatever tokens a pass has.
-QUERY_BLOCK = 32
 
 
 @lowers(WindowAttention)
 class WindowAttentionStep(Step):
     def __init__(self, compiled: CompiledGraph, op: WindowAttention):
         super().__init__(compiled, op)
-        self.sinks = compiled.vector(op.sinks)
+        sinks = compiled.vector(op.sinks)
+        self.params = AttentionParams(op.scale, sinks=sinks)
+        self.windowed = AttentionParams(op.scale, op.window, sinks=sinks)
 
     def emit(self, out: PassProgram) -> None:
         op, state, (heads, width) = self.op, out.run_inputs, self.op.q.shape
@@ -38,67 +37,33 @@ class WindowAttentionStep(Step):
             out.write_cache(op.layer, "entries", with_heads(out.view(op.entries), 1, width))
         selection = None if op.selection is None else out.dense(op.selection).matrix
         result = with_heads(out.new(op.out), heads, width).array
-        block = QUERY_BLOCK if op.selection is None and not out.gemv else 1  # each query selects other entries
-        step = -(-heads // out.threads) if out.gemv else heads
+        by_window = op.entries is None and not out.gemv
 
-        def attend() -> None:
+        def attend_all() -> None:
+            gathered = GatheredAttention(1, self.params, out.workers, out.gemv)
             for cache, at in state.batch:
                 past, n = cache.length, at.stop - at.start
                 first = max(0, past - op.window + 1)
-                keys = PassCache(self.compiled, cache).extend(op.layer, "window", kv[at], first)
-                entries = keys[:0] if op.entries is None else cache.read(op.layer, "entries", n)[0]
-                own = queries[at], result[at], None if selection is None else selection[at]
+                # Flash attention counts blocks from its first key: whole blocks are left out, as with all keys.
+                first -= first % KEYS if by_window else 0
+                recent = PassCache(self.compiled, cache).extend(op.layer, "window", kv[at], first)
+                if by_window:
+                    keys = float_rows([recent])
+                    attend([Segment(queries[at], keys, keys, past - first, result[at])], 1, self.windowed, out.workers)
+                    continue
+                for row in range(n):
+                    stop = past + row + 1
+                    rows = [recent[max(0, stop - op.window) - first : stop - first]]
+                    if op.entries is not None:
+                        chosen: slice | np.ndarray = slice(stop // op.every)
+                        if selection is not None and selection[at.start + row, 0] >= 0:
+                            chosen = np.sort(selection[at.start + row].astype(np.int64))
+                        rows.append(cache.read(op.layer, "entries", n, chosen)[0])
+                    keys = float_rows(rows)
+                    gathered.add(queries[at.start + row], keys, keys, result[at.start + row])
+            gathered.run()
 
-                def attend_block(place: tuple[int, int]) -> None:
-                    self._attend(*own, place, block, step, past, first, keys, entries)  # noqa: B023
-
-                places = product(range(past // block * block, past + n, block), range(0, heads, step))
-                out.workers.map(attend_block, places, n * heads * width * (op.window + len(entries)))
-
-        out.call(attend)
-
-    def _attend(
-        self,
-        q: np.ndarray,
-        out: np.ndarray,
-        selection: np.ndarray | None,
-        place: tuple[int, int],
-        block: int,
-        step: int,
-        past: int,
-        first: int,
-        keys: np.ndarray,
-        entries: np.ndarray,
-    ) -> None:
-        """The results of `step` heads and the queries of a block, from the head and the position on that `place` names; q and
-        out: of positions from `past` on. keys: of positions from `first` on."""
-        op, (position, head) = self.op, place
-        start, stop, heads = max(position - past, 0), min(position + block - past, len(q)), slice(head, head + step)
-        positions = np.arange(past + start, past + stop)[:, None]
-        near = np.arange(max(0, position - op.window + 1), position + block)
-        hidden = (near > positions) | (near <= positions - op.window)
-        near_keys = np.zeros((len(near), keys.shape[1]), np.float32)
-        known = (near >= first) & (near < past + stop)
-        near_keys[known] = keys[near[known] - first]
-        chosen = np.zeros(0, np.int64)
-        if op.entries is not None:
-            counts = (positions + 1) // op.every
-            chosen = np.arange(int(counts[-1, 0]))
-            unseen = chosen >= counts
-            if selection is not None:
-                rows = np.flatnonzero(selection[start:stop, 0] >= 0)
-                unseen[rows] = True
-                unseen[rows[:, None], selection[start:stop][rows].astype(np.int64)] = False
-                seen = np.flatnonzero(~unseen.all(axis=0))
-                chosen, unseen = chosen[seen], unseen[:, seen]
-            hidden = np.concatenate([hidden, unseen], axis=1)
-        seen_keys = np.concatenate([near_keys, entries[chosen]])[None]
-        part = q[start:stop, heads]
-        n, count, width = part.shape
-        scores = gemm.matmul((part * np.float32(op.scale)).reshape(1, -1, width), seen_keys.transpose(0, 2, 1))
-        scores.reshape(n, count, -1)[np.broadcast_to(hidden[:, None], (n, count, hidden.shape[1]))] = -np.inf
-        total = softmax_numerator(scores, np.tile(self.sinks[heads], n).reshape(1, -1, 1))
-        out[start:stop, heads] = (gemm.matmul(scores, seen_keys) / total).reshape(n, count, width)
+        out.call(attend_all)
 
 
 @lowers(GroupedLinear)

@@ -1,34 +1,72 @@
 """Sparse attention: the keys or blocks of keys that an indexer selects, and attention over these alone.
 
 A token's results differ from dense attention only when there are more than top_k keys, or blocks. Then they are computed again,
-by numpy, in the place of the dense ones.
+over the selected rows alone, in the place of the dense ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from .....simd import team
 from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
+from ..attention import AttentionParams
+from ..kernels.attention.index_scores import SCORES, score_keys
 from ..latent_matrices import LatentLayer
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
-from ..pass_tasks import RunInputs
+from ..selected_rows import GatheredAttention, gather
 from .step import lowers
 
+_KEYS = 256  # of a part of a task
+_TOKENS, _TOKENS_OF_TASK = 16, 4  # that are scored at a time; that share what is read of the keys
 
-def _rows_that_select(state: RunInputs, layer: int, most: int, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
-    """(row of the pass, the indexer's keys that it sees) of every token that sees more than `most` keys. every: tokens that
-    share a key."""
-    for cache, at in state.batch:
-        first = max(0, (most + 1) * every - 1 - cache.length)
-        if first >= at.stop - at.start:
-            continue
-        keys = cache.read(layer, "index_k", at.stop - at.start)[0]
-        for row in range(at.start + first, at.stop):
-            yield row, keys[: (cache.length + row - at.start + 1) // every]
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How an indexer scores its keys.
+
+    every  tokens that share a key
+    run    keys of a block, of which the highest score counts, by heads; 0: sums over the heads of factor * max(0, score)
+    """
+
+    layer: int
+    queries: np.ndarray  # float32 [n, heads, width]
+    factors: np.ndarray | None  # float32 [n, heads]
+    every: int
+    run: int
+
+
+def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(row of the pass, number of keys that it sees, their scores and others behind them) of every token that sees more than
+    `most` keys."""
+    heads, width = how.queries.shape[1:]
+    step = max(1, _KEYS // how.run) * how.run if how.run else _KEYS
+    for cache, at in program.run_inputs.batch:
+        first = max(0, (most + 1) * how.every - 1 - cache.length)
+        keys = cache.rows(how.layer, "index_k", at.stop - at.start)
+        for begin in range(at.start + first, at.stop, _TOKENS):
+            tokens = np.arange(begin, min(begin + _TOKENS, at.stop))
+            counts = (cache.length + tokens - at.start + 1) // how.every
+            size = -(-int(counts[-1]) // how.run) if how.run else -(-int(counts[-1]) // step) * step
+            found = np.empty((len(tokens), heads, size) if how.run else (len(tokens), size), np.float32)
+            records = np.zeros(-(-len(tokens) // _TOKENS_OF_TASK), SCORES)
+            for number, row in enumerate(range(0, len(tokens), _TOKENS_OF_TASK)):
+                own = slice(row, min(row + _TOKENS_OF_TASK, len(tokens)))
+                q, out = how.queries[begin + row :], found[own]
+                factors = 0 if how.factors is None else how.factors[begin + row :].ctypes.data
+                sizes = int(counts[own][-1]), factors, how.run, out.ctypes.data, size, step
+                records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)
+            program_of = [
+                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // step))
+                for i, record in enumerate(records)
+            ]
+            team.run(program.workers.ready(), np.array(program_of, np.int64))
+            yield from zip(tokens.tolist(), counts.tolist(), found, strict=True)
 
 
 @lowers(SelectKeys)
@@ -45,17 +83,15 @@ def select_keys(
 ) -> None:
     heads, width = q.shape
     program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
-    queries, state = with_heads(program.dense(q), heads, width).array, program.run_inputs
-    shares = None if factors is None else program.dense(factors).matrix
+    queries = with_heads(program.dense(q), heads, width).array
+    how = _Scoring(layer, queries, None if factors is None else program.dense(factors).matrix, every, 0)
     to = program.new(out).matrix
 
     def select() -> None:
         to[:, 0] = -1
-        for row, past in _rows_that_select(state, layer, top_k, every):
-            products = np.maximum(queries[row] @ past.T, 0)
-            scores = products.sum(axis=0) if shares is None else shares[row] @ products
-            to[row, :top_k] = np.argpartition(-scores, top_k)[:top_k]
-            to[row, top_k:] = len(past)  # of open_run
+        for row, count, scores in _scores(program, how, top_k):
+            to[row, :top_k] = np.argpartition(-scores[:count], top_k)[:top_k]
+            to[row, top_k:] = count  # of open_run
 
     program.call(select)
 
@@ -64,14 +100,13 @@ def select_keys(
 def select_blocks(program: PassProgram, q: Value, k: Value, layer: int, block: int, top_k: int, local: int, out: Value) -> None:
     heads, width = q.shape
     program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
-    queries, state = with_heads(program.dense(q), heads, width).array, program.run_inputs
+    how = _Scoring(layer, with_heads(program.dense(q), heads, width).array, None, 1, block)
     to = with_heads(program.new(out), heads, top_k).array
 
     def select() -> None:
         to[:] = -1
-        for row, past in _rows_that_select(state, layer, top_k * block):
-            scores = queries[row] @ past.T
-            best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], block), axis=1)
+        for row, count, scores in _scores(program, how, top_k * block):
+            best = scores[:, : -(-count // block)]
             best[:, max(0, best.shape[1] - local) :] = np.inf
             to[row] = np.argpartition(-best, top_k - 1, axis=1)[:, :top_k]
 
@@ -86,26 +121,26 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, select
     assert op.selection is not None
     state, (index_heads, top_k) = out.run_inputs, op.selection.shape
     queries, results, chosen = q.array, result.array, with_heads(selection, index_heads, top_k).array
+    parts, params = (out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")), AttentionParams(op.scale)
+    kv_heads, heads = parts[0].heads, queries.shape[1]
+    group = heads // index_heads
+    own = [slice(index * group, (index + 1) * group) for index in range(index_heads)]
+    # Key heads of each run of heads: several, or one that runs share.
+    shared = [slice(at.start * kv_heads // heads, (at.stop - 1) * kv_heads // heads + 1) for at in own]
 
     def attend() -> None:
+        gathered = GatheredAttention(shared[0].stop - shared[0].start, params, out.workers, out.gemv, *parts)
         for cache, at in state.batch:
-            rows = at.start + np.flatnonzero(chosen[at, 0, 0] >= 0)
-            if not rows.size:
-                continue
-            new = at.stop - at.start
-            keys, values = cache.read(op.layer, "k", new), cache.read(op.layer, "v", new)
-            kv_heads, group = len(keys), queries.shape[1] // index_heads
-            for row in rows:
+            keys, values = (cache.rows(op.layer, name, at.stop - at.start) for name in "kv")
+            for row in at.start + np.flatnonzero(chosen[at, 0, 0] >= 0):
                 count = cache.length + row - at.start + 1
-                for index in range(index_heads):
+                for index, (some, kv) in enumerate(zip(own, shared, strict=True)):
                     blocks = np.sort(chosen[row, index].astype(np.int64))
                     positions = (blocks[:, None] * op.block + np.arange(op.block)).reshape(-1)
                     positions = positions[positions < count]
-                    for head in range(index * group, (index + 1) * group):
-                        kv = head * kv_heads // queries.shape[1]
-                        scores = keys[kv, positions, : queries.shape[2]] @ queries[row, head] * np.float32(op.scale)
-                        weights = np.exp(scores - scores.max())
-                        results[row, head] = weights @ values[kv, positions, : results.shape[2]] / weights.sum()
+                    rows = (gather(each, kv, positions) for each in (keys, values))
+                    gathered.add(queries[row, some], *rows, results[row, some])
+        gathered.run()
 
     out.call(attend)
 
@@ -115,39 +150,37 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
 
     q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it.
     """
-    s, state, layer, scale = latent.shape, out.run_inputs, latent.op.layer, np.float32(latent.op.scale)
+    s, state, layer, params = latent.shape, out.run_inputs, latent.op.layer, AttentionParams(latent.op.scale)
     queries, results, chosen = q.array, result.array, selection.matrix
+    names = ("kv", "kv") if latent.mode else ("k", "v")
+    parts = [out.compiled.part(layer, name) for name in names]
 
-    def weigh(scores: np.ndarray) -> np.ndarray:
-        """softmax of scores [heads, keys]"""
-        weights = np.exp((scores - scores.max(axis=1, keepdims=True)) * scale)
-        return weights / weights.sum(axis=1, keepdims=True)
-
-    def over_heads(row: int, positions: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        scores = np.einsum("hw,hmw->hm", queries[row], keys[:, positions])
-        results[row] = np.einsum("hm,hmv->hv", weigh(scores), values[:, positions, : s.v])
-
-    def over_latents(rows: np.ndarray, latents: np.ndarray) -> None:
+    def queries_and_results(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of attention over latents, those of latents."""
+        if not latent.mode:
+            return queries[rows], np.empty((len(rows), s.heads, s.v), np.float32)
         wide = np.empty((len(rows), s.heads, s.rank + s.rope), np.float32)
         wide[..., s.rank :], nope = queries[rows, :, s.nope :], queries[rows, :, : s.nope].transpose(1, 0, 2)
         wide[..., : s.rank] = latent.matrices.absorb(nope, out.gemv).transpose(1, 0, 2)
-        weighted = np.empty((len(rows), s.heads, s.rank), np.float32)
-        for number, row in enumerate(rows):
-            selected = latents[chosen[row].astype(np.int64)]
-            weighted[number] = weigh(wide[number] @ selected.T) @ selected[:, : s.rank]
-        results[rows] = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)
+        return wide, np.empty((len(rows), s.heads, s.rank), np.float32)
 
     def attend() -> None:
         for cache, at in state.batch:
             rows = at.start + np.flatnonzero(chosen[at, 0] >= 0)
             if not rows.size:
                 continue
-            new = at.stop - at.start
+            gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)
+            keys, values = (cache.rows(layer, name, at.stop - at.start) for name in names)
+            wide, weighted = queries_and_results(rows)
+            for number, row in enumerate(rows):
+                positions = np.sort(chosen[row].astype(np.int64))
+                own = gather(keys, slice(None), positions)
+                gathered.add(
+                    wide[number], own, own if keys is values else gather(values, slice(None), positions), weighted[number]
+                )
+            gathered.run()
             if latent.mode:
-                over_latents(rows, cache.read(layer, "kv", new)[0])
-                continue
-            keys, values = cache.read(layer, "k", new), cache.read(layer, "v", new)
-            for row in rows:
-                over_heads(row, chosen[row].astype(np.int64), keys, values)
+                weighted = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)
+            results[rows] = weighted
 
     out.call(attend)
