@@ -124,22 +124,22 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, select
     parts, params = (out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")), AttentionParams(op.scale)
     kv_heads, heads = parts[0].heads, queries.shape[1]
     group = heads // index_heads
-    own = [slice(index * group, (index + 1) * group) for index in range(index_heads)]
+    runs = [slice(index * group, (index + 1) * group) for index in range(index_heads)]
     # Key heads of each run of heads: several, or one that runs share.
-    shared = [slice(at.start * kv_heads // heads, (at.stop - 1) * kv_heads // heads + 1) for at in own]
+    of_keys = [slice(at.start * kv_heads // heads, (at.stop - 1) * kv_heads // heads + 1) for at in runs]
 
     def attend() -> None:
-        gathered = GatheredAttention(shared[0].stop - shared[0].start, params, out.workers, out.gemv, *parts)
+        gathered = GatheredAttention(of_keys[0].stop - of_keys[0].start, params, out.workers, out.gemv, *parts)
         for cache, at in state.batch:
             keys, values = (cache.rows(op.layer, name, at.stop - at.start) for name in "kv")
             for row in at.start + np.flatnonzero(chosen[at, 0, 0] >= 0):
                 count = cache.length + row - at.start + 1
-                for index, (some, kv) in enumerate(zip(own, shared, strict=True)):
+                for index, (some, kv) in enumerate(zip(runs, of_keys, strict=True)):
                     blocks = np.sort(chosen[row, index].astype(np.int64))
                     positions = (blocks[:, None] * op.block + np.arange(op.block)).reshape(-1)
                     positions = positions[positions < count]
-                    rows = (gather(each, kv, positions) for each in (keys, values))
-                    gathered.add(queries[row, some], *rows, results[row, some])
+                    own_keys, own_values = gather(keys, kv, positions), gather(values, kv, positions)
+                    gathered.add(queries[row, some], own_keys, own_values, results[row, some])
         gathered.run()
 
     out.call(attend)
