@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .attention import AttentionParams
-from .flash import AttentionShape, Division, divide, padded_width
+from .flash import NOTHING, AttentionShape, Division, divide, padded_width
 from .kernels.attention import flash
 from .kernels.attention.cache_rows import TYPE_IDS
 from .memory import View
@@ -26,6 +26,7 @@ class CachedAttention:
     keys      the name of the keys in the caches
     values    the name of the values, whose rows may be longer than those of the result
     kv_heads  key heads that the heads of q share
+    until     tokens of a sequence that has so many before them are left out: their results come from elsewhere; 0: none are
     """
 
     layer: int
@@ -35,11 +36,14 @@ class CachedAttention:
     values: str
     kv_heads: int
     params: AttentionParams
+    until: int = 0
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """What the division into tasks depends on, beside the tokens: group, kv_heads, window, widths of keys and values."""
-        return self.q.heads // self.kv_heads, self.kv_heads, self.params.window, self.q.width, self.result.width
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        """What the division into tasks depends on, beside the tokens: group, kv_heads, window, widths of keys and values,
+        until."""
+        sizes = self.q.heads // self.kv_heads, self.kv_heads, self.params.window, self.q.width, self.result.width
+        return *sizes, self.until
 
 
 class _JobGroup:
@@ -70,7 +74,7 @@ class AttentionJobs:
         names = attention.keys, attention.values
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
         k_type, v_type = (TYPE_IDS[owner.compiled.part(attention.layer, name).type] for name in names)
-        group, kv_heads, window, k_width, v_width = attention.shape
+        group, kv_heads, window, k_width, v_width, _ = attention.shape
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0
         for sequence, n in enumerate(owner.counts):
@@ -118,9 +122,10 @@ class AttentionJobs:
                     for j, suffix in enumerate(("", "_row_bytes", "_head_bytes")):
                         fields[:, _COLUMNS[name + suffix]] = table[layers, names[:, i], j]
             fields[:, _COLUMNS["past"]] = cache.length
-            for (n, group, kv_heads, window, k_width, v_width), jobs in self._groups[sequence].items():
+            for (n, group, kv_heads, window, k_width, v_width, until), jobs in self._groups[sequence].items():
                 sizes = n, group, kv_heads, cache.length, window, k_width, v_width
-                division = divide(AttentionShape(*sizes, self._owner.threads, self._owner.gemv))
+                shape = AttentionShape(*sizes, self._owner.threads, self._owner.gemv)
+                division = NOTHING if until and cache.length >= until else divide(shape)
                 if division is not jobs.division:
                     _set_division(fields, jobs, division, n * group * kv_heads, v_width)
 

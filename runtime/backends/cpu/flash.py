@@ -44,6 +44,9 @@ class Division(NamedTuple):
     merge_parts: int
 
 
+NOTHING = Division(np.zeros((0, len(flash.TASK_FIELDS)), np.int64), 1, 0, 0, 1, 0)
+
+
 @dataclass(frozen=True)
 class Segment:
     """The queries of one sequence: q float32 [n, heads, width], after `past` tokens; keys and values: the rows of these and of

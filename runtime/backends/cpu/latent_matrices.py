@@ -142,10 +142,11 @@ def _block(plan: np.ndarray | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LatentLayer:
-    """A latent attention op as it is computed. mode: Settings.mla."""
+    """A latent attention op as it is computed. mode: Settings.mla; until: see `CachedAttention`."""
 
     op: LatentAttention
     shape: LatentShape
     matrices: HeadMatrices
     params: AttentionParams
     mode: int
+    until: int = 0

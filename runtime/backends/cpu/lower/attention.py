@@ -40,7 +40,8 @@ class AttentionStep(Step):
                 out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
         q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.compiled.part(op.layer, "k").heads
         result = out.new(op.out)
-        attend(out, CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params))
+        until = 0 if op.selection is None else op.block * op.selection.shape[1]  # all tokens select from there on
+        attend(out, CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params, until))
         if op.selection is not None:
             attend_blocks(op, out, q, with_heads(result, *op.out.shape), out.view(op.selection))
 

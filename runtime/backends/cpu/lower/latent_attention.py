@@ -36,7 +36,8 @@ class LatentAttentionStep(Step):
         super().__init__(compiled, op)
         self.shape = shape = LatentShape(op)
         self.matrices, self.mode = HeadMatrices(compiled.store, op, shape), compiled.settings.mla
-        self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode)
+        until = 0 if op.selection is None else op.selection.shape[0]  # all tokens select from there on
+        self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
 
     def emit(self, out: PassProgram) -> None:
@@ -98,7 +99,7 @@ class LatentAttentionStep(Step):
         out.copy(replace(row.columns(s.rank, s.rope), heads=s.heads, head_bytes=0), k.columns(s.nope, s.rope))
         out.write_cache(op.layer, "k", k)
         out.write_cache(op.layer, "v", v)
-        attend(out, CachedAttention(op.layer, q, result, "k", "v", s.heads, self.layer.params))
+        attend(out, CachedAttention(op.layer, q, result, "k", "v", s.heads, self.layer.params, self.layer.until))
 
     def _absorb(self, out: PassProgram, q: View, result: View) -> None:
         s, n = self.shape, out.n
@@ -121,7 +122,11 @@ class LatentAttentionStep(Step):
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
         values = "v" if self.mode == 1 else "kv"
-        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params), partition)
+        attend(
+            out,
+            CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params, self.layer.until),
+            partition,
+        )
         plan, block = self.matrices.output_plan, self.matrices.output_block
         assert plan is not None
         by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)

@@ -29,7 +29,7 @@ class LatentBatch:
     def __init__(self, layer: LatentLayer, out: PassProgram, q: View, row: View, result: View, is_observed: bool):
         self._op, self._shape, self._mode, self._matrices = layer.op, layer.shape, layer.mode, layer.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
-        self._params, self._flash = layer.params, out.settings.flash
+        self._params, self._flash, self._until = layer.params, out.settings.flash, layer.until
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
         # What comes from quantised latents need not be as fine as float32.
@@ -41,6 +41,10 @@ class LatentBatch:
         """Attention over cached latents."""
         s, batch, n = self._shape, self._pass.run_inputs.batch, len(self._q)
         observer = self._observer
+        if observer is None and self._until:
+            batch = [(cache, at) for cache, at in batch if cache.length < self._until]
+            if not batch:
+                return
         absorbs = self._mode == 1 or (self._mode == 3 and self._pass.gemv)
         takes_squares = observer is not None and observer.wants_squares and not absorbs
         squares: dict[int, np.ndarray] = {}  # by the first row of a sequence

@@ -1,0 +1,80 @@
+"""Attention to chosen rows, and the scores by which they are chosen, against plain numpy."""
+
+import numpy as np
+import pytest
+
+from ggufmill.runtime.backends.cpu.attention import AttentionParams
+from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
+from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
+from ggufmill.runtime.backends.cpu.selected_rows import GatheredAttention, float_rows, gather
+from ggufmill.runtime.cache_layout import CachePart, LayerCache
+from ggufmill.simd import team
+from ggufmill.simd.workers import Workers
+
+PAST, KV_HEADS, HEADS, WIDTH = 300, 2, 6, 64
+PARTS = {
+    "f32": CachePart(KV_HEADS, WIDTH),
+    "f16": CachePart(KV_HEADS, WIDTH, "f16"),
+    "q8_0": CachePart(KV_HEADS, WIDTH, "q8_0"),
+    "rotated": CachePart(KV_HEADS, WIDTH, "q8_0", rotation=(64,)),
+}
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("kind", PARTS)
+def test_attention_is_that_over_the_chosen_rows(kind, generated):
+    draw, part = np.random.default_rng(1), PARTS[kind]
+    cache = KVCache([LayerCache({"k": part, "v": part})], 1000)
+    for name in "kv":
+        cache.put(0, name, draw.standard_normal((PAST, KV_HEADS, WIDTH)).astype(np.float32))
+    cache.commit(PAST)
+    q, out = draw.standard_normal((5, HEADS, WIDTH)).astype(np.float32), np.empty((5, HEADS, WIDTH), np.float32)
+    chosen = [np.sort(draw.permutation(PAST)[:count]) for count in (1, 40, 128, 200, PAST)]
+    attention = GatheredAttention(KV_HEADS, AttentionParams(0.2), Workers(2), generated, part, part)
+    for row, positions in enumerate(chosen):
+        keys, values = (gather(cache.rows(0, name), slice(None), positions) for name in "kv")
+        attention.add(q[row], keys, values, out[row])
+    attention.run()
+    keys, values = cache.read(0, "k"), cache.read(0, "v")
+    for row, positions in enumerate(chosen):
+        for head in range(HEADS):
+            kv = head * KV_HEADS // HEADS
+            weights = np.exp(0.2 * (keys[kv, positions] @ q[row, head]).astype(np.float64))
+            expected = weights @ values[kv, positions] / weights.sum()
+            assert np.allclose(out[row, head], expected, atol=1e-5 if kind.startswith("f") else 1e-3)
+    again = np.empty_like(out[3])  # by itself, and by one thread
+    attention = GatheredAttention(KV_HEADS, AttentionParams(0.2), Workers(1), generated, part, part)
+    attention.add(q[3], *(gather(cache.rows(0, name), slice(None), chosen[3]) for name in "kv"), again)
+    attention.run()
+    assert np.array_equal(again, out[3])
+
+
+def test_rows_of_parts_follow_each_other():
+    draw = np.random.default_rng(2)
+    first, second = draw.standard_normal((3, 24)).astype(np.float32), draw.standard_normal((9, 24)).astype(np.float32)
+    rows = float_rows([first, second]).memory
+    assert np.array_equal(rows[0, :, :24], np.concatenate([first, second]))
+    assert not rows[..., 24:].any()  # kernels read sixteen numbers at a time
+
+
+@pytest.mark.parametrize(("heads", "run"), [(8, 0), (3, 24)])
+@pytest.mark.parametrize("has_factors", [False, True])
+def test_scores_of_keys(heads, run, has_factors):
+    draw, tokens, count, width, step = np.random.default_rng(3), 3, 1000, 40, 10 * 24 if run else 256
+    q = draw.standard_normal((tokens, heads, width)).astype(np.float32)
+    rows = np.zeros((1, count, 48), np.float32)
+    rows[..., :width] = draw.standard_normal((count, width))
+    keys, factors = CacheRows.of(rows), draw.standard_normal((tokens, heads)).astype(np.float32)
+    shape = (tokens, heads, -(-count // run)) if run else (tokens, -(-count // step) * step)
+    out = np.full(shape, np.nan, np.float32)
+    record = np.zeros(1, SCORES)
+    sizes = count, factors.ctypes.data if has_factors else 0, run, out.ctypes.data, shape[-1], step
+    record[0] = (q.ctypes.data, tokens, heads, width, keys.address, keys.row_bytes, *sizes)
+    parts = -(-count // step)
+    team.run(Workers(2).ready(), np.array([(0, score_keys.address, record.ctypes.data, parts)], np.int64))
+    scores = q @ rows[0, :, :width].T
+    if run:
+        assert np.allclose(out, np.maximum.reduceat(scores, np.arange(0, count, run), axis=2), atol=1e-4)
+    else:
+        expected = (np.maximum(scores, 0) * (factors if has_factors else np.ones_like(factors))[..., None]).sum(axis=1)
+        assert np.allclose(out[:, :count], expected, atol=1e-4)
