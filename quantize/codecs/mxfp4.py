@@ -80,8 +80,8 @@ def _encode(x, importance, scales, inverses, out, amax):
                 if blocks - b >= LANES:
                     store(block_amax, 0, block_magnitude(row, BLOCK * b))
                 else:
-                    for i in range(tile.size):
-                        tile[i] = row[BLOCK * b + i] if i < (blocks - b) * BLOCK else 0
+                    for i in range(0, tile.size, LANES):
+                        store(tile, i, load(row, BLOCK * b + i) if i < (blocks - b) * BLOCK else splat(0))
                     store(block_amax, 0, block_magnitude(tile, 0))
                 largest = max_magnitude(load(block_amax, 0), largest)
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)

@@ -86,8 +86,8 @@ def _store_scales(row, first, count, max_code, has_min, floats, half_words):
         if count - b >= LANES:
             low, high = block_min(row, begin), block_max(row, begin)
         else:
-            for i in range(tile.size):
-                tile[i] = row[begin + i] if i < (count - b) * BLOCK else 0
+            for i in range(0, tile.size, LANES):
+                store(tile, i, load(row, begin + i) if i < (count - b) * BLOCK else splat(0))
             low, high = block_min(tile, 0), block_max(tile, 0)
         amax = max_lanes(max_lanes(high, -low), amax)
         if has_min:

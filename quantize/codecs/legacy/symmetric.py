@@ -80,8 +80,8 @@ def _encode_q8_0_row(row, floats, half_words, out):
             if count - b >= LANES:
                 amax = block_magnitude(row, begin)
             else:
-                for i in range(tile.size):
-                    tile[i] = row[begin + i] if i < (count - b) * BLOCK else 0
+                for i in range(0, tile.size, LANES):
+                    store(tile, i, load(row, begin + i) if i < (count - b) * BLOCK else splat(0))
                 amax = block_magnitude(tile, 0)
             largest = max_magnitude(amax, largest)
             scale = amax / 127
