@@ -146,16 +146,62 @@ def _explained_squares(scale, min_, sw, sx, sq, sqq, sxq):
 
 
 @kernel
-def _sums_f64(x, w64, wx64, n, nmax, at, inverse, min_):
-    """Sums of w q, w q q, w x q in float64 (products of float32 are exact in it), q the codes of (x - min) * inverse."""
-    sq = sqq = sxq = to_float64(splat(0))
-    for i in range(0, LANES * n, LANES):
-        q = to_float64(clamp(round_product_lanes(inverse, load(x, at + i) - min_), 0, nmax))
-        w = load(w64, i)
-        sq = fma_lanes(w, q, sq)
-        sqq = fma_lanes(w * q, q, sqq)
-        sxq = fma_lanes(load(wx64, i), q, sxq)
-    return sq, sqq, sxq
+def _add_code_f64(x, w64, wx64, i, inverse, min_, nmax, sums):
+    """Sums of w q, w q q, w x q in float64 (products of float32 are exact in it) with those of an element, q the code of
+    (x - min) * inverse."""
+    q = to_float64(clamp(round_product_lanes(inverse, load(x, i) - min_), 0, nmax))
+    w = load(w64, i)
+    return fma_lanes(w, q, sums[0]), fma_lanes(w * q, q, sums[1]), fma_lanes(load(wx64, i), q, sums[2])
+
+
+@kernel
+def _start_f64(x, w, at, n, nmax, w64, wx64):
+    """Of n elements: whether they are constant, their maximum, sum(w), sum(w x), and (the scale between
+    minimum and maximum, the minimum, the sums of `_add_code_f64`, what these explain, the inverse scale, its minimum)."""
+    min_, max_ = _min_and_max(x, at, n)
+    constant = max_ - min_ < 1e-10
+    max_ = select(constant, min_ + 1, max_)
+    sw = sx = to_float64(splat(0))
+    for i in range(at, at + LANES * n, LANES):
+        w_wide = to_float64(load(w, i))
+        wx_wide = w_wide * to_float64(load(x, i))
+        store(w64, i, w_wide)
+        store(wx64, i, wx_wide)
+        sw, sx = sw + w_wide, sx + wx_wide
+    inverse = nmax / (max_ - min_)
+    sums = to_float64(splat(0)), to_float64(splat(0)), to_float64(splat(0))
+    for i in range(at, at + LANES * n, LANES):
+        sums = _add_code_f64(x, w64, wx64, i, inverse, min_, nmax, sums)
+    scale = 1 / inverse
+    best = _explained_squares(scale, min_, sw, sx, sums[0], sums[1], sums[2])
+    return constant, max_, sw, sx, (scale, min_, sums, best, inverse, min_)
+
+
+@kernel
+def _better_fit(trial_inverse, new, sw, sx, fit):
+    """The better one of a fit, as `_start_f64` gives it, and that to the codes whose sums are `new`."""
+    scale, min_, sums, best, inverse, code_min = fit
+    new_scale, new_min, solvable = _fit_scale_and_min(sw, sx, new[0], new[1], new[2])
+    explained = _explained_squares(new_scale, new_min, sw, sx, new[0], new[1], new[2])
+    better = solvable & (explained > best * (1 - _TIE_F64))
+    return (
+        select(better, new_scale, scale),
+        select(better, new_min, min_),
+        (select(better, new[0], sums[0]), select(better, new[1], sums[1]), select(better, new[2], sums[2])),
+        select(better, explained, best),
+        select(better, trial_inverse, inverse),
+        select(better, min_, code_min),
+    )
+
+
+@kernel
+def _ascended(x, w, at, n, nmax, codes, constant, sw, sx, fit):
+    """Writes the codes of a fit and moves them by coordinate ascent. Returns (scale, -min)."""
+    scale, min_, sums, best, inverse, code_min = fit
+    for i in range(at, at + LANES * n, LANES):
+        q = clamp(round_product_lanes(inverse, load(x, i) - code_min), 0, nmax)
+        store(codes, i, select(constant, splat(0), q))
+    return _coordinate_ascent_min(x, w, at, n, nmax, codes, ~constant, scale, min_, sw, sx, sums[0], sums[1], sums[2], best)
 
 
 @kernel
@@ -164,35 +210,40 @@ def scale_and_min_f64(x, w, at, n, nmax, first, step, steps, w64, wx64, codes):
     float64 sums.
 
     The error is the squared one, and coordinate ascent follows (as in ik_llama.cpp). Writes the codes. Returns (scale, -min).
-    w64, wx64: float64 scratch [16 * n].
+    w64, wx64: float64 scratch, as long as x.
     """
-    min_, max_ = _min_and_max(x, at, n)
-    constant = max_ - min_ < 1e-10
-    max_ = select(constant, min_ + 1, max_)
-    sw = sx = to_float64(splat(0))
-    for i in range(0, LANES * n, LANES):
-        w_wide = to_float64(load(w, at + i))
-        wx_wide = w_wide * to_float64(load(x, at + i))
-        store(w64, i, w_wide)
-        store(wx64, i, wx_wide)
-        sw, sx = sw + w_wide, sx + wx_wide
-    inverse, code_min = nmax / (max_ - min_), min_
-    scale = 1 / inverse
-    sq, sqq, sxq = _sums_f64(x, w64, wx64, n, nmax, at, inverse, min_)
-    best = _explained_squares(scale, min_, sw, sx, sq, sqq, sxq)
+    constant, high, sw, sx, fit = _start_f64(x, w, at, n, nmax, w64, wx64)
+    zero = to_float64(splat(0))
     for s in range(steps + 1):
-        trial_inverse = (fma(step, s, first) + np.float32(nmax)) / (max_ - min_)
-        new_sq, new_sqq, new_sxq = _sums_f64(x, w64, wx64, n, nmax, at, trial_inverse, min_)
-        new_scale, new_min, solvable = _fit_scale_and_min(sw, sx, new_sq, new_sqq, new_sxq)
-        explained = _explained_squares(new_scale, new_min, sw, sx, new_sq, new_sqq, new_sxq)
-        better = solvable & (explained > best * (1 - _TIE_F64))
-        inverse, code_min = select(better, trial_inverse, inverse), select(better, min_, code_min)
-        scale, min_, best = select(better, new_scale, scale), select(better, new_min, min_), select(better, explained, best)
-        sq, sqq, sxq = select(better, new_sq, sq), select(better, new_sqq, sqq), select(better, new_sxq, sxq)
-    for i in range(at, at + LANES * n, LANES):
-        q = clamp(round_product_lanes(inverse, load(x, i) - code_min), 0, nmax)
-        store(codes, i, select(constant, splat(0), q))
-    return _coordinate_ascent_min(x, w, at, n, nmax, codes, ~constant, scale, min_, sw, sx, sq, sqq, sxq, best)
+        min_ = fit[1]
+        inverse = (fma(step, s, first) + np.float32(nmax)) / (high - min_)
+        new = zero, zero, zero
+        for i in range(at, at + LANES * n, LANES):
+            new = _add_code_f64(x, w64, wx64, i, inverse, min_, nmax, new)
+        fit = _better_fit(inverse, new, sw, sx, fit)
+    return _ascended(x, w, at, n, nmax, codes, constant, sw, sx, fit)
+
+
+@kernel
+def scales_and_mins_f64(x, w, at, n, nmax, first, step, steps, w64, wx64, codes):
+    """As `scale_and_min_f64`, of n elements and of the n that follow: (scale, -min) of both. A fit waits for the last one: two
+    blocks side by side take less than one after the other."""
+    there = at + LANES * n
+    constant, high, sw, sx, fit = _start_f64(x, w, at, n, nmax, w64, wx64)
+    constant2, high2, sw2, sx2, fit2 = _start_f64(x, w, there, n, nmax, w64, wx64)
+    zero = to_float64(splat(0))
+    for s in range(steps + 1):
+        end, min_, min2 = fma(step, s, first) + np.float32(nmax), fit[1], fit2[1]
+        inverse, inverse2 = end / (high - min_), end / (high2 - min2)
+        new = zero, zero, zero
+        new2 = new
+        for i in range(at, there, LANES):
+            new = _add_code_f64(x, w64, wx64, i, inverse, min_, nmax, new)
+            new2 = _add_code_f64(x, w64, wx64, i + LANES * n, inverse2, min2, nmax, new2)
+        fit, fit2 = _better_fit(inverse, new, sw, sx, fit), _better_fit(inverse2, new2, sw2, sx2, fit2)
+    scale, neg_min = _ascended(x, w, at, n, nmax, codes, constant, sw, sx, fit)
+    scale2, neg_min2 = _ascended(x, w, there, n, nmax, codes, constant2, sw2, sx2, fit2)
+    return scale, neg_min, scale2, neg_min2
 
 
 @kernel

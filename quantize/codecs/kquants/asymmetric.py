@@ -31,7 +31,7 @@ from ....simd.lanes import (
 from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
 from ..codec import Codec
 from ..lane_packing import BLOCK_ITEMS, lane_codec, put_lanes, put_words, take_blocks
-from ..minimum_search import scale_and_min_f64, scales_and_mins
+from ..minimum_search import scales_and_mins, scales_and_mins_f64
 from ..scale_search import largest_magnitude, unsigned_scale
 
 SUPERBLOCK = 256
@@ -170,7 +170,7 @@ def _make_encode(name: str, is_q2_K: bool, has_importance: bool) -> Any:
         neg_mins = np.empty(_MIN_CODES, np.float32)
         sum_w = np.empty(_MIN_CODES, np.float32)
         scale_codes, min_codes = np.empty(_MIN_CODES, np.float32), np.empty(_MIN_CODES, np.float32)
-        w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
+        w64, wx64 = np.empty(_TILE, np.float64), np.empty(_TILE, np.float64)
         codes = np.empty(_TILE, np.uint8)
         block_codes = np.empty(2 * _MIN_CODES, np.uint8)
         half_words = np.empty(2 * LANES, np.uint16)
@@ -202,9 +202,14 @@ def _make_encode(name: str, is_q2_K: bool, has_importance: bool) -> Any:
                     for i in range(at, at + LANES * block, LANES):
                         sum_ = sum_ + load(w_lanes, i)
                     store(sum_w, LANES * b, sum_)
-                    scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, at, block, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
+                for b in range(0, blocks, 2):
+                    scale, neg_min, scale2, neg_min2 = scales_and_mins_f64(
+                        x_lanes, w_lanes, LANES * block * b, block, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes
+                    )
                     store(scales, LANES * b, scale)
                     store(neg_mins, LANES * b, neg_min)
+                    store(scales, LANES * (b + 1), scale2)
+                    store(neg_mins, LANES * (b + 1), neg_min2)
                 d = unsigned_scale(scales, sum_w, 0, blocks, max_scale_code, scale_codes)
                 dmin = unsigned_scale(neg_mins, sum_w, 0, blocks, max_scale_code, min_codes)
             store_half(half_words, 0, d)
