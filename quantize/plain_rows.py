@@ -54,7 +54,7 @@ GPU_TYPES = frozenset({
     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
     "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k",
 })  # fmt: skip
-GPU_ELEMENTS = 1 << 23  # of rows that are sent together: enough threads for all of a GPU
+GPU_ELEMENTS = 1 << 23  # of rows that jobs have encoded by one call, for several threads (`torch_encoders.threads`)
 
 
 @dataclass(frozen=True, eq=False)
