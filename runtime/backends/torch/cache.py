@@ -86,7 +86,7 @@ class DeviceCache:
         self.length, self.history = 0, ReferenceCache(limit)
         self.states = States(0, checkpoints) if any(layer.states for layer in layers.values()) else None
         self._stored: dict[tuple[int, str], Tensor] = {}
-        self.moves = 0
+        self.moves, self._reserved = 0, 0  # tokens that `reserve` has made room for
 
     @property
     def types(self) -> str:
@@ -104,13 +104,19 @@ class DeviceCache:
     def park(self) -> None:
         """Moves the rows to the machine's memory; they come back, layer by layer, when they are used."""
         self._stored = {key: stored.cpu() for key, stored in self._stored.items()}
+        self._reserved = 0
         self.moves += 1
 
     def reserve(self, n: int) -> None:
         """Has memory for the rows of n more tokens in every layer."""
+        if self.length + n <= self._reserved:
+            return
         for number, layer in self.layers.items():
             for name, part in layer.rows.items():
                 self._room(number, name, part.rows_of(self.length + n))
+        self._reserved = self.length + n
+        if all(part.every == 1 for layer in self.layers.values() for part in layer.rows.values()):
+            self._reserved = min((stored.shape[1] for stored in self._stored.values()), default=self.limit)
 
     @property
     def room(self) -> int:

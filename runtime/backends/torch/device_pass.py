@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,11 @@ class DevicePass:
     reduction  (n, share) of Settings.expert_reduction, or None
     scratch    bytes that attention may take for scores
     is_exact   whether products are made in float32
-    following  the op after it, if that is on the same device and can be computed with it; weights: those of the model
+    followers  the ops after it, as far as they are on the same device and can be computed with it
+    weights    those of the model
     ahead      what was computed with the op before: an op's results by the number of its value
+    turns      cosines, sines, first number and whether pairs are neighbours, by the numbers of values that are rotated where
+               they are read; readers: how many ops read each value
     prepared   what products have made of the values that they multiply, by the number of the value
     """
 
@@ -57,11 +60,13 @@ class DevicePass:
         self.device, self.op = torch.device("cpu"), None
         self.prepared: dict[int, dict[Any, Any]] = {}
         self.ahead: dict[int, list[Any]] = {}
+        self.turns: dict[int, tuple[Tensor, Tensor, int, bool]] = {}
         self._rotations: dict[tuple[bytes, float, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     op: Op | None
-    following: Op | None = None
+    followers: Sequence[Op] = ()
     weights: Weights
+    readers: Mapping[int, int]
     xp = torch
 
     def to_numpy(self, x: Tensor) -> np.ndarray:
@@ -111,6 +116,10 @@ class DevicePass:
         if prepared is not None and self.op is not None:
             self.prepared_of(self.op.outputs[0])[self.device if self.is_small else prepared.dtype] = prepared
         return out
+
+    @property
+    def following(self) -> Op | None:
+        return self.followers[0] if self.followers else None
 
     def observing(self) -> tuple[Observer, Op] | None:
         """The observer and the op, if it wants that op's inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -31,6 +32,7 @@ from .host_segment import HostSegment, state_layer
 from .op_places import Places
 from .weights import Weights
 
+_FOLLOWERS = 8  # ops, at most, that are looked at from one
 FIXED_DEVICES = ("cuda",)  # where passes over few tokens are recorded
 
 _Unit = HostSegment | tuple[torch.device, Op]
@@ -59,7 +61,9 @@ class TorchExecutable(Executable):
         self._body, self._head = self._units(places, graph.ops), self._units(places, graph.head)
         self._plain, self._observed = graph_layers(graph, settings)
         self._last = {id(units): _last_uses(units) for units in (self._body, self._head)}
+        self._readers = Counter(value.index for op in (*graph.ops, *graph.head) for value in op.inputs)
         self._keeping = [host for host in self.hosts if host in self._body]
+        self._foreseen: tuple[np.ndarray, np.ndarray] | None = None  # what a pass gave last, and logits of it
         self._passes, self._fixed_body, self._fixed_head = FixedPasses(), self._fixed(self._body), self._fixed(self._head)
 
     def _units(self, places: Places, members: Sequence[Op]) -> list[_Unit]:
@@ -115,12 +119,11 @@ class TorchExecutable(Executable):
         last: Sequence[int] | None = None,
     ) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n or wanted, n_embd]."""
+        rows = last_rows([count for _, count in caches], last)
         if generated and inputs is None and self._fixed_body is not None and self._observer is None:
             out = self._fixed_hidden(np.asarray(tokens, np.int64), caches, *self._fixed_body)
-        else:
-            out = self.hidden_passes([(tokens, caches, inputs)])[0]
-        rows = last_rows([count for _, count in caches], last)
-        return out if rows is None else out[rows]
+            return out if rows is None else out[rows]
+        return self._run_passes([(tokens, caches, inputs)], rows)[0]
 
     def _fixed(self, units: Sequence[_Unit]) -> tuple[int, torch.device] | None:
         """From which unit on a pass can be recorded, and on which device; None: not, since ops on the host, of another device
@@ -147,25 +150,32 @@ class TorchExecutable(Executable):
         values: dict[int, Result] = {}
         begun = DevicePass(tokens, caches, Observer(), None, self.settings.expert_reduction)
         self._run(self._body, values, begun, self.graph.hidden, range(first))
-        out = self._run_fixed(self._body, values, caches, begun.positions, self.graph.hidden, first, device)
+        parts = [(self._body, self.graph.hidden, first)]
+        if self._fixed_head is not None and self._fixed_head == (0, device) and self.graph.logits is not None:
+            parts.append((self._head, self.graph.logits, 0))
+        hidden, *logits = self._run_fixed(parts, values, caches, begun.positions, device)
+        self._foreseen = (hidden.copy(), logits[0]) if logits else None
         for cache, count in caches:
             cache.commit(count)
-        return to_numpy(out)
+        return hidden
 
     def _run_fixed(
         self,
-        units: list[_Unit],
+        parts: Sequence[tuple[list[_Unit], Value, int]],
         values: dict[int, Result],
         caches: Sequence[tuple[DeviceCache, int]],
         positions: np.ndarray,
-        result: Value,
-        first: int,
         device: torch.device,
-    ) -> Tensor:
-        def compute(step: FixedPass, own: dict[int, Tensor]) -> Tensor:
+    ) -> list[np.ndarray]:
+        """The results of parts of the graph, each of units from one on, of which the next one goes on with."""
+
+        def compute(step: FixedPass, own: dict[int, Tensor]) -> list[Tensor]:
             made: dict[int, Result] = {**own}
-            self._run(units, made, step, result, range(first, len(units)))
-            return _tensor(made[result.index])
+            results = []
+            for units, result, first in parts:
+                self._run(units, made, step, result, range(first, len(units)))
+                results.append(_tensor(made[result.index]))
+            return results
 
         inputs = {number: _tensor(value) for number, value in values.items()}
         step = self._passes.of(caches, inputs, device, len(positions), self.settings.expert_reduction, self.weights.exact)
@@ -178,6 +188,10 @@ class TorchExecutable(Executable):
     def hidden_passes(self, passes: Sequence[PassInputs]) -> list[np.ndarray]:
         """Each layer's ops for all passes before the next layer's, so that weights which are copied to a device are copied once
         for all. What a pass keeps from layer to layer waits in the machine's memory meanwhile."""
+        return self._run_passes(passes)
+
+    def _run_passes(self, passes: Sequence[PassInputs], rows: np.ndarray | None = None) -> list[np.ndarray]:
+        """As `hidden_passes`; these rows of the results, if not all."""
         observer, settings = self._observer or Observer(), self.settings
         steps = []
         for tokens, caches, inputs in passes:
@@ -201,10 +215,12 @@ class TorchExecutable(Executable):
         for _, caches, _ in passes:
             for cache, count in caches:
                 cache.commit(count)
-        return [to_numpy(_tensor(own[self.graph.hidden.index])) for own in values]
+        results = [_tensor(own[self.graph.hidden.index]) for own in values]
+        return [to_numpy(result if rows is None else result[torch.from_numpy(rows)]) for result in results]
 
     def release(self) -> None:
         self._passes.clear()
+        self._foreseen = None
 
     def _layer_parts(self) -> list[range]:
         """The numbers of units, cut behind those that make the residual stream after a layer."""
@@ -217,10 +233,15 @@ class TorchExecutable(Executable):
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
         if self.graph.logits is None:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
+        generated = len(hidden) <= GEMV_TOKENS if generated is None else generated
+        foreseen, self._foreseen = self._foreseen, None
+        if generated and foreseen is not None and np.array_equal(foreseen[0], hidden):
+            return foreseen[1]
         start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
         if generated and self._fixed_head is not None and self._observer is None and len(hidden) <= GEMV_TOKENS:
             positions = np.zeros(len(hidden), np.int64)
-            return to_numpy(self._run_fixed(self._head, start, [], positions, self.graph.logits, *self._fixed_head))
+            first, device = self._fixed_head
+            return self._run_fixed([(self._head, self.graph.logits, first)], start, [], positions, device)[0]
         step = DevicePass(np.zeros(len(hidden), np.int64), [], self._observer or Observer(), is_exact=self.weights.exact)
         self._run(self._head, start, step, self.graph.logits, range(len(self._head)))
         return to_numpy(_tensor(start[self.graph.logits.index]))
@@ -228,18 +249,26 @@ class TorchExecutable(Executable):
     @torch.inference_mode()
     def _run(self, units: list[_Unit], values: dict[int, Result], step: DevicePass, result: Value, part: range) -> None:
         """Runs the units of these numbers, and leaves those values that are read later, and `result`."""
-        last, step.weights = self._last[id(units)], self.weights
+        last, step.weights, step.readers = self._last[id(units)], self.weights, self._readers
         for number in part:
             unit = units[number]
             if isinstance(unit, HostSegment):
                 values.update(unit.run(step, self._keeping.index(unit) if step.segments else 0, values))
             else:
                 step.device, step.op = unit
-                following = units[number + 1] if number + 1 in part else None
-                step.following = following[1] if isinstance(following, tuple) and following[0] == step.device else None
+                step.followers = self._followers(units, number, part.stop)
                 self._compute(unit[1], step, values)
             for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
                 del values[index]
+
+    def _followers(self, units: list[_Unit], number: int, stop: int) -> list[Op]:
+        """A few ops after the one of a unit, as far as they are on its device."""
+        device, found = units[number][0], []  # type: ignore[index]
+        for unit in units[number + 1 : min(stop, number + 1 + _FOLLOWERS)]:
+            if isinstance(unit, HostSegment) or unit[0] != device:
+                break
+            found.append(unit[1])
+        return found
 
     def _compute(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""

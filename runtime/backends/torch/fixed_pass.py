@@ -1,7 +1,8 @@
 """Passes over a few tokens whose shapes and addresses stay the same while sequences grow, so that on CUDA all their launches
 are recorded once, as a graph, and replayed for each token.
 
-What changes from pass to pass lies in memory of its own: the values that ops on the host make, and the positions of the tokens.
+What changes from pass to pass lies in memory of its own: the values that ops on the host make, and the positions of the tokens;
+on CUDA first in the machine's memory, from where the recording copies them, and where it leaves the results.
 Attention sees all rows that a cache has memory for, and masks what is not there yet; when a cache gets other memory, a pass
 is recorded anew.
 """
@@ -21,11 +22,11 @@ from torch import Tensor
 from ...graph import Observer
 from ...graph.values import RotaryEmbedding
 from .cache import DeviceCache, FixedRows
-from .device_pass import DevicePass
+from .device_pass import DevicePass, to_numpy
 
 _KEPT = 16  # passes, at most, of an executable
 
-Compute = Callable[["FixedPass", dict[int, Tensor]], Tensor]
+Compute = Callable[["FixedPass", dict[int, Tensor]], Sequence[Tensor]]
 
 
 class FixedPass(DevicePass):
@@ -48,14 +49,16 @@ class FixedPass(DevicePass):
         self.device, self._recording, self._broken = device, None, False
         self.inputs = {number: torch.empty_like(value, device=device) for number, value in inputs.items()}
         self._positions = torch.zeros(n, dtype=torch.int64, device=device)
+        self._given = [_pinned(each) for each in (*self.inputs.values(), self._positions)]
+        self._givens = [each.numpy() for each in self._given]
         self._caches, self._room, row = [weakref.ref(each) for each, _ in caches], 0, 0
         for each, count in caches:
             rows = slice(row, row + count)
             self.segments.append((FixedRows(each, self._positions[rows]), rows))  # type: ignore[arg-type]
             self._room, row = max(self._room, each.room), rows.stop
-        self._moves, self._runs, self._result = [each.moves for each, _ in caches], 0, None
+        self._moves, self._runs, self._results = [each.moves for each, _ in caches], 0, []
 
-    _result: Tensor | None
+    _results: list[Tensor]
     _recording: torch.cuda.CUDAGraph | None
 
     def serves(self, caches: Sequence[tuple[DeviceCache, int]]) -> bool:
@@ -73,26 +76,27 @@ class FixedPass(DevicePass):
     def on_device(self, array: np.ndarray) -> Tensor:
         return _constant(array.tobytes(), array.dtype.str, array.shape, self.device)
 
-    def run(self, inputs: Mapping[int, Tensor], positions: np.ndarray, compute: Compute) -> Tensor:
+    def run(self, inputs: Mapping[int, Tensor], positions: np.ndarray, compute: Compute) -> list[np.ndarray]:
         """What `compute` makes of the values, for tokens at these positions. The first pass is made op by op, which builds
         what it needs; the second is recorded."""
-        for number, value in inputs.items():
-            self.inputs[number].copy_(value)
-        if len(positions):
-            self._positions.copy_(torch.from_numpy(positions))
+        for given, value in zip(self._givens, (*inputs.values(), positions), strict=True):
+            given[:] = value
         self._runs += 1
-        if self._runs == 1 or self.device.type != "cuda" or self._broken:
-            return self._compute(compute)
-        if self._recording is None:
+        if self._recording is None and self._runs > 1 and self.device.type == "cuda" and not self._broken:
             self._record(compute)
-        if self._recording is None or self._result is None:
-            return self._compute(compute)
+        if self._recording is None:
+            return [to_numpy(result) for result in self._compute(compute)]
         self._recording.replay()
-        return self._result
+        torch.cuda.current_stream(self.device).synchronize()
+        return [result.numpy().copy() for result in self._results]
 
-    def _compute(self, compute: Compute) -> Tensor:
+    def _compute(self, compute: Compute) -> Sequence[Tensor]:
         """Op by op."""
+        for given, own in zip(self._given, (*self.inputs.values(), self._positions), strict=True):
+            own.copy_(given, non_blocking=True)
         self._rotations.clear()
+        self.ahead.clear()
+        self.turns.clear()
         self.prepared.clear()
         return compute(self, dict(self.inputs))
 
@@ -100,12 +104,20 @@ class FixedPass(DevicePass):
         try:
             recording = torch.cuda.CUDAGraph()
             with torch.cuda.graph(recording, pool=_keeper(self.device).pool(), capture_error_mode="thread_local"):
-                self._result = self._compute(compute)
+                made = self._compute(compute)
+                self._results = [_pinned(result) for result in made]
+                for result, own in zip(self._results, made, strict=True):
+                    result.copy_(own, non_blocking=True)
         except Exception as error:  # of an operation that waits for the device, or a driver's
             self._broken = True
             note_unrecorded(str(self.device), str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
             return
         self._recording = recording
+
+
+def _pinned(like: Tensor) -> Tensor:
+    """Memory of the machine's that a device copies from and to by itself."""
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
 
 
 class FixedPasses:

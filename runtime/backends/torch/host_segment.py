@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class HostSegment:
         self.layers = {layer for layer in map(state_layer, members) if layer is not None}
         self._next = 1 + max(value.index for op in (*graph.ops, *graph.head) for value in op.outputs)
         self._helpers: set[Op] = set()
+        self._table = _only_table(self.members, store)
         before, (after, hidden) = self._entry(), self._exit()
         cache = tuple(spec for spec in graph.cache if spec.layer in self.layers)
         inner = replace(graph, ops=(*before, *members, *after), head=(), hidden=hidden, logits=None, layers=(), cache=cache)
@@ -96,6 +97,12 @@ class HostSegment:
         """Values by index -> outputs by index. number: of this segment, and of its caches within those of sequences."""
         n = len(step.tokens)
         caches = [(cache.hosts[number], rows.stop - rows.start) for cache, rows in step.segments]
+        if self._table is not None and self.executable.observer is None:
+            table, op = self._table
+            for cache, count in caches:
+                cache.commit(count)
+            rows = np.ascontiguousarray(table.lookup(step.tokens))
+            return {op.out.index: torch.from_numpy(rows if op.scale == 1 else rows * np.float32(op.scale))}
         inputs = [to_numpy(_tensor(values[value.index])).reshape(n, -1) for value in self.inputs]
         rows = np.concatenate(inputs, axis=1) if inputs else None
         whole = torch.from_numpy(self.executable.hidden(step.tokens, caches or [(self.new_cache(n), n)], rows, True))
@@ -115,6 +122,14 @@ class _OfMembers(ObserverGroup):
 
     def wants_output(self, op: Op) -> bool:
         return op not in self._helpers and super().wants_output(op)
+
+
+def _only_table(members: Sequence[Op], store: WeightStore) -> tuple[Any, ops.Embedding] | None:
+    """The table that tokens are looked up in and its op, where a segment has no other ops."""
+    op = members[0]
+    if len(members) > 1 or not isinstance(op, ops.Embedding) or op.by != "token":
+        return None
+    return store.matrix(op.table.name, *op.table.shape), op
 
 
 def state_layer(op: Op) -> int | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,14 @@ class Matrix:
         """x float32 [n, columns] -> float32 [n, rows], by the only matrix. prepared: as of `PackedMatrix.matmul`."""
         out = self._here().matmul(x, self.dtype, prepared=prepared)
         return out if self.factors is None else out * self.factors[0]
+
+    def multiply_together(self, others: Sequence[Matrix], x: Tensor, prepared: dict[Any, Any] | None = None) -> list[Tensor]:
+        """`multiply` of this matrix and of as many of the others, from the first on, as one kernel multiplies with it."""
+        plain = list(takewhile(lambda each: each._is_here and each.factors is None, (self, *others)))
+        count = self.stored.together([each.stored for each in plain[1:]], len(x), self.dtype) if plain else 0
+        if not count:
+            return [self.multiply(x, prepared)]
+        return self.stored.matmul_together([each.stored for each in plain[1 : count + 1]], x, prepared)
 
     def multiply_experts(self, x: Tensor, experts: Tensor, prepared: dict[Any, Any] | None = None) -> Tensor:
         """x float32 [n, columns] or [n, used, columns], experts int64 [n, used] -> float32 [n, used, rows]."""

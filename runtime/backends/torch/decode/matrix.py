@@ -7,7 +7,7 @@ device; with few vectors only what a kernel has in registers there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from .....errors import PlanError
 from .....formats import TYPES, TensorType, dims
 from .....quantize import can_encode, decode
 from .....quantize.torch_encoders.decoder import Decoder, decoder_of
-from ..triton import kernels_of, row_kernels
+from ..triton import MOST_TOGETHER, kernels_of, row_kernels
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
 KERNELS_TILE_WEIGHTS = (
@@ -112,8 +112,7 @@ class PackedMatrix:
         products have made of x, and what this one makes for others.
         """
         if self._kernels is not None and 0 < len(x) <= self._kernels.vectors:
-            which = self._numbers[matrix : matrix + 1].expand(len(x))
-            return self._matvec(x, dtype, which, True, prepared)
+            return self._matvec(x, dtype, self._numbers[matrix : matrix + 1], True, prepared)
         prepared = {} if prepared is None else prepared
         if dtype not in prepared or prepared[dtype].device != x.device:
             prepared[dtype] = x.to(dtype)
@@ -125,6 +124,29 @@ class PackedMatrix:
             out[:, start:stop] = _product(x, self._rounded_rows(start, stop, matrix, dtype))
         return out
 
+    def together(self, others: Sequence[PackedMatrix], count: int, dtype: torch.dtype) -> int:
+        """With how many of the others, from the first on, one kernel multiplies so many vectors; 0: not."""
+        kernels = self._kernels
+        if kernels is None or not 0 < count <= kernels.vectors or not kernels.multiplies_bytes(self.data, dtype):
+            return 0
+        for number, other in enumerate(others[: MOST_TOGETHER - 1]):
+            is_alike = (other.type, other.columns, other.device) == (self.type, self.columns, self.device)
+            if not is_alike or not kernels.multiplies_bytes(other.data, dtype):
+                return number
+        return min(len(others), MOST_TOGETHER - 1)
+
+    def matmul_together(self, others: Sequence[PackedMatrix], x: Tensor, prepared: dict[Any, Any] | None) -> list[Tensor]:
+        """`matmul` of this matrix and of others that `together` allows."""
+        parts, kernels = [(each.data, each.rows_per_matrix) for each in (self, *others)], self._kernels
+        assert kernels is not None
+        return kernels.matvec_bytes_of(parts, self._as_bytes(x, prepared), self._numbers[:1], self.columns)
+
+    def _as_bytes(self, x: Tensor, prepared: dict[Any, Any] | None) -> Any:
+        prepared = {} if prepared is None else prepared
+        if self.device not in prepared:
+            prepared[self.device] = row_kernels(self.device).as_bytes(x)
+        return prepared[self.device]
+
     def _matvec(
         self, x: Tensor, dtype: torch.dtype, matrices: Tensor, same: bool, prepared: dict[Any, Any] | None = None
     ) -> Tensor:
@@ -133,10 +155,8 @@ class PackedMatrix:
         assert kernels is not None
         if not kernels.multiplies_bytes(self.data, dtype):
             return kernels.matvec(self.data, x.to(dtype), matrices, self.rows_per_matrix, same)
-        prepared = {} if prepared is None else prepared
-        if self.device not in prepared:
-            prepared[self.device] = row_kernels(self.device).as_bytes(x)
-        return kernels.matvec_bytes(self.data, prepared[self.device], matrices, self.rows_per_matrix, self.columns, same)
+        words = self._as_bytes(x, prepared)
+        return kernels.matvec_bytes(self.data, words, matrices, self.rows_per_matrix, self.columns, same)
 
     def _rounded_rows(self, start: int, stop: int, matrix: int, dtype: torch.dtype) -> Tensor:
         if self._kernels is None:

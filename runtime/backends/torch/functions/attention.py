@@ -116,6 +116,13 @@ def attention(
     causal: bool,
     out: Value,
 ) -> Tensor:
+    if k is not None and v is not None and takes_new(step, step.op):
+        cache, sight = step.segments[0][0], Sight(scale, window, softcap, sinks, chunked, alibi, causal)
+        kernels, slopes = attention_kernels(step.device), step.on_device(alibi_slopes(q.shape[1], alibi)) if alibi else None
+        rows, op = (cache.stored(layer, "k"), cache.stored(layer, "v")), step.op
+        turn = step.turns.get(op.q.index) if isinstance(op, ops.Attention) else None
+        mixed, made = kernels.attend(q, *rows, cache.length, sight, slopes, kernels.New(k, v, turn))
+        return step.prepares(mixed, made).reshape(len(q), *out.shape)
     parts, written = [], [step.split(x) for x in (k, v) if x is not None]
     for number, ((cache, rows), own) in enumerate(zip(step.segments, step.split(q), strict=True)):
         cache.write_all(layer, {name: new[number] for name, new in zip(("k", "v"), written, strict=False)})
@@ -123,6 +130,29 @@ def attention(
         sight = Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
         parts.append(attend_cached(step, own, cache, layer, ("k", "v"), cache.length, sight))
     return joined(parts).reshape(len(q), *out.shape)
+
+
+def takes_new(step: DevicePass, op: Any) -> bool:
+    """Whether the kernel of an attention takes keys and values of its own tokens, and writes them to the cache."""
+    if len(step.segments) != 1 or not isinstance(step.segments[0][0], FixedRows) or not isinstance(op, ops.Attention):
+        return False
+    cache, kernels = step.segments[0][0], step.kernels(attention_kernels)
+    if not kernels or op.k is None or op.v is None or op.selection is not None or not op.causal:
+        return False
+    names = ("k", "v")
+    if len(step.tokens) > kernels.MOST_NEW or any(cache.rotation(op.layer, name) for name in names):
+        return False
+    return all(cache.stored(op.layer, name).is_floating_point() for name in names)
+
+
+def turned_later(step: DevicePass, rope: Any) -> tuple[Value, Value] | None:
+    """Queries and keys whose rotation, by the op `rope` and another one behind, is left to the attention's kernel, or None."""
+    op = next((op for op in step.followers if isinstance(op, ops.Attention)), None)
+    if op is None or op.k is None or op.q != rope.out or not takes_new(step, op):
+        return None
+    other = next((each for each in step.followers if isinstance(each, ops.Rope) and each.out == op.k), None)
+    is_alike = other is not None and other.rope is rope.rope and other.start == rope.start
+    return (op.q, op.k) if is_alike and all(step.readers[value.index] == 1 for value in (op.q, op.k)) else None
 
 
 def attend_cached(

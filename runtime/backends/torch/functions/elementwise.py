@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from ....graph.values import RotaryEmbedding, segments
 from ..device_pass import DevicePass, to_numpy
 from ..triton import row_kernels
 from ..weights import Matrix
+from .attention import turned_later
 
 
 def embedding(
@@ -29,8 +31,22 @@ def linear(step: DevicePass, x: Tensor, weight: Matrix, bias: Tensor | None) -> 
     if observing := step.observing():
         observer, op = observing
         observer.on_input(op, op.weights[0], 0, to_numpy(x))
-    out = weight.multiply(x, step.prepared_of(getattr(step.op, "x", None)))
+    out = _product(step, x, weight)
     return out if bias is None else out + bias
+
+
+def _product(step: DevicePass, x: Tensor, weight: Matrix) -> Tensor:
+    """With those of the ops behind that multiply the same few vectors."""
+    op, value = step.op, getattr(step.op, "x", None)
+    if op is not None and op.outputs[0].index in step.ahead:
+        return step.ahead.pop(op.outputs[0].index)[0]
+    prepared = step.prepared_of(value)
+    if value is None or not step.is_small or step.is_exact or step.kernels(row_kernels) is None:
+        return weight.multiply(x, prepared)
+    others = list(takewhile(lambda other: isinstance(other, ops.Linear) and other.x == value, step.followers))
+    out, *more = weight.multiply_together([step.weights.matrix(other.weights[0], step.device) for other in others], x, prepared)
+    step.ahead |= {other.outputs[0].index: [result] for other, result in zip(others, more, strict=False)}
+    return out
 
 
 def split(step: DevicePass, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
@@ -77,6 +93,11 @@ def norm(
 
 def rope(step: DevicePass, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
     cos, sin = step.rotations(rope)
+    if step.op is not None and step.op.outputs[0].index in step.turns:
+        return x
+    if later := turned_later(step, step.op):
+        step.turns |= {value.index: (cos, sin, start, rope.interleaved) for value in later}
+        return x
     if kernels := step.kernels(row_kernels):
         return kernels.rotated(x, cos, sin, start, rope.interleaved)
     if x.ndim == 3:

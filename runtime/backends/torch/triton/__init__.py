@@ -15,6 +15,7 @@ from .block_format import block_format
 if TYPE_CHECKING:
     from .launch import PackedProducts
 
+MOST_TOGETHER = 3  # matrices that one kernel multiplies with the same vectors
 _DEVICES = ("cuda",)  # torch's name of NVIDIA's GPUs and of AMD's
 
 

@@ -68,7 +68,10 @@ def byte_table(type_name: str) -> np.ndarray:
 
 
 class ByteText(Text):
-    arguments = "data, values, levels, x, row_words, part_words, matrices, out, count, columns, pairs, x_per_matrix"
+    arguments = (
+        "data, values, levels, x, row_words, part_words, matrices, out, count, columns, pairs, x_per_matrix, "
+        "distance1: tl.int64, count1, distance2: tl.int64, count2, SEVERAL: tl.constexpr"
+    )
     row_of_x = "row_words"
 
     def __init__(self, units: Units, form: BlockFormat, type_name: str, rows: int, vectors: int, lanes: int):
@@ -87,6 +90,28 @@ class ByteText(Text):
         if not line.step and form.size == 1 and len(values) > _TABLE:
             raise NoBytes
         self.fours, self.in_lanes = self._fours(), False
+
+    def _of_several(self) -> list[str]:
+        """If SEVERAL, count1 and count2 rows of other matrices, at these distances in bytes, follow; their results lie one
+        behind the other."""
+        rows, lines = len(self.rows), []
+        for number in (1, 2):
+            counted, tiles = "count + count1" if number == 2 else "count", f"tiles{number}"
+            lines += [
+                f"{tiles} = {'tiles1 + ' if number == 2 else ''}tl.cdiv({'count1' if number == 2 else 'count'}, {rows})",
+                f"is{number} = tile >= {tiles}",
+                f"skipped{number} = {counted}",
+            ]
+        for name, of_first, others in (
+            ("data", "0", ("distance1", "distance2")),
+            ("out", "0", ("skipped1 * pairs", "skipped2 * pairs")),
+        ):
+            lines.append(f"{name} += tl.where(is2, {others[1]}, tl.where(is1, {others[0]}, {of_first}))")
+        lines += [
+            "tile -= tl.where(is2, tiles2, tl.where(is1, tiles1, 0))",
+            "count = tl.where(is2, count2, tl.where(is1, count1, count))",
+        ]
+        return ["if SEVERAL:", *(f"    {line}" for line in lines)]
 
     def _fours(self) -> list[_Four]:
         """By place."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .dependent import begin
+
 
 @triton.jit
 def _place(index, PART: tl.constexpr):
@@ -152,9 +154,11 @@ def _level(levels, block, row, run, weight, FORMAT: tl.constexpr):
 
 @triton.jit
 def decode_rows(
-    data, values, levels, out, first_row, count, columns, FORMAT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+    data, values, levels, out, first_row, count, columns,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """out [count, columns]: rows first_row ... of the tensor, in out's type. Grid: (tiles of rows, tiles of columns)."""
+    begin(DEPENDENT)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = first_row + tl.minimum(at, count - 1).to(tl.int64)
     start = tl.program_id(1) * WIDTH
@@ -167,15 +171,16 @@ def decode_rows(
 @triton.jit
 def matvec(
     data, values, levels, x, matrices, out, count, columns, x_per_matrix,
-    FORMAT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, SAME: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out float32 [pairs, count]: matrix matrices[p], of `count` rows, times row p // x_per_matrix of x [any, columns].
 
-    Grid: (tiles of rows, pairs). Sums are float32.
+    Grid: (tiles of rows, pairs). Sums are float32. SAME: of all pairs matrices[0].
     """
+    begin(DEPENDENT)
     pair = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    rows = (tl.load(matrices + pair).to(tl.int64) * count + tl.minimum(at, count - 1))[:, None, None]
+    rows = (tl.load(matrices + (0 if SAME else pair)).to(tl.int64) * count + tl.minimum(at, count - 1))[:, None, None]
     run: tl.constexpr = FORMAT.run
     offsets = run * tl.arange(0, WIDTH // run)[None, :, None] + tl.arange(0, run)[None, None, :]
     vector = x + (pair // x_per_matrix).to(tl.int64) * columns

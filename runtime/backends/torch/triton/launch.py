@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from . import kernels
 from .block_format import block_format
 from .byte_source import byte_kernel, byte_table
 from .bytes4 import IS_INTERPRETED
+from .dependent import launched
 from .unit_source import LANES, unit_kernel, unit_tables
 from .units import units_of
 from .vector_bytes import VectorBytes
@@ -24,9 +27,9 @@ _VECTOR_TILE = 8, 512
 # registers, more read x less often.
 _IN_VECTORS, _BY_TABLE, _OTHERS = (4, 8), (2, 4), (4, 4)
 # Of products of bytes: words of a unit, the first that a type has, and weights, at most; rows and warps of a program, where it
-# has several vectors or there are many rows, and else.
+# has several vectors, and for one where there are many rows, and else. The fastest of those tried on an H100.
 _BYTE_WORDS, _CODEBOOK_WORDS, _BYTE_WEIGHTS = (4, 2, 8, 1), (2, 4, 1), 64
-_BYTE_TILE, _BYTE_TILE_OF_FEW, _MANY_ROWS = (4, 1), (2, 2), 8192
+_BYTE_TILE, _BYTE_TILE_OF_MANY, _BYTE_TILE_OF_FEW, _MANY_ROWS = (4, 1), (4, 2), (2, 2), 6144
 _CODEBOOK_WEIGHTS = 32  # of a unit at most, where codes stand for several weights
 _ROWS_OF_SEVERAL = 2  # of a program for several vectors
 _VECTORS = 4  # of a program at most
@@ -79,17 +82,19 @@ class PackedProducts:
             width,
             enable_fp_fusion=False,
             num_warps=_DECODE_WARPS,
+            **launched(data.device),
         )
         return out
 
     def matvec(self, data: Tensor, x: Tensor, matrices: Tensor, count: int, same: bool = False) -> Tensor:
         """Stacked matrices of `count` rows times vectors: float32 [pairs, count].
 
-        matrices: integers [pairs], which, the `same` for all if so; x: [n, columns], of which each row is for pairs / n
-        neighbouring pairs.
+        x: [n, columns]; matrices: integers [pairs], which, of which pairs / n neighbouring ones are for each row of x. same:
+        one number, for all rows.
         """
-        out = torch.empty((len(matrices), count), device=data.device)
-        x, matrices, pairs = x.contiguous(), matrices.contiguous(), len(matrices)
+        pairs = len(x) if same else len(matrices)
+        out = torch.empty((pairs, count), device=data.device)
+        x, matrices = x.contiguous(), matrices.contiguous()
         x_per_matrix = max(1, pairs // max(1, len(x)))
         if self._words and data.data_ptr() % 16 == 0:  # words are loaded whole
             vectors = min(_VECTORS, 1 << (pairs - 1).bit_length()) if same else 1
@@ -98,13 +103,14 @@ class PackedProducts:
             even = x.shape[1] % self._unit_columns == 0
             kernel[-(-count // rows), -(-pairs // vectors)](
                 data, self._unit_values, self._levels, x, matrices, out, count, x.shape[1], pairs, x_per_matrix, *self._magics,
-                even, num_warps=1,
+                even, same, num_warps=1, **launched(data.device),
             )  # fmt: skip
             return out
         rows, width = _VECTOR_TILE
         kernels.matvec[-(-count // rows), pairs](
-            data, self._values, self._levels, x, matrices, out, count, x.shape[1], x_per_matrix, self._format, rows, width
-        )
+            data, self._values, self._levels, x, matrices, out, count, x.shape[1], x_per_matrix, self._format, rows, width,
+            same, **launched(data.device),
+        )  # fmt: skip
         return out
 
     def multiplies_bytes(self, data: Tensor, dtype: torch.dtype) -> bool:
@@ -115,19 +121,34 @@ class PackedProducts:
         self, data: Tensor, x: VectorBytes, matrices: Tensor, count: int, columns: int, same: bool = False
     ) -> Tensor:
         """As `matvec`, of vectors as bytes."""
-        pairs = len(matrices)
-        out = torch.empty((pairs, count), device=data.device)
+        return self._multiply_bytes([(data, count)], x, matrices, columns, same)[0]
+
+    def matvec_bytes_of(self, parts: Sequence[tuple[Tensor, int]], x: VectorBytes, first: Tensor, columns: int) -> list[Tensor]:
+        """Products of all rows of x with up to three matrices, of these bytes and numbers of rows, by one kernel. first:
+        the number 0 on the device."""
+        return self._multiply_bytes(parts, x, first, columns, True)
+
+    def _multiply_bytes(
+        self, parts: Sequence[tuple[Tensor, int]], x: VectorBytes, matrices: Tensor, columns: int, same: bool
+    ) -> list[Tensor]:
+        (data, count), device = parts[0], parts[0][0].device
+        pairs, counts = len(x.words) if same else len(matrices), [each for _, each in parts]
+        out = torch.empty(pairs * sum(counts), device=device)
         x_per_matrix = max(1, pairs // max(1, len(x.words)))
         vectors = min(_VECTORS, 1 << (pairs - 1).bit_length()) if same else 1
-        rows, warps = _BYTE_TILE if vectors > 1 or count >= _MANY_ROWS else _BYTE_TILE_OF_FEW
+        of_one = _BYTE_TILE_OF_MANY if sum(counts) >= _MANY_ROWS else _BYTE_TILE_OF_FEW
+        rows, warps = _BYTE_TILE if vectors > 1 else of_one
         warps = warps if columns > 32 * self._weights_of_unit else 1
         kernel = byte_kernel(self._type, self._byte_words, rows, vectors, LANES * warps)
         even = columns % (LANES * warps * self._weights_of_unit) == 0
-        kernel[-(-count // rows), -(-pairs // vectors)](
+        others = [(other.data_ptr() - data.data_ptr(), each) for other, each in parts[1:]]
+        (distance1, count1), (distance2, count2) = [*others, (0, 0), (0, 0)][:2]
+        kernel[sum(-(-each // rows) for each in counts), -(-pairs // vectors)](
             data, self._byte_values, self._levels, x.words, x.words.shape[1], x.part_words, matrices.contiguous(), out, count,
-            columns, pairs, x_per_matrix, even, num_warps=warps,
+            columns, pairs, x_per_matrix, distance1, count1, distance2, count2, len(parts) > 1, even, same, num_warps=warps,
+            **launched(device),
         )  # fmt: skip
-        return out
+        return [part.view(pairs, -1) for part in out.split([pairs * each for each in counts])]
 
 
 def byte_tile(type_name: str) -> int:

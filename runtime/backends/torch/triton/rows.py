@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .bytes4 import store_bytes
+from .dependent import begin, launched
 from .vector_bytes import GROUP, VectorBytes, empty_bytes
 
 _WIDEST = 1 << 14  # row of a norm
@@ -23,9 +24,10 @@ _TILE = 1024  # numbers of a gated activation, or of a rotation
 @triton.jit
 def _norm(
     x, added, total, weight, out, words, row_words, part_words, width, epsilon, scale,
-    GROUPS: tl.constexpr, ADDS: tl.constexpr, WEIGHT: tl.constexpr, FORM: tl.constexpr,
+    GROUPS: tl.constexpr, ADDS: tl.constexpr, WEIGHT: tl.constexpr, FORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows. ADDS: of x + scale * added, which becomes `total`."""
+    begin(DEPENDENT)
     row, group = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = column < width
@@ -45,8 +47,12 @@ def _norm(
 
 
 @triton.jit
-def _gated(gate, up, out, words, row_words, part_words, width, GROUPS: tl.constexpr, GELU: tl.constexpr, FORM: tl.constexpr):
+def _gated(
+    gate, up, out, words, row_words, part_words, width,
+    GROUPS: tl.constexpr, GELU: tl.constexpr, FORM: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Grid: (rows, tiles)."""
+    begin(DEPENDENT)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = column < width
@@ -65,8 +71,9 @@ def _gated(gate, up, out, words, row_words, part_words, width, GROUPS: tl.conste
 
 
 @triton.jit
-def _as_bytes(x, words, row_words, part_words, width, GROUPS: tl.constexpr):
+def _as_bytes(x, words, row_words, part_words, width, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr):
     """Grid: (rows, tiles)."""
+    begin(DEPENDENT)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     numbers = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
@@ -74,35 +81,45 @@ def _as_bytes(x, words, row_words, part_words, width, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _rotate(
-    x, cos, sin, out, count, heads, pairs, begin,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    """Grid: tiles of rows, which are heads of tokens. pairs: of numbers that are rotated, from `begin` on."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < count) & (column < WIDTH)
-    place = column - begin
-    turned = (place >= 0) & (place < 2 * pairs)
+def turned(rows, column, token, cos, sin, first, pairs, inside, INTERLEAVED: tl.constexpr):
+    """Numbers at columns of rows with the angles of their tokens, all of shapes that broadcast. pairs: of numbers that are
+    rotated, from `first` on."""
+    place = column - first
+    is_turned = inside & (place >= 0) & (place < 2 * pairs)
     if INTERLEAVED:
         pair, is_first = place // 2, place % 2 == 0
         other = column + tl.where(is_first, 1, -1)
     else:
         pair, is_first = place % pairs, place < pairs
         other = column + tl.where(is_first, pairs, -pairs)
-    a = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
-    b = tl.load(x + row * WIDTH + other, mask=inside & turned, other=0.0)
-    angle = row // heads * pairs + pair
-    c = tl.load(cos + angle, mask=inside & turned, other=1.0)
-    s = tl.load(sin + angle, mask=inside & turned, other=0.0)
-    tl.store(out + row * WIDTH + column, a * c + tl.where(is_first, -b, b) * s, mask=inside)
+    a = tl.load(rows + column, mask=inside, other=0.0)
+    b = tl.load(rows + other, mask=is_turned, other=0.0)
+    c = tl.load(cos + token * pairs + pair, mask=is_turned, other=1.0)
+    s = tl.load(sin + token * pairs + pair, mask=is_turned, other=0.0)
+    return a * c + tl.where(is_first, -b, b) * s
+
+
+@triton.jit
+def _rotate(
+    x, cos, sin, out, count, heads, pairs, first,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Grid: tiles of rows, which are heads of tokens."""
+    begin(DEPENDENT)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row < count) & (column < WIDTH)
+    numbers = turned(x + row * WIDTH, column, row // heads, cos, sin, first, pairs, inside, INTERLEAVED)
+    tl.store(out + row * WIDTH + column, numbers, mask=inside)
 
 
 @triton.jit
 def _write(
-    rows, stored, rows1, stored1, positions, heads, room, room1, WIDTH: tl.constexpr, WIDTH1: tl.constexpr, BLOCK: tl.constexpr
-):
+    rows, stored, rows1, stored1, positions, heads, room, room1,
+    WIDTH: tl.constexpr, WIDTH1: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Grid: (tokens, heads, 1 or 2): into one memory, or into two."""
+    begin(DEPENDENT)
     token, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     at, place = (token * heads + head).to(tl.int64), tl.load(positions + token)
@@ -132,7 +149,7 @@ def norm(
     _norm[x.numel() // width,](
         x, x if added is None else added.contiguous(), total, out if weight is None else weight, out, words, *sizes, width,
         epsilon, scale, groups, added is not None, weight is not None, wanted if made is not None else "",
-        num_warps=8 if width > 2048 else 4 if width > 512 else 1,
+        num_warps=8 if width > 2048 else 4 if width > 512 else 1, **launched(x.device),
     )  # fmt: skip
     return total, out, made
 
@@ -143,7 +160,10 @@ def gated(gate: Tensor, up: Tensor, is_gelu: bool, wanted: str) -> tuple[Tensor,
     width, out = gate.shape[-1], torch.empty_like(gate)
     made, words, sizes = _prepared(gate, wanted)
     grid = gate.numel() // width, -(-width // _TILE)
-    _gated[grid](gate, up, out, words, *sizes, width, _TILE // GROUP, is_gelu, wanted if made is not None else "", num_warps=4)
+    _gated[grid](
+        gate, up, out, words, *sizes, width, _TILE // GROUP, is_gelu, wanted if made is not None else "", num_warps=4,
+        **launched(gate.device),
+    )  # fmt: skip
     return out, made
 
 
@@ -151,18 +171,22 @@ def as_bytes(x: Tensor) -> VectorBytes:
     """float [n, columns]; columns are a multiple of 32."""
     made = empty_bytes(*x.shape, x.device)
     grid = len(x), -(-x.shape[1] // _TILE)
-    _as_bytes[grid](x.contiguous(), made.words, made.words.shape[1], made.part_words, x.shape[1], _TILE // GROUP, num_warps=4)
+    _as_bytes[grid](
+        x.contiguous(), made.words, made.words.shape[1], made.part_words, x.shape[1], _TILE // GROUP, num_warps=4,
+        **launched(x.device),
+    )  # fmt: skip
     return made
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, begin: int, is_interleaved: bool) -> Tensor:
-    """x [n, ..., width] with pairs of numbers from `begin` on rotated; cos, sin: [n, pairs]."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_interleaved: bool) -> Tensor:
+    """x [n, ..., width] with pairs of numbers from `first` on rotated; cos, sin: [n, pairs]."""
     x = x.contiguous()
     width, out, count = x.shape[-1], torch.empty_like(x), x.numel() // x.shape[-1]
     block = triton.next_power_of_2(width)
     rows = max(1, _TILE // block)
     _rotate[-(-count // rows),](
-        x, cos, sin, out, count, count // len(x), cos.shape[1], begin, width, block, rows, is_interleaved, num_warps=4
+        x, cos, sin, out, count, count // len(x), cos.shape[1], first, width, block, rows, is_interleaved, num_warps=4,
+        **launched(x.device),
     )  # fmt: skip
     return out
 
@@ -173,7 +197,7 @@ def write(stored: Sequence[Tensor], rows: Sequence[Tensor], positions: Tensor) -
     block = triton.next_power_of_2(max(row.shape[2] for row in rows))
     _write[n, heads, len(rows)](
         rows[0].contiguous(), stored[0], rows[-1].contiguous(), stored[-1], positions, heads, stored[0].shape[1],
-        stored[-1].shape[1], width, rows[-1].shape[2], block, num_warps=1,
+        stored[-1].shape[1], width, rows[-1].shape[2], block, num_warps=1, **launched(positions.device),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from .....formats.layouts import layout_of
 from .block_format import BlockField, BlockFormat, Digit, block_format
+from .dependent import begin
 from .units import UnitBits, Units, units_of
 
 LANES = 32
@@ -49,7 +50,7 @@ def unit_kernel(type_name: str, words: int, rows: int, vectors: int) -> Any:
 def compiled(text: str, file: str, **names: Any) -> Any:
     """The function `product` of a text, which may use these names."""
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # where Triton reads a kernel's source
-    scope: dict[str, Any] = {"__name__": __name__, **names}
+    scope: dict[str, Any] = {"__name__": __name__, "begin": begin, **names}
     exec(compile(text, file, "exec"), scope)
     return scope["product"]
 
@@ -99,10 +100,13 @@ class Text:
         pair_values = [(vector, f"pair{vector}") for vector in self.vectors]
         totals = [f"total{row}_{vector}" for row in self.rows for vector in self.vectors]
         head = [
-            f"first = tl.program_id(0) * {len(self.rows)}",
+            "tile = tl.program_id(0)",
+            *self._of_several(),
+            f"first = tile * {len(self.rows)}",
             f"pair = tl.program_id(1) * {len(self.vectors)}",
-            "matrix = tl.load(matrices + pair).to(tl.int64) * count",
             f"row_bytes = {form.meta_bytes} + columns // {form.block} * {form.block_bytes}",
+            "begin(DEPENDENT)",
+            "matrix = tl.load(matrices + (0 if SAME else pair)).to(tl.int64) * count",
             f"all_units = columns // {form.block} * {units.count}",
             *(f"{name} = data + (matrix + tl.minimum(first + {row}, count - 1)) * row_bytes" for row, name in row_values),
             *(f"{name} = tl.minimum(pair + {vector}, pairs - 1)" for vector, name in pair_values),
@@ -130,7 +134,7 @@ class Text:
                 tail.append(f"tl.store({place}, tl.sum(total{row}_{vector}, axis=0){scale}, mask={inside})")
         return "\n".join([
             "import triton", "import triton.language as tl", "", "", "@triton.jit", "def product(",
-            f"    {self.arguments}, EVEN: tl.constexpr,",
+            f"    {self.arguments}, EVEN: tl.constexpr, SAME: tl.constexpr, DEPENDENT: tl.constexpr,",
             "):",
             *(f"    {line}" for line in head),
             f"    for start in range(0, all_units, {self.lanes}):",
@@ -138,6 +142,10 @@ class Text:
             *(f"    {line}" for line in tail),
             "",
         ])  # fmt: skip
+
+    def _of_several(self) -> list[str]:
+        """What makes of `tile` that of one of several matrices, where a kernel has several."""
+        return []
 
     def _vector(self, vector: int) -> None:
         """x{vector}_{place}, and where runs are moved, sum{vector}_{run}."""

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("triton")
+import torch
 from checkpoint_cases import convert_case
 from op_graphs import DEVICE
+from row_numbers import vector_numbers
 
+from ggufmill import quantize_model
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.backends.torch import cache, executable, fixed_pass
+from ggufmill.runtime.backends.torch import cache, executable, fixed_pass, weights
 from ggufmill.runtime.backends.torch import triton as kernels_package
 from ggufmill.runtime.backends.torch.decode import matrix
+from ggufmill.runtime.backends.torch.triton.launch import PackedProducts
 
 pytestmark = pytest.mark.oracle
 
@@ -98,26 +105,72 @@ def test_a_pass_that_cannot_be_recorded_is_noted_once(monkeypatch):
     fixed_pass.note_unrecorded("cuda:9", "an operation waits")
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels of rows are used anyway")
-@pytest.mark.parametrize("case", ["llama", "gpt-oss"])
-def test_passes_with_kernels_of_rows_and_attention(loaded, monkeypatch, case):
-    """In Triton's interpreter; products are torch's."""
-    plain = loaded(case, ())
-    prompt, generated = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [13, 14]
-
-    def logits(model):
-        session = model.session()
-        return np.array([session.feed(prompt), *(session.feed([token]) for token in generated)])
-
-    expected = logits(plain)
+@pytest.fixture
+def interpreted(monkeypatch):
+    """All kernels of Triton serve the processor, in its interpreter."""
     monkeypatch.setattr(kernels_package, "_DEVICES", ("cpu",))
     monkeypatch.setattr(kernels_package, "_served", lambda device: True)
-    monkeypatch.setattr(matrix, "kernels_of", lambda type_name, device: None)
-    kernels = kernels_package.row_kernels, kernels_package.attention_kernels
+    kernels = kernels_package.row_kernels, kernels_package.attention_kernels, kernels_package.kernels_of
     for cached in kernels:
         cached.cache_clear()
-    try:
-        np.testing.assert_allclose(logits(loaded(case, ("cpu",))), expected, rtol=0, atol=1e-4)
-    finally:
-        for cached in kernels:
-            cached.cache_clear()
+    yield
+    for cached in kernels:
+        cached.cache_clear()
+
+
+def few_logits(model):
+    """Of a prompt and of two tokens after it."""
+    session = model.session()
+    return np.array([session.feed([3, 4, 5, 6, 7, 8, 9, 10, 11, 12]), *(session.feed([token]) for token in (13, 14))])
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels of rows are used anyway")
+@pytest.mark.parametrize("case", ["llama", "gpt-oss"])
+def test_passes_with_kernels_of_rows_and_attention(loaded, monkeypatch, request, case):
+    """In Triton's interpreter; products are torch's."""
+    expected = few_logits(loaded(case, ()))
+    request.getfixturevalue("interpreted")
+    monkeypatch.setattr(matrix, "kernels_of", lambda type_name, device: None)
+    np.testing.assert_allclose(few_logits(loaded(case, ("cpu",))), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="they are used anyway")
+def test_packed_matrices_are_multiplied_together(paths, tmp_path, monkeypatch, request):
+    """Queries, keys and values, and gate and up, by one kernel each; torch does its work here."""
+    path, together = tmp_path / "llama-q8_0.gguf", []
+    quantize_model(paths["llama"], path, "q8_0")
+    expected = few_logits(load_model(path, device="cpu", exact=True, threads=1, n_ctx=80))
+    request.getfixturevalue("interpreted")
+    monkeypatch.setattr(executable, "FIXED_DEVICES", ("cpu",))
+    monkeypatch.setattr(weights.Weights, "product_dtype", lambda self, device: torch.bfloat16)
+
+    def multiplied(self, parts, x, matrices, columns, same):
+        together.append(len(parts))
+        numbers = torch.from_numpy(vector_numbers(x, columns)).float()
+        return [numbers @ self.decode(data, columns, 0, count).T for data, count in parts]
+
+    monkeypatch.setattr(PackedProducts, "_multiply_bytes", multiplied)
+
+    def decoded(self, data, columns, first, count, dtype=torch.float32):
+        rows = data.numpy().reshape(-1, TYPES[self._type].row_bytes(columns))[first : first + count]
+        return torch.from_numpy(decode(rows, self._type, columns)).to(dtype)
+
+    monkeypatch.setattr(PackedProducts, "decode", decoded)
+    model = load_model(path, device="cpu", exact=False, threads=1, n_ctx=80)
+    np.testing.assert_allclose(few_logits(model), expected, rtol=0, atol=0.05 * np.abs(expected).max())
+    layers, generated = len(model.graph.layers), [each for each in together if each > 1]
+    assert generated == 2 * layers * [3, 2]
+
+
+def test_logits_of_a_pass_are_not_those_of_other_states(loaded):
+    """They are computed with the states that they belong to, and given for these alone."""
+    model = loaded("llama", (DEVICE.split(":")[0],))
+    cache = model.new_cache(20)
+    (hidden,) = model.hidden([(cache, [5])], generated=True)
+    assert model.executable._foreseen is not None
+    doubled = model.head(2 * hidden, True)
+    np.testing.assert_allclose(doubled, 2 * model.head(hidden, True), rtol=1e-4)
+    (hidden,) = model.hidden([(cache, [6])], generated=True)
+    given = model.head(hidden, True)
+    given[:] = 0
+    assert model.head(hidden, True).any()

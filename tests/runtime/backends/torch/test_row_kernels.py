@@ -5,20 +5,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from row_numbers import vector_numbers  # noqa: E402
 from triton_place import at_place, on_device  # noqa: E402, F401
 
 from ggufmill.runtime.backends.torch.functions.attention import Sight, attend  # noqa: E402
 from ggufmill.runtime.backends.torch.triton import attention, rows  # noqa: E402
 
 pytestmark = pytest.mark.oracle
-
-
-def numbers(made, columns):
-    """What `VectorBytes` stand for: [n, columns]."""
-    words, part = made.words.cpu().numpy(), made.part_words
-    high, low = (np.ascontiguousarray(words[:, at : at + columns // 4]).view(np.int8).astype(int) for at in (0, part))
-    scales = np.ascontiguousarray(words[:, 2 * part : 2 * part + columns // 32]).view(np.float32)
-    return (256 * high + low) * np.repeat(scales, 32, axis=1)
 
 
 def close(found, expected, tolerance=1e-5):
@@ -34,7 +27,7 @@ def test_norms(n, width):
         assert same is x
         close(found, expected)
         if wanted == "bytes":
-            close(numbers(made, width), expected, 2e-4)
+            close(vector_numbers(made, width), expected, 2e-4)
         if wanted == "bf16":  # which the interpreter cuts off
             torch.testing.assert_close(made.float(), found, rtol=2**-7, atol=0)
         assert wanted or made is None
@@ -52,7 +45,7 @@ def test_gated_activations(is_gelu, of):
     expected = (of(gate, approximate="tanh") if is_gelu else of(gate)) * up
     found, made = rows.gated(gate, up, is_gelu, "bytes")
     close(found, expected)
-    close(numbers(made, 1056), expected, 4e-4)
+    close(vector_numbers(made, 1056), expected, 4e-4)
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
@@ -110,5 +103,38 @@ def test_attention(n, past, options):
     found, made = attention.attend(q, keys, values, torch.tensor(past) if n < 9 else past, sight, slopes)
     close(found, expected)
     if made is not None:
-        close(numbers(made, heads * v_width), expected.reshape(n, -1), 1e-4)
+        close(vector_numbers(made, heads * v_width), expected.reshape(n, -1), 1e-4)
     assert (made is not None) == (n < 9)
+
+
+@pytest.mark.parametrize(
+    ("n", "past", "options", "is_interleaved"),
+    [
+        (1, 0, {}, True),
+        (1, 200, {}, False),
+        (3, 300, {"window": 50}, None),
+        (8, 63, {"window": 4}, True),
+        (2, 260, {"sinks": 1}, False),
+    ],
+)
+def test_attention_with_keys_that_are_not_in_memory_yet(n, past, options, is_interleaved):
+    """None: nothing is rotated."""
+    heads, kv_heads, width, v_width, room = 24, 2, 24, 32, 512
+    q = torch.randn(n, heads, width)
+    memory = [torch.full((kv_heads, room, size), torch.nan).half() for size in (width, v_width)]
+    for each in memory:
+        each[:, :past] = torch.randn(kv_heads, past, each.shape[2])
+    new = [torch.randn(n, kv_heads, size) for size in (width, v_width)]
+    sight = Sight(0.3, **{**options, "sinks": torch.randn(heads) if "sinks" in options else None})
+    turn = None if is_interleaved is None else (torch.randn(n, 8), torch.randn(n, 8), 4, is_interleaved)
+    turned = [each if turn is None else rows.rotated(each, *turn) for each in (q, new[0])]
+    expected_memory = [each.clone() for each in memory]
+    for each, own in zip(expected_memory, (turned[1], new[1]), strict=True):
+        each[:, past : past + n] = own.transpose(0, 1).half()
+    seen = [each[:, : past + n].float() for each in expected_memory]
+    expected = attend(Pass(), turned[0], *seen, sight)
+    found, _ = attention.attend(q, *memory, torch.tensor(past), sight, None, attention.New(*new, turn))
+    close(found, expected, 1e-4)
+    for each, own in zip(memory, expected_memory, strict=True):
+        close(each[:, : past + n].float(), own[:, : past + n].float(), 1e-3)
+        assert each[:, past + n :].isnan().all()

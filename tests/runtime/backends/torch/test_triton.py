@@ -97,6 +97,16 @@ def test_products_of_bytes(name):
     close_to(found, x @ weights.T, (np.abs(x) @ np.abs(weights).T).max())
 
 
+def test_products_of_several_matrices_by_one_kernel():
+    n, x = 256, np.random.default_rng(3).standard_normal((2, 256)).astype(np.float32)
+    packed = [finite_rows("q4_K", count, n, seed) for seed, count in enumerate((5, 3, 9))]
+    products, parts = PackedProducts("q4_K", PLACE), [(on_device(q).reshape(-1), len(q)) for q in packed]
+    found = products.matvec_bytes_of(parts, as_bytes(on_device(x.copy())), torch.zeros(1, dtype=torch.int64), n)
+    for product, q in zip(found, packed, strict=True):
+        weights = decode(q, "q4_K", n)
+        close_to(product, x @ weights.T, (np.abs(x) @ np.abs(weights).T).max())
+
+
 @pytest.fixture
 def served_cpu(monkeypatch):
     """Packed matrices on the processor use the kernels, interpreted."""
@@ -257,23 +267,28 @@ from triton.compiler import ASTSource
 from triton.backends.compiler import GPUTarget
 from ggufmill.runtime.backends.torch.triton import kernels
 from ggufmill.runtime.backends.torch.triton.block_format import block_format
-from ggufmill.runtime.backends.torch.triton.launch import unit_tile
+from ggufmill.runtime.backends.torch.triton.byte_source import byte_kernel
+from ggufmill.runtime.backends.torch.triton.launch import byte_tile, unit_tile
 from ggufmill.runtime.backends.torch.triton.unit_source import unit_kernel
-types = dict(data="*u8", values="*fp32", levels="*fp32", out="*fp32", matrices="*i64")
+types = dict(data="*u8", values="*fp32", levels="*fp32", out="*fp32", matrices="*i64", distance1="i64", distance2="i64")
+begun = dict(DEPENDENT=True)
 for name in ("q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks", "iq4_kss", "iq3_xxs"):
     form = block_format(name)
     for kernel, x, constants in (
-        (kernels.matvec, "*fp32", dict(FORMAT=form, ROWS=8, WIDTH=512)),
+        (kernels.matvec, "*fp32", dict(FORMAT=form, ROWS=8, WIDTH=512, SAME=True)),
         (kernels.decode_rows, "*bf16", dict(FORMAT=form, ROWS=4, WIDTH=512)),
-        (unit_kernel(name, *unit_tile(name), 1), "*bf16", dict(EVEN=False)),
+        (unit_kernel(name, *unit_tile(name), 1), "*bf16", dict(EVEN=False, SAME=False)),
+        (byte_kernel(name, byte_tile(name), 2, 1, 64), "*i32", dict(EVEN=False, SAME=True, SEVERAL=True)),
     ):
         if kernel is None:
             continue
         print(name, kernel.__name__)
-        types["values"] = "*i32" if form.size > 1 and "EVEN" in constants else "*fp32"
+        types["values"] = "*i32" if form.size > 1 and "EVEN" in constants or "SEVERAL" in constants else "*fp32"
+        constants |= begun
         signature = {k: "constexpr" if k in constants else x if k == "x" else types.get(k, "i32") for k in kernel.arg_names}
         compiled = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
         assert ".target sm_90" in compiled.asm["ptx"]
+        assert "griddepcontrol.wait" in compiled.asm["ptx"]
 """
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
