@@ -80,14 +80,14 @@ def file_metadata(path: Path) -> dict[str, Any]:
 
 
 def _front_matter(path: Path, notes: list[str]) -> dict[str, Any]:
-    import yaml
-
     check_regular(path)
     try:
         with path.open(encoding="utf-8") as file:
             match = _FRONT_MATTER.match(file.read(_MAX_CHARACTERS))
         if match is None:
             return {}
+        import yaml  # takes longer than looking for a card
+
         # Cards have the language no (Norwegian), which YAML reads as false, and tabs, which it does not allow.
         text = re.sub(r"^([ \t]*- )no$", r'\1"no"', match[1], flags=re.MULTILINE).replace("\t", "  ")
         card = yaml.load(text, _loader())

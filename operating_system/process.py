@@ -8,12 +8,14 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
 
 resource: Any = None
 with suppress(ImportError):  # Windows
@@ -129,4 +131,6 @@ def reuse_address(listener: socket.socket) -> None:
     """Lets a socket be bound to the address of a server that has just ended. Not on Windows, where that is so by itself and the
     option would let two servers share a port."""
     if sys.platform != "win32":
+        import socket  # whoever has a listener has imported it: most verbs do not
+
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
