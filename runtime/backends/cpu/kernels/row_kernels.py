@@ -162,6 +162,19 @@ def sigmoid_gate(task, number):
             y[j] /= divisor
 
 
+@task_kernel(x=updates(HEADS), gate=reads(ROWS))
+def gate_heads(task, number):
+    """x /= 1 + exp(-gate), head by head of every row. gate: float32 [rows, heads]."""
+    first, stop, _, _ = cell(task, number)
+    for r in range(first, stop):
+        gates = row_of(task.gate, r, 0, task.x.heads)
+        for h in range(task.x.heads):
+            factor = np.float32(1) / (np.float32(1) + exp(-gates[h]))
+            head = head_of(task.x, r, h, 0, task.x.width)
+            for j in range(task.x.width):
+                head[j] *= factor
+
+
 @task_kernel(x=reads(HEADS), out=writes(HEADS), index=reads(ARRAY))
 def copy(task, number):
     """Copies rows of heads. index: int64 [rows] which rows of x (0: one after the other; -1: none)."""

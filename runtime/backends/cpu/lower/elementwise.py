@@ -13,6 +13,7 @@ from ....graph.ops import (
     Add,
     Concat,
     Embedding,
+    GateHeads,
     HiddenInput,
     LatentAttention,
     Norm,
@@ -24,7 +25,7 @@ from ....graph.ops import (
 )  # fmt: skip
 from ....graph.values import RotaryEmbedding, segments
 from ..kernels import row_kernels
-from ..memory import Partition, View
+from ..memory import Partition, View, with_heads
 from ..pass_program import PassProgram
 from .step import Step, lowers
 
@@ -170,6 +171,16 @@ def multiply(program: PassProgram, x: Value, weight: np.ndarray, out: Value) -> 
     view = program.contiguous(x)
     partition = program.by_rows(view)
     program.task(row_kernels.multiply, partition, x=view, out=program.result(out, x, partition, rows=True), weight=weight)
+
+
+@lowers(GateHeads)
+def gate_heads(program: PassProgram, x: Value, gate: Value, out: Value) -> None:
+    view = program.contiguous(x)
+    partition = program.by_rows(view)
+    to = program.result(out, x, partition, rows=True)
+    if to.address != view.address:
+        program.copy(view, to)
+    program.task(row_kernels.gate_heads, partition, x=with_heads(to, *x.shape), gate=program.view(gate))
 
 
 @lowers(SigmoidGate)

@@ -7,7 +7,7 @@ from typing import Any
 from ....graph import Observer, Value, Weight
 from ....graph.compressed_attention_ops import AverageRun, Compress
 from ....graph.hyper_connection_ops import MatchStreams, ScoreStreams
-from ....graph.ops import GateHeads, NgramEmbedding, Op, ScaleByPosition, Split
+from ....graph.ops import NgramEmbedding, Op, ScaleByPosition, Split
 from ...reference.fallback import note_fallback
 from ...reference.functions import FUNCTIONS
 from ...reference.reference_pass import ReferencePass
@@ -17,7 +17,7 @@ from ..pass_cache import PassCache
 from ..pass_program import PassProgram
 from .step import Step
 
-FAST_ENOUGH = (AverageRun, Compress, GateHeads, MatchStreams, NgramEmbedding, ScaleByPosition, ScoreStreams)
+FAST_ENOUGH = (AverageRun, Compress, MatchStreams, NgramEmbedding, ScaleByPosition, ScoreStreams)
 
 
 class ReferenceStep(Step):
