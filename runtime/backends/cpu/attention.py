@@ -40,6 +40,11 @@ class AttentionParams:
         """Whether flash attention can do it."""
         return self.causal and self.slopes is None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all queries see all keys, and nothing else counts."""
+        return not self.causal and not self.window and self.slopes is None and self.sinks is None
+
 
 def first_key(position: int, window: int, causal: bool = True) -> int:
     """The first position that a query sees; window, causal: as in `AttentionParams`."""

@@ -12,8 +12,10 @@ from ....graph.ops import Attention
 from ....graph.values import alibi_slopes
 from ....placement.compute_buffers import SCORES_BYTES
 from ....settings import PLAIN_TYPES
+from .. import flash
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
+from ..kv_cache import CacheRows
 from ..memory import Partition, with_heads
 from ..pass_program import PassProgram
 from .sparse_attention import attend_blocks
@@ -61,6 +63,7 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
         if v_rotation:
             out.rotate(result, result, v_rotation, by_heads)
         return
+    params, all_see_all = attention.params, out.settings.flash and attention.params.is_full
     queries, result, state = attention.q.array, attention.result.array, out.run_inputs
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
 
@@ -69,9 +72,26 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
             new = at.stop - at.start
             keys = cache.read(attention.layer, attention.keys, new)
             values = cache.read(attention.layer, attention.values, new)[..., : attention.result.width]
-            stored_scores_attention(queries[at], keys, values, result[at], attention.params, scores_bytes, out.workers)
+            if all_see_all:
+                full_attention(queries[at], keys, values, result[at], params, out.workers)
+            else:
+                stored_scores_attention(queries[at], keys, values, result[at], params, scores_bytes, out.workers)
 
     out.call(with_scores)
+
+
+def full_attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray, params: AttentionParams, workers: Workers
+) -> None:
+    """Attention of all queries to all keys: q float32 [n, heads, width], keys and values [kv heads, m, width], into out
+    [n, heads, width]. To flash attention, in which the queries of one token see the same keys, all are of one token."""
+    n, heads, width = q.shape
+    group, v_width = (len(keys), n, heads // len(keys)), out.shape[2]
+    by_key_head = q.reshape(n, len(keys), -1, width).transpose(1, 0, 2, 3).reshape(1, n * heads, width)
+    result = np.empty((1, n * heads, v_width), np.float32)
+    rows = CacheRows.of(keys), CacheRows.of(values)
+    flash.attend([flash.Segment(by_key_head, *rows, keys.shape[1] - 1, result)], len(keys), params, workers)
+    out[...] = result.reshape(*group, v_width).transpose(1, 0, 2, 3).reshape(out.shape)
 
 
 def stored_scores_attention(
