@@ -57,6 +57,7 @@ class TorchExecutable(Executable):
         self.graph, self.weights, self.store, self.settings, self.places = graph, weights, store, settings, places
         self.hosts: list[HostSegment] = []
         self._known: dict[int, bool] = {}  # by the op's id
+        self._behind: dict[tuple[int, int, int], list[Op]] = {}
         self._layer_devices: dict[int, torch.device] = {}
         self._body, self._head = self._units(places, graph.ops), self._units(places, graph.head)
         self._plain, self._observed = graph_layers(graph, settings)
@@ -76,6 +77,8 @@ class TorchExecutable(Executable):
                 units.append(self.hosts[-1])
                 continue
             units += [(place, op) for op in run]
+            if self.hosts and self.hosts[-1].next_device is None:
+                self.hosts[-1].next_device = place
             for layer in map(state_layer, run):
                 if layer is not None:
                     self._layer_devices[layer] = place
@@ -263,11 +266,14 @@ class TorchExecutable(Executable):
 
     def _followers(self, units: list[_Unit], number: int, stop: int) -> list[Op]:
         """A few ops after the one of a unit, as far as they are on its device."""
+        if (known := self._behind.get((id(units), number, stop))) is not None:
+            return known
         device, found = units[number][0], []  # type: ignore[index]
         for unit in units[number + 1 : min(stop, number + 1 + _FOLLOWERS)]:
             if isinstance(unit, HostSegment) or unit[0] != device:
                 break
             found.append(unit[1])
+        self._behind[id(units), number, stop] = found
         return found
 
     def _compute(self, op: Op, step: DevicePass, values: dict[int, Result]) -> None:

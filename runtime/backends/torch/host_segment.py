@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ....quantize.torch_encoders.decoder import decoder_of
 from ...graph import Graph, Observer, Op, Value, ops
 from ...graph.observer import ObserverGroup
 from ...settings import Settings
 from ..cpu import executable as cpu
-from ..cpu.weights import WeightStore
+from ..cpu.weights import WeightMatrix, WeightStore
 from .device_pass import DevicePass, Result, to_numpy
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ class HostSegment:
     layers   whose state the ops keep, in caches of the cpu backend
     inputs   values that come from other ops, as the columns of one `HiddenInput`
     outputs  values that other ops read
+    next_device  where the ops behind are; None: nowhere
     """
+
+    next_device: torch.device | None = None
 
     def __init__(self, graph: Graph, members: Sequence[Op], wanted: Collection[int], store: WeightStore, settings: Settings):
         """wanted: indexes of the values that are read outside."""
@@ -101,13 +105,22 @@ class HostSegment:
             table, op = self._table
             for cache, count in caches:
                 cache.commit(count)
-            rows = np.ascontiguousarray(table.lookup(step.tokens))
-            return {op.out.index: torch.from_numpy(rows if op.scale == 1 else rows * np.float32(op.scale))}
+            rows = self._looked_up(table, step)
+            return {op.out.index: rows if op.scale == 1 else rows * op.scale}
         inputs = [to_numpy(_tensor(values[value.index])).reshape(n, -1) for value in self.inputs]
         rows = np.concatenate(inputs, axis=1) if inputs else None
         whole = torch.from_numpy(self.executable.hidden(step.tokens, caches or [(self.new_cache(n), n)], rows, True))
         parts = torch.split(whole, [prod(value.shape) for value in self.outputs], dim=1)
         return {value.index: part.reshape(n, *value.shape) for value, part in zip(self.outputs, parts, strict=True)}
+
+    def _looked_up(self, table: WeightMatrix, step: DevicePass) -> Tensor:
+        """The rows of a pass's tokens; many are decoded by the device that reads them."""
+        stored, bytes_of_rows = table.tensor.stored, table.tensor.mapped
+        on_device = not step.is_small and self.next_device is not None and self.next_device.type != "cpu"
+        if not on_device or stored is None or stored.rows != 1 or table.tensor.scale is not None or bytes_of_rows is None:
+            return torch.from_numpy(np.ascontiguousarray(table.lookup(step.tokens)))
+        rows = torch.from_numpy(bytes_of_rows[step.tokens]).to(self.next_device)
+        return decoder_of(stored.name, self.next_device)(rows, table.columns)
 
 
 class _OfMembers(ObserverGroup):
@@ -124,7 +137,7 @@ class _OfMembers(ObserverGroup):
         return op not in self._helpers and super().wants_output(op)
 
 
-def _only_table(members: Sequence[Op], store: WeightStore) -> tuple[Any, ops.Embedding] | None:
+def _only_table(members: Sequence[Op], store: WeightStore) -> tuple[WeightMatrix, ops.Embedding] | None:
     """The table that tokens are looked up in and its op, where a segment has no other ops."""
     op = members[0]
     if len(members) > 1 or not isinstance(op, ops.Embedding) or op.by != "token":

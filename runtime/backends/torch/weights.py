@@ -111,6 +111,7 @@ class Weights:
         self.source, self.homes, self.exact = source, homes, exact
         self._stored: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, torch.device], Tensor] = {}
+        self._here: dict[tuple[str, torch.device], Matrix] = {}  # whose bytes stay on an accelerator
         self._lock = threading.Lock()
         self._copies: _Copies | None = None
 
@@ -147,6 +148,8 @@ class Weights:
 
     def matrix(self, weight: Weight, device: torch.device) -> Matrix:
         """A weight for products on a device. Raises FormatError where it is missing."""
+        if (known := self._here.get((weight.name, device))) is not None:
+            return known
         tensor, dtype = self._tensor(weight), self.product_dtype(device)
         home = self.homes.get(weight.name, device)
         with self._lock:
@@ -155,7 +158,10 @@ class Weights:
         stored = self._stored[weight.name]
         holds_factors = tensor.scale is None or _raw(tensor) is None
         factors = None if holds_factors or tensor.scale is None else torch.from_numpy(np.array(tensor.scale.factors()))
-        return Matrix(stored, device, home is not None, factors, dtype, self._copies)
+        matrix = Matrix(stored, device, home is not None, factors, dtype, self._copies)
+        if device.type != "cpu" and home == device:
+            self._here[weight.name, device] = matrix
+        return matrix
 
     def vector(self, weight: Weight, device: torch.device) -> Tensor:
         """A small tensor decoded on a device: float32, its axes in numpy's order."""

@@ -44,9 +44,10 @@ class BlockField:
     parts: tuple[ByteBits, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockFormat:
-    """What the kernels know of a tensor type. Fields that a type lacks have a count of 0.
+    """What the kernels know of a tensor type, of which there is one for each: launches compare them by identity. Fields that a
+    type lacks have a count of 0.
 
     rows        interleaved rows; block: weights per block and row; block_bytes: of all rows; meta_bytes: before the first block
     run         weights that take all scale-like numbers from one place

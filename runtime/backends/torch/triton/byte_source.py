@@ -18,6 +18,7 @@ import numpy as np
 from .....formats.layouts import layout_of
 from .block_format import BlockFormat, block_format
 from .bytes4 import FUNCTIONS
+from .dependent import let_next_begin, wait
 from .unit_source import Text, compiled, four_at_once
 from .units import UnitBits, Units, units_of
 from .vector_bytes import GROUP
@@ -47,7 +48,7 @@ def byte_kernel(type_name: str, words: int, rows: int, vectors: int, lanes: int)
     lanes / 32 warps."""
     text = byte_source(type_name, words, rows, vectors, lanes)
     name = f"<byte product of {type_name}: {words} words, {rows} rows, {vectors} vectors, {lanes} lanes>"
-    return None if text is None else compiled(text, name, **FUNCTIONS)
+    return None if text is None else compiled(text, name, wait=wait, let_next_begin=let_next_begin, **FUNCTIONS)
 
 
 def byte_source(type_name: str, words: int, rows: int, vectors: int, lanes: int) -> str | None:
@@ -90,6 +91,17 @@ class ByteText(Text):
         if not line.step and form.size == 1 and len(values) > _TABLE:
             raise NoBytes
         self.fours, self.in_lanes = self._fours(), False
+
+    def _beginning(self) -> list[str]:
+        return ["if SAME:", "    let_next_begin(DEPENDENT)", "else:", "    begin(DEPENDENT)"]
+
+    def _after_loads(self) -> list[str]:
+        """Weights are loaded while the kernel before still runs, whose results are vectors, or choose the matrices."""
+        return ["if SAME:", "    wait(DEPENDENT)"]
+
+    @property
+    def loop(self) -> str:
+        return f"tl.range(0, all_units, {self.lanes}, loop_unroll_factor=2)"
 
     def _of_several(self) -> list[str]:
         """If SEVERAL, count1 and count2 rows of other matrices, at these distances in bytes, follow; their results lie one

@@ -31,8 +31,21 @@ def launched(device: torch.device) -> dict[str, Any]:
 
 
 @triton.jit
-def begin(DEPENDENT: tl.constexpr):
-    """Lets the next kernel begin, and waits for those before."""
+def let_next_begin(DEPENDENT: tl.constexpr):
+    """Lets the next kernel begin."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait(DEPENDENT: tl.constexpr):
+    """Waits for the kernels before."""
+    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def begin(DEPENDENT: tl.constexpr):
+    """Lets the next kernel begin, and waits for those before."""
+    let_next_begin(DEPENDENT)
+    wait(DEPENDENT)

@@ -27,10 +27,12 @@ def _norm(
     GROUPS: tl.constexpr, ADDS: tl.constexpr, WEIGHT: tl.constexpr, FORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows. ADDS: of x + scale * added, which becomes `total`."""
-    begin(DEPENDENT)
     row, group = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = column < width
+    if WEIGHT:  # no kernel writes these
+        factors = tl.load(weight + column, mask=inside, other=0.0)
+    begin(DEPENDENT)
     numbers = tl.load(x + row * width + column, mask=inside, other=0.0)
     if ADDS:
         numbers += tl.load(added + row * width + column, mask=inside, other=0.0) * scale
@@ -38,7 +40,7 @@ def _norm(
     squares = tl.sum(tl.sum(numbers * numbers, axis=1), axis=0)
     numbers = numbers * (1.0 / tl.sqrt(squares / width + epsilon))
     if WEIGHT:
-        numbers = numbers * tl.load(weight + column, mask=inside, other=0.0)
+        numbers = numbers * factors
     tl.store(out + row * width + column, numbers, mask=inside)
     if FORM == "bytes":
         store_bytes(numbers, group, group * 32 < width, words + row * row_words, part_words, GROUPS)

@@ -72,6 +72,19 @@ class Text:
     arguments = "data, values, levels, x, matrices, out, count, columns, pairs, x_per_matrix, magic0, magic8"
     row_of_x = "columns"
 
+    def _beginning(self) -> list[str]:
+        """What comes before the first load."""
+        return ["begin(DEPENDENT)"]
+
+    def _after_loads(self) -> list[str]:
+        """What comes between the loads of weights and those of vectors."""
+        return []
+
+    @property
+    def loop(self) -> str:
+        """Of the units of a row, of which each lane takes one at a time."""
+        return f"range(0, all_units, {self.lanes})"
+
     def __init__(self, units: Units, form: BlockFormat, type_name: str, rows: int, vectors: int, lanes: int = LANES):
         self.lanes = lanes
         self.units, self.form, self.rows, self.vectors = units, form, range(rows), range(vectors)
@@ -84,6 +97,7 @@ class Text:
         self.x: list[str] = []
         self.places: dict[str, str] = {}  # by the name that each line makes
         self.scaled: set[str] = set()
+        self.loads: list[str] = []  # of words of all rows
         self.lines: list[str] = []  # of the row `row`, with what it has made: names of words by field, and of shifted words
         self.row, self.made = 0, {}
 
@@ -105,7 +119,7 @@ class Text:
             f"first = tile * {len(self.rows)}",
             f"pair = tl.program_id(1) * {len(self.vectors)}",
             f"row_bytes = {form.meta_bytes} + columns // {form.block} * {form.block_bytes}",
-            "begin(DEPENDENT)",
+            *self._beginning(),
             "matrix = tl.load(matrices + (0 if SAME else pair)).to(tl.int64) * count",
             f"all_units = columns // {form.block} * {units.count}",
             *(f"{name} = data + (matrix + tl.minimum(first + {row}, count - 1)) * row_bytes" for row, name in row_values),
@@ -137,8 +151,8 @@ class Text:
             f"    {self.arguments}, EVEN: tl.constexpr, SAME: tl.constexpr, DEPENDENT: tl.constexpr,",
             "):",
             *(f"    {line}" for line in head),
-            f"    for start in range(0, all_units, {self.lanes}):",
-            *(f"        {line}" for line in [*body, *self.x, *self.places.values(), *lines]),
+            f"    for start in {self.loop}:",
+            *(f"        {line}" for line in [*body, *self.places.values(), *self.loads, *self._after_loads(), *self.x, *lines]),
             *(f"    {line}" for line in tail),
             "",
         ])  # fmt: skip
@@ -276,7 +290,8 @@ class Text:
     def _word(self, field: str, bits: UnitBits, word: int) -> str:
         """The name of 32 bits of a unit, loaded once for a row, in pieces as large as their addresses allow."""
         tag, form = f"{field}{bits.up}_", self.form
-        name = f"{tag}{word}"
+        named = f"{tag}row{self.row}_"
+        name = f"{named}{word}"
         if name in self.made:
             return name
         self.places[f"{tag}at"] = f"{tag}at = at + {sum_text('unit', bits.bytes, bits.byte)}"
@@ -287,13 +302,13 @@ class Text:
         steps = [step for _, _, step in bits.bytes]
         aligned = int(np.gcd.reduce([16, bits.byte, form.block_bytes, form.meta_bytes, *steps]))
         if aligned == 16 and size >= 16 and word % 4 == 0:
-            parts = [f"{tag}{word + i}" for i in range(4)]
-            self.lines += four_at_once(
+            parts = [f"{named}{word + i}" for i in range(4)]
+            self.loads += four_at_once(
                 parts, f"({place} + {4 * word}).to(tl.pointer_type(tl.int32))[:, None] + four", self.lanes
             )
             self.made.update(zip(parts, parts, strict=True))
             if bits.shifts:
-                self.lines += [f"{part} = {part} >> {tag}shift" for part in parts]
+                self.loads += [f"{part} = {part} >> {tag}shift" for part in parts]
             return name
         step = 4 if aligned % 4 == 0 and size > 2 else 2 if aligned % 2 == 0 and size > 1 else 1
         kind = {4: "int32", 2: "uint16", 1: "uint8"}[step]
@@ -302,9 +317,9 @@ class Text:
             + f" << {8 * byte}" * (byte > 0)
             for byte in range(0, min(4, size), step)
         ]
-        self.lines.append(f"{name} = {' | '.join(terms)}")
+        self.loads.append(f"{name} = {' | '.join(terms)}")
         if bits.shifts:
-            self.lines.append(f"{name} = {name} >> {tag}shift")
+            self.loads.append(f"{name} = {name} >> {tag}shift")
         self.made[name] = name
         return name
 
