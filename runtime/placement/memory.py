@@ -194,7 +194,10 @@ def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Coll
 
 def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0, tensors: Collection[str] = ()) -> int:
     """Bytes of a layer's recurrent state; 0: it has none. tensors: as in `cache_token_bytes`."""
-    hparams = HParams(dict(metadata), "the model")
+    return _state_bytes(HParams(dict(metadata), "the model"), layer, tensors)
+
+
+def _state_bytes(hparams: HParams, layer: int, tensors: Collection[str]) -> int:
     if hparams.architecture == _COMPRESSED:
         from ..models.compressed_attention import compressed_states
 
@@ -219,14 +222,40 @@ def _is_local(hparams: HParams, layer: int) -> bool:
     return flags[layer] if flags else "attention.sliding_window" in hparams
 
 
+@dataclass(frozen=True)
+class RunMemory:
+    """What running a model takes beside its weights, in bytes, whatever their types are.
+
+    rows      of each layer's keys and values, for all tokens
+    states    of each layer's recurrent state
+    buffer    to compute in, of each GPU with layers, or of RAM without GPUs
+    """
+
+    rows: tuple[int, ...]
+    states: tuple[int, ...]
+    buffer: int
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], use: Use, tensors: Collection[str], on_gpus: bool) -> RunMemory:
+        """tensors: as in `cache_token_bytes`."""
+        hparams = HParams(dict(metadata), "the model")
+        tokens, settings = sequence_length(hparams, use.n_ctx), use.settings(hparams)
+        layers = range(hparams.size("block_count", maximum=MAX_LAYERS))
+        rows = tuple(tokens * _token_bytes(hparams, settings, layer, tensors) for layer in layers)
+        states = tuple(_state_bytes(hparams, layer, tensors) for layer in layers)
+        return cls(rows, states, compute_bytes(metadata, use) if on_gpus else processor_bytes(metadata, use))
+
+
 def place(
     weights: Collection[TensorSize],
     metadata: Mapping[str, Any],
     use: Use,
     overrides: Sequence[TensorOverride],
     capacities: Mapping[str, int | None],
+    running: RunMemory | None = None,
 ) -> Placement:
-    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. Raises PlanError for a rule with another device."""
+    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. running: of the model and the use, if it is known.
+    Raises PlanError for a rule with another device."""
     devices = {name: Device(name, size) for name, size in capacities.items()}
     gpus = [name for name in devices if name != CPU]
     for rule in overrides:
@@ -249,15 +278,13 @@ def place(
         placement.places[weight.name] = pairs.setdefault((device, why), (device, why))
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
-    names, tokens, settings = placement.places, sequence_length(hparams, use.n_ctx), use.settings(hparams)
+    running = running or RunMemory.of(metadata, use, placement.places, bool(gpus))
     _copy_tied_output(placement, weights, layers[n_layer])
-    for layer in range(n_layer):
-        state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
-        devices[layers[layer]].cache += tokens * _token_bytes(hparams, settings, layer, names) + 2 * state
+    for layer, (rows, state) in enumerate(zip(running.rows, running.states, strict=True)):
+        devices[layers[layer]].cache += rows + 2 * state  # one is read and another written; checkpoints stay in RAM
         devices[CPU].cache += Settings.checkpoints * state
-    buffer = compute_bytes(metadata, use) if gpus else processor_bytes(metadata, use)
     for name in gpus or [CPU]:
-        devices[name].compute = buffer if not gpus or name in layers.values() else 0
+        devices[name].compute = running.buffer if not gpus or name in layers.values() else 0
     _warn(placement, weights, matched, overrides)
     return placement
 
