@@ -30,6 +30,11 @@ def hearing(on_step: Callable[[str], None]) -> Iterator[None]:
         _thread.on_step = None
 
 
+def listener() -> Callable[[str], None] | None:
+    """Who listens to what this thread computes."""
+    return _thread.on_step
+
+
 def begin_step(name: str) -> None:
     """Says what begins now."""
     on_step, now = _thread.on_step, time.monotonic()

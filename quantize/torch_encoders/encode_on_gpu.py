@@ -43,10 +43,10 @@ def encode_on_gpu(x: np.ndarray, importance: np.ndarray | None, plain: PlainRows
     if importance is not None:
         importance = np.stack([items.importance(importance).reshape(-1), importance])
     kind = _Kind(plain, importance is not None, n, x.dtype, torch.device(device))
-    weights = 0 if importance is None else address_of(importance)
     arrays = [(address_of(array), array.strides[0], array) for array in (x, q, doubtful)]
 
     def encode(first: int, stop: int, capacity: int) -> None:
+        weights = 0 if importance is None else address_of(importance)
         _workspace(kind, capacity).encode(stop - first, weights, *(start + first * step for start, step, _ in arrays))
 
     share_rows(encode, rows, PIECE // n, f"encode {plain.type.name}", device, free=_forget)

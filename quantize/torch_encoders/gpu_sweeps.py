@@ -83,7 +83,10 @@ class GpuSweeps:
             tensors = _kept.setdefault(owner, {})
             if (self.device, name) not in tensors:
                 tensors[self.device, name] = torch.from_numpy(make().copy()).to(self.device)
-            return tensors[self.device, name]
+            tensor = tensors[self.device, name]
+            if tensor.is_cuda:  # `forget_matrices` may free it while what this thread launches still reads it
+                tensor.record_stream(torch.cuda.current_stream(self.device))
+            return tensor
 
     def tiles(self, owner: Owner, name: str, panels: Callable[[], np.ndarray]) -> Tensor:
         """float32 [blocks, panels, 64 * 64] of a panel matrix, by blocks of its rows."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from ...jobs.steps import hearing, listener
 from ...operating_system.processors import available_cpus
 from .memory import in_pieces
 
@@ -39,8 +40,13 @@ def share_rows(
     pieces = max(1, -(-rows // at_once))
     step = -(-rows // pieces // group) * group
     begins = iter(range(0, rows, step))  # whoever has time takes the next
+    on_step = listener()
 
     def take_pieces() -> None:
+        with nullcontext() if on_step is None else hearing(on_step):
+            take_all()
+
+    def take_all() -> None:
         for begin in begins:
             end = min(begin + step, rows)
 

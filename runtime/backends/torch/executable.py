@@ -238,7 +238,7 @@ class TorchExecutable(Executable):
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         generated = len(hidden) <= GEMV_TOKENS if generated is None else generated
         foreseen, self._foreseen = self._foreseen, None
-        if generated and foreseen is not None and np.array_equal(foreseen[0], hidden):
+        if generated and foreseen is not None and self._observer is None and np.array_equal(foreseen[0], hidden):
             return foreseen[1]
         start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
         if generated and self._fixed_head is not None and self._observer is None and len(hidden) <= GEMV_TOKENS:

@@ -159,7 +159,7 @@ class Weights:
         holds_factors = tensor.scale is None or _raw(tensor) is None
         factors = None if holds_factors or tensor.scale is None else torch.from_numpy(np.array(tensor.scale.factors()))
         matrix = Matrix(stored, device, home is not None, factors, dtype, self._copies)
-        if device.type != "cpu" and home == device:
+        if device.type != "cpu" and matrix._is_here:
             self._here[weight.name, device] = matrix
         return matrix
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .....formats import PlanError
 from .....simd import team
 from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
@@ -46,6 +47,7 @@ def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[in
     `most` keys."""
     heads, width = how.queries.shape[1:]
     step = max(1, _KEYS // how.run) * how.run if how.run else _KEYS
+    tokens_of_task = 1 if how.run else _TOKENS_OF_TASK  # of a block only keys up to the token itself count
     for cache, at in program.run_inputs.batch:
         first = max(0, (most + 1) * how.every - 1 - cache.length)
         keys = cache.rows(how.layer, "index_k", at.stop - at.start)
@@ -54,9 +56,9 @@ def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[in
             counts = (cache.length + tokens - at.start + 1) // how.every
             size = -(-int(counts[-1]) // how.run) if how.run else -(-int(counts[-1]) // step) * step
             found = np.empty((len(tokens), heads, size) if how.run else (len(tokens), size), np.float32)
-            records = np.zeros(-(-len(tokens) // _TOKENS_OF_TASK), SCORES)
-            for number, row in enumerate(range(0, len(tokens), _TOKENS_OF_TASK)):
-                own = slice(row, min(row + _TOKENS_OF_TASK, len(tokens)))
+            records = np.zeros(-(-len(tokens) // tokens_of_task), SCORES)
+            for number, row in enumerate(range(0, len(tokens), tokens_of_task)):
+                own = slice(row, min(row + tokens_of_task, len(tokens)))
                 q, out = how.queries[begin + row :], found[own]
                 factors = 0 if how.factors is None else how.factors[begin + row :].ctypes.data
                 sizes = int(counts[own][-1]), factors, how.run, out.ctypes.data, size, step
@@ -123,6 +125,8 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, select
     queries, results, chosen = q.array, result.array, with_heads(selection, index_heads, top_k).array
     parts, params = (out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")), AttentionParams(op.scale)
     kv_heads, heads = parts[0].heads, queries.shape[1]
+    if kv_heads % index_heads and index_heads % kv_heads:
+        raise PlanError(f"layer {op.layer} has {index_heads} index heads for {kv_heads} key heads: one has to divide the other")
     group = heads // index_heads
     runs = [slice(index * group, (index + 1) * group) for index in range(index_heads)]
     # Key heads of each run of heads: several, or one that runs share.

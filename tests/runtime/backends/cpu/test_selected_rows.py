@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from op_graphs import VOCABULARY, Tensors, close, compiled, graph_of, run_both
 
+from ggufmill.formats import PlanError, TensorSource
+from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.attention import AttentionParams
 from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
@@ -78,3 +81,44 @@ def test_scores_of_keys(heads, run, has_factors):
     else:
         expected = (np.maximum(scores, 0) * (factors if has_factors else np.ones_like(factors))[..., None]).sum(axis=1)
         assert np.allclose(out[:, :count], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("local", [0, 1])
+@pytest.mark.parametrize(("index_heads", "kv_heads"), [(2, 2), (1, 2), (4, 2)])
+def test_blocks_that_are_selected_are_those_of_the_reference(local, index_heads, kv_heads):
+    """Without a block of its own, a token's last block counts by the keys up to the token."""
+
+    def build(b, x):
+        def rows(name, heads, width):
+            return b.reshape(b.linear(x, name, heads * width), heads, width)
+
+        chosen = b.select_blocks(rows("iq", index_heads, 8), b.linear(x, "ik", 8), 0, block=4, top_k=3, local=local)
+        out = b.attention(rows("q", 4, 8), rows("k", kv_heads, 8), rows("v", kv_heads, 8), 0, 0.5, selection=chosen, block=4)
+        return b.add(x, b.linear(out, "o", 32))
+
+    shapes = {"ik__weight": (32, 8), "iq__weight": (32, 8 * index_heads), "q__weight": (32, 32)}
+    shapes |= {"k__weight": (32, 8 * kv_heads), "v__weight": (32, 8 * kv_heads), "o__weight": (32, 32)}
+    source = TensorSource("test", {}, Tensors(1, **shapes), "test")
+    graph = graph_of(source, build)
+    both = reference.compile_graph(graph, source), compiled(graph, source, threads=2, exact=True)
+    caches = [executable.new_cache(VOCABULARY) for executable in both]
+    tokens, start = np.random.default_rng(5).permutation(VOCABULARY), 0  # of two that are equal either block may be chosen
+    for count in (1, 2, 40, 3, 1):
+        part = tokens[start : start + count]
+        expected, found = (e.hidden(part, [(cache, count)]) for e, cache in zip(both, caches, strict=True))
+        close(found, expected)
+        start += count
+
+
+def test_heads_that_select_divide_those_of_keys():
+    def build(b, x):
+        def rows(name, heads, width):
+            return b.reshape(b.linear(x, name, heads * width), heads, width)
+
+        chosen = b.select_blocks(rows("iq", 6, 8), b.linear(x, "ik", 8), 0, block=4, top_k=3, local=1)
+        out = b.attention(rows("q", 12, 8), rows("k", 4, 8), rows("v", 4, 8), 0, 0.5, selection=chosen, block=4)
+        return b.add(x, b.linear(out, "o", 32))
+
+    shapes = {"ik__weight": (32, 8), "iq__weight": (32, 48), "q__weight": (32, 96), "k__weight": (32, 32)}
+    with pytest.raises(PlanError, match="6 index heads for 4 key heads"):
+        run_both(build, **shapes, v__weight=(32, 32), o__weight=(96, 32))
