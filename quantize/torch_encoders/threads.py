@@ -13,7 +13,7 @@ import torch
 
 from ...jobs.steps import hearing, listener
 from ...operating_system.processors import available_cpus
-from .memory import in_pieces
+from .memory import in_pieces, is_out_of_memory
 
 THREADS = 12  # at most: they copy as fast as memory does
 _thread = threading.local()
@@ -34,31 +34,46 @@ def share_rows(
     """Has the threads do work(first, stop, capacity) for pieces of about as many rows, and waits for them. capacity: the most
     rows of a piece.
 
-    The other arguments are those of `in_pieces`, which does a piece whose memory does not suffice.
+    Pieces whose memory does not suffice beside the others are done after them, one by one: the other arguments are those of
+    `in_pieces`, which does that.
     """
     at_once = max(1, at_once // group) * group
     pieces = max(1, -(-rows // at_once))
     step = -(-rows // pieces // group) * group
-    begins = iter(range(0, rows, step))  # whoever has time takes the next
-    on_step = listener()
+    begins, failed, on_step = iter(range(0, rows, step)), list[int](), listener()  # whoever has time takes the next
 
     def take_pieces() -> None:
-        with nullcontext() if on_step is None else hearing(on_step):
-            take_all()
-
-    def take_all() -> None:
         for begin in begins:
+            try:
+                work(begin, min(begin + step, rows), at_once)
+                continue
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            failed.append(begin)  # out of the except clause, so that no traceback keeps the tensors of what failed
+            if free is not None:
+                free()
+
+    def take_failed() -> None:
+        for begin in failed:
             end = min(begin + step, rows)
+            in_pieces(lambda first, stop: work(first, stop, stop - first), begin, end, what, device, group=group, free=free)
 
-            def part(first: int, stop: int, begin: int = begin, end: int = end) -> None:
-                work(first, stop, at_once if (first, stop) == (begin, end) else stop - first)
+    _done_by_threads(take_pieces, min(THREADS, pieces), on_step)
+    if failed:
+        _done_by_threads(take_failed, 1, on_step)
 
-            in_pieces(part, begin, end, what, device, group=group, free=free)
+
+def _done_by_threads(work: _Work, takers: int, on_step: Callable[[str], None] | None) -> None:
+    """Has so many threads do it, and waits for them. Raises what the first of them raised."""
+
+    def heard() -> None:
+        with nullcontext() if on_step is None else hearing(on_step):
+            work()
 
     tasks, errors = _started(), _Errors()
-    takers = min(THREADS, pieces)
     for _ in range(takers):
-        tasks.put((take_pieces, errors))
+        tasks.put((heard, errors))
     raised = [error for _ in range(takers) if (error := errors.get()) is not None]
     if raised:
         raise raised[0]
