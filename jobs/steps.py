@@ -21,8 +21,8 @@ _thread = _Thread()
 
 
 @contextmanager
-def hearing(on_step: Callable[[str], None]) -> Iterator[None]:
-    """Within this, on_step is called with steps of what this thread computes, the first after half a second."""
+def hearing(on_step: Callable[[str], None] | None) -> Iterator[None]:
+    """Within this, on_step, if it is not None, is called with steps of what this thread computes, from half a second on."""
     _thread.on_step, _thread.told = on_step, time.monotonic()
     try:
         yield

@@ -182,7 +182,7 @@ class _Planner:
         self.request, self.capacities = request, _capacities(request)
         self.overrides, self.use = overrides_of(request), _use(request)
         self._sources: dict[str, TensorSource] = {}
-        self._running: dict[str, RunMemory] = {}  # by how the model is read
+        self._running: dict[int, RunMemory] = {}  # by the id of the source
         self.source = self._job(request.recipe, None).source
         warn_on_dropped_config(self.source)
 
@@ -191,16 +191,12 @@ class _Planner:
         fixed = {"out": "out.gguf", "cluster": None, "cluster_output": None, "device": None, "dry_run": True}
         given = {"recipe": recipe, "type": type, "ignore_imatrix_rules": True, "allow_requantize": True}
         job = Quantization(shared(self.request, QuantizeRequest, source=self.request.model, **fixed, **given), is_written=False)
-        reading = self._reading(job)
+        reading = repr(reading_of(job.request))  # most recipes read the model alike
         if reading in self._sources:
             job.source = self._sources[reading]
         self._sources[reading] = job.source
         job.importance = AssumedImportance({})
         return job
-
-    def _reading(self, job: Quantization) -> str:
-        """How the model is read: alike by most recipes."""
-        return repr(reading_of(job.request))
 
     @property
     def is_quantised(self) -> bool:
@@ -211,11 +207,11 @@ class _Planner:
         """The model by that recipe and type; without either as it is. Raises PlanError."""
         job = self._job(recipe, type)
         default, plan = job.types[0], job.plan()
-        weights, metadata, reading = _Weights(plan.outputs), job.source.metadata, self._reading(job)
-        if reading not in self._running:
+        weights, metadata, source = _Weights(plan.outputs), job.source.metadata, id(job.source)
+        if source not in self._running:
             names, on_gpus = {weight.name for weight in weights}, len(self.capacities) > 1
-            self._running[reading] = RunMemory.of(metadata, self.use, names, on_gpus)
-        placement = place(weights, metadata, self.use, self.overrides, self.capacities, self._running[reading])
+            self._running[source] = RunMemory.of(metadata, self.use, names, on_gpus)
+        placement = place(weights, metadata, self.use, self.overrides, self.capacities, self._running[source])
         name = default.name if isinstance(default, TensorType) else default
         label = str(recipe) if recipe is not None else name if name is not None else "as it is"
         unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
@@ -68,7 +68,7 @@ def _done_by_threads(work: _Work, takers: int, on_step: Callable[[str], None] | 
     """Has so many threads do it, and waits for them. Raises what the first of them raised."""
 
     def heard() -> None:
-        with nullcontext() if on_step is None else hearing(on_step):
+        with hearing(on_step):
             work()
 
     tasks, errors = _started(), _Errors()

@@ -150,3 +150,11 @@ class LatentLayer:
     params: AttentionParams
     mode: int
     until: int = 0
+
+    def absorbed(self, q: np.ndarray, use_gemv: bool) -> np.ndarray:
+        """Queries over the latents: float32 [n, heads, nope + rope] -> [n, heads, rank + rope]."""
+        s = self.shape
+        wide = np.empty((len(q), s.heads, s.rank + s.rope), np.float32)
+        wide[..., s.rank :] = q[..., s.nope :]
+        wide[..., : s.rank] = self.matrices.absorb(q[..., : s.nope].transpose(1, 0, 2), use_gemv).transpose(1, 0, 2)
+        return wide

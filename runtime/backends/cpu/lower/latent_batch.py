@@ -27,7 +27,8 @@ class LatentBatch:
     """One layer and pass: q [n, heads, nope + rope], row [n, rank + rope] as they are cached, result [n, heads, v]."""
 
     def __init__(self, layer: LatentLayer, out: PassProgram, q: View, row: View, result: View, is_observed: bool):
-        self._op, self._shape, self._mode, self._matrices = layer.op, layer.shape, layer.mode, layer.matrices
+        self._layer, self._op, self._shape, self._mode = layer, layer.op, layer.shape, layer.mode
+        self._matrices = layer.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
         self._params, self._flash, self._until = layer.params, out.settings.flash, layer.until
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
@@ -99,9 +100,7 @@ class LatentBatch:
         values_name: under which the latents are cached as values; as keys they are "kv".
         """
         s, q, layer, workers = self._shape, self._q, self._op.layer, self._pass.workers
-        wide = np.empty((len(q), s.heads, s.rank + s.rope), np.float32)
-        wide[..., s.rank :] = q[..., s.nope :]
-        wide[..., : s.rank] = self._matrices.absorb(q[..., : s.nope].transpose(1, 0, 2), self._pass.gemv).transpose(1, 0, 2)
+        wide = self._layer.absorbed(q, self._pass.gemv)
         if self._flash:
             segments, (keys_part, values_part) = [], (self._pass.compiled.part(layer, name) for name in ("kv", values_name))
             rotate(wide.reshape(-1, wide.shape[2]), keys_part)

@@ -159,15 +159,6 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
     names = ("kv", "kv") if latent.mode else ("k", "v")
     parts = [out.compiled.part(layer, name) for name in names]
 
-    def queries_and_results(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of attention over latents, those of latents."""
-        if not latent.mode:
-            return queries[rows], np.empty((len(rows), s.heads, s.v), np.float32)
-        wide = np.empty((len(rows), s.heads, s.rank + s.rope), np.float32)
-        wide[..., s.rank :], nope = queries[rows, :, s.nope :], queries[rows, :, : s.nope].transpose(1, 0, 2)
-        wide[..., : s.rank] = latent.matrices.absorb(nope, out.gemv).transpose(1, 0, 2)
-        return wide, np.empty((len(rows), s.heads, s.rank), np.float32)
-
     def attend() -> None:
         for cache, at in state.batch:
             rows = at.start + np.flatnonzero(chosen[at, 0] >= 0)
@@ -175,7 +166,8 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
                 continue
             gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)
             keys, values = (cache.rows(layer, name, at.stop - at.start) for name in names)
-            wide, weighted = queries_and_results(rows)
+            wide = latent.absorbed(queries[rows], out.gemv) if latent.mode else queries[rows]
+            weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
             for number, row in enumerate(rows):
                 positions = np.sort(chosen[row].astype(np.int64))
                 own = gather(keys, slice(None), positions)
