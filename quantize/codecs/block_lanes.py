@@ -79,15 +79,21 @@ def row_mean_squares(x, out):
     """Mean square of each row of x into out, float32 [rows], summed in element order, sixteen rows at a time."""
     rows, n = x.shape
     totals = np.empty(LANES, np.float32)
-    tile = np.zeros(LANES * 32, np.float32)
+    tile, flat, starts = np.zeros(LANES * 32, np.float32), x.reshape(-1), np.empty(LANES, np.int64)
     for first in range(0, rows, LANES):
         count = min(LANES, rows - first)
+        for lane in range(LANES):
+            starts[lane] = (first + lane) * n
         total = splat(0)
         for start in range(0, n, 32):
             width = min(32, n - start)
-            for lane in range(count):
-                for i in range(width):
-                    tile[LANES * i + lane] = x[first + lane, start + i]
+            if LANES > 1 and count == LANES and width == 32:
+                for i in range(0, width, LANES):
+                    transpose_runs(flat, starts, start + i, tile, LANES * i)
+            else:
+                for lane in range(count):
+                    for i in range(width):
+                        tile[LANES * i + lane] = x[first + lane, start + i]
             for i in range(width):
                 v = load(tile, LANES * i)
                 total = fma_lanes(v, v, total)

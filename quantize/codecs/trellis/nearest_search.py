@@ -15,15 +15,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 
 from ....simd import llvm
 from ....simd.compile import intrinsic, kernel
 from ....simd.instructions.dot_products import add_word_pairs
+from ....simd.instructions.permute import mask_of_bits
 from ....simd.lane_types import F32, LANES, element_pointer
-from ....simd.lanes import first_set_lane, lane_at, load, mask_bits, reduce_min, select, splat, store
+from ....simd.lanes import (
+    first_set_lane,
+    lane_at,
+    load,
+    mask_bits,
+    mask_from_bits,
+    min_lanes,
+    reduce_min,
+    select,
+    splat,
+    store,
+)
 from ....simd.llvm import F32X16, I16, I16X32, I32, I32X16, I64, constant, vector
 from ....simd.scalar import count_bits, float_from_bits
+from ....simd.target import target
 from .codebook import OFFSET, RESOLUTION
 
 BLOCK = 32
@@ -123,17 +137,25 @@ _product_sums_8, _product_sums_4 = _make_vector_sums(4, False), _make_vector_sum
 
 @intrinsic
 def _append(typingctx, row, at, base, word):
-    """Writes base + number of the bit to row[at], row[at + 1] ... for the lowest four bits set in an int64; returns the rest.
+    """Writes base + number of the bit to row[at], row[at + 1] ... for the lowest bits set in an int64 of at most sixteen bits,
+    all of them where the processor can compress vectors, else four; returns the rest.
 
-    Four are always written, however many bits are set: the next call overwrites those that are too many.
+    Four or sixteen are always written, however many bits are set: the next call overwrites those that are too many.
     """
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        word = args[3]
+        base, word = builder.trunc(args[2], I32), args[3]
+        if target().has("avx512f"):
+            numbers = builder.add(llvm.splat(builder, base), constant(I32X16, list(range(LANES))))
+            mask = mask_of_bits(builder, builder.trunc(word, ir.IntType(LANES)))
+            name = f"llvm.x86.avx512.mask.compress.v{LANES}i32"
+            chosen = llvm.call(builder, name, I32X16, numbers, constant(I32X16, 0), mask)
+            llvm.store(builder, chosen, builder.ptrtoint(builder.gep(data, [args[1]]), I64))
+            return I64(0)
         for k in range(_APPENDED):
-            number = builder.add(args[2], builder.cttz(word, llvm.I1(0)))
-            builder.store(builder.trunc(number, I32), builder.gep(data, [builder.add(args[1], I64(k))]))
+            number = builder.add(base, builder.trunc(builder.cttz(word, llvm.I1(0)), I32))
+            builder.store(number, builder.gep(data, [builder.add(args[1], I64(k))]))
             word = builder.and_(word, builder.sub(word, I64(1)))
         return word
 
@@ -154,7 +176,7 @@ class BlockSearch(NamedTuple):
     counts    int64 [groups]: how many runs of vectors were read
     runs      int32 [groups * max_runs]: their numbers
     sums      float32 [groups * max_runs * 32]: sums of w c^2 and of -2 w x c for the vectors of each, as lanes
-    point, limits, best, pending, lists  scratch: int32 [16], float32 [groups], float32 [groups * 16], int64 [groups],
+    point, limits, best, pending, lists  scratch: int32 [16], float32 [groups], float32 [groups], int64 [groups],
               int32 [2 * (groups * max_runs + 16)]
     """
 
@@ -180,7 +202,7 @@ def new_block_search(size, max_runs):
         np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32),
         np.empty(groups * GROUP_STATS, np.float32), np.empty(groups, np.int64), np.empty(groups * max_runs, np.int32),
         np.empty(groups * max_runs * 2 * LANES, np.float32), np.empty(BLOCK // 2, np.int32), np.empty(groups, np.float32),
-        np.empty(groups * LANES, np.float32), np.empty(groups, np.int64), np.empty(2 * (groups * max_runs + LANES), np.int32),
+        np.empty(groups, np.float32), np.empty(groups, np.int64), np.empty(2 * (groups * max_runs + LANES), np.int32),
     )  # fmt: skip
 
 
@@ -259,17 +281,19 @@ def find_near_vectors(x, start, size, scale, tree, codebook, search):
             for k in range(top_vectors):
                 lists[count] = pending[i] << 16 | k
                 count += 1
-        box_mask = (1 << min(top_boxes, LANES)) - 1
+        usable_boxes = (1 << min(top_boxes, LANES)) - 1
         list_start, next_list = 0, half_size
         for level in range(depth):
-            list_end = next_list
+            list_end, level_start, is_box = next_list, level_starts[codebook, level], mask_from_bits(usable_boxes)
             for i in range(list_start, list_start + count):
-                g, box = np.int64(lists[i]) >> 16, np.int64(lists[i]) & 0xFFFF
-                at = level_starts[codebook, level] + box * (2 * LANES * size)
+                entry = np.int64(lists[np.uintp(i)])
+                g, box = entry >> 16, entry & 0xFFFF
+                at = level_start + box * (2 * LANES * size)
                 if size == 8:
-                    near = mask_bits(_box_distances_8(boxes, at, point, root_w, g * pairs) <= limits[g]) & box_mask
+                    distances = _box_distances_8(boxes, at, point, root_w, g * pairs)
                 else:
-                    near = mask_bits(_box_distances_4(boxes, at, point, root_w, g * pairs) <= limits[g]) & box_mask
+                    distances = _box_distances_4(boxes, at, point, root_w, g * pairs)
+                near = mask_bits((distances <= limits[np.uintp(g)]) & is_box)
                 append_at = list_end
                 list_end += count_bits(near)
                 while True:
@@ -279,33 +303,38 @@ def find_near_vectors(x, start, size, scale, tree, codebook, search):
                     append_at += _APPENDED
             count = list_end - next_list
             list_start, next_list = next_list, list_start
-            box_mask = (1 << LANES) - 1
+            usable_boxes = (1 << LANES) - 1
         for i in range(remaining):
             counts[pending[i]] = 0
-            store(best, pending[i] * LANES, splat(_NO_SCORE))
-        for i in range(list_start, list_start + count):
-            g, run = np.int64(lists[i]) >> 16, np.int64(lists[i]) & 0xFFFF
-            at = base + run * (LANES * size)
-            if size == 8:
-                p, q = _square_sums_8(vectors, at, fixed_w, g * pairs), _product_sums_8(vectors, at, fixed_wx, g * pairs)
-            else:
-                p, q = _square_sums_4(vectors, at, fixed_w, g * pairs), _product_sums_4(vectors, at, fixed_wx, g * pairs)
-            p, q = p * stats[g * GROUP_STATS + _SQUARE_UNIT], q * stats[g * GROUP_STATS + _PRODUCT_UNIT]
-            entry = g * max_runs + counts[g]
-            counts[g] += 1
-            runs[entry] = run
-            store(sums, entry * 2 * LANES, p)
-            store(sums, entry * 2 * LANES + LANES, q)
-            score = (p * scale + q) * scale
-            previous = load(best, g * LANES)
-            store(best, g * LANES, select(score < previous, score, previous))
+        # The runs of a group follow one another.
+        i, list_end = list_start, list_start + count
+        while i < list_end:
+            g = np.int64(lists[np.uintp(i)]) >> 16
+            square_unit, product_unit = stats[g * GROUP_STATS + _SQUARE_UNIT], stats[g * GROUP_STATS + _PRODUCT_UNIT]
+            group_end, group_best, entry = (g + 1) << 16, splat(_NO_SCORE), g * max_runs
+            while i < list_end and lists[np.uintp(i)] < group_end:
+                run = np.int64(lists[np.uintp(i)]) & 0xFFFF
+                at = base + run * (LANES * size)
+                if size == 8:
+                    p, q = _square_sums_8(vectors, at, fixed_w, g * pairs), _product_sums_8(vectors, at, fixed_wx, g * pairs)
+                else:
+                    p, q = _square_sums_4(vectors, at, fixed_w, g * pairs), _product_sums_4(vectors, at, fixed_wx, g * pairs)
+                p, q = p * square_unit, q * product_unit
+                runs[np.uintp(entry)] = run
+                store(sums, entry * 2 * LANES, p)
+                store(sums, entry * 2 * LANES + LANES, q)
+                group_best = min_lanes((p * scale + q) * scale, group_best)
+                entry += 1
+                i += 1
+            counts[g] = entry - g * max_runs
+            best[g] = reduce_min(group_best)
         repeated = 0
         for i in range(remaining):
             g = pending[i]
             if counts[g] == 0:
                 limits[g] = 3 * limits[g] + 1
             else:
-                distance = reduce_min(load(best, g * LANES)) + stats[g * GROUP_STATS + _WEIGHTED_SQUARE]
+                distance = best[g] + stats[g * GROUP_STATS + _WEIGHTED_SQUARE]
                 needed = limit_factor * distance * inverse * inverse / stats[g * GROUP_STATS + _MAX_W] * fixed_square
                 if limits[g] >= _MIN_LIMIT_RATIO * needed:
                     continue
