@@ -50,25 +50,69 @@ def _sort(network, x, w):
         store(w, j, select(swap, wa, wb))
 
 
+_RUN = 4  # events that are sorted in registers when they are gone through
+
+
 @kernel
-def _merge(first, count, key, gain, cost):
-    """Sorts events first ... first + count - 1 by key. The keys are bitonic: falling, then rising, or a rotation of that."""
+def _event(events, e):
+    """An event (key, gain, cost) of three arrays of lanes."""
+    return load(events[0], e * LANES), load(events[1], e * LANES), load(events[2], e * LANES)
+
+
+@kernel
+def _store_event(events, e, event):
+    store(events[0], e * LANES, event[0])
+    store(events[1], e * LANES, event[1])
+    store(events[2], e * LANES, event[2])
+
+
+@kernel
+def _ordered(a, b):
+    """Two events, lane by lane the one of the smaller key first."""
+    swap = a[0] > b[0]
+    first = min_lanes(a[0], b[0]), select(swap, b[1], a[1]), select(swap, b[2], a[2])
+    return first, (max_lanes(a[0], b[0]), select(swap, a[1], b[1]), select(swap, a[2], b[2]))
+
+
+@kernel
+def _ordered_four(a, b, c, d):
+    """Four events whose keys are bitonic, lane by lane by key."""
+    a, c = _ordered(a, c)
+    b, d = _ordered(b, d)
+    a, b = _ordered(a, b)
+    c, d = _ordered(c, d)
+    return a, b, c, d
+
+
+@kernel
+def _merge(count, until, events):
+    """Sorts events 0 ... count - 1 by key so far that each run of `until` of them, which is bitonic, follows those of smaller
+    keys. The keys are bitonic: falling, then rising, or a rotation of that. count / until is a power of two.
+
+    Two steps at a time, in registers: storing the events is what takes longest.
+    """
+    steps, size = 0, until
+    while size < count:
+        steps, size = steps + 1, 2 * size
     half = count // 2
-    while half:
-        for start in range(first, first + count, 2 * half):
-            for e in range(start, start + half):
-                i, j = e * LANES, (e + half) * LANES
-                a, b = load(key, i), load(key, j)
-                swap = a > b
-                store(key, i, min_lanes(a, b))
-                store(key, j, max_lanes(a, b))
-                a, b = load(gain, i), load(gain, j)
-                store(gain, i, select(swap, b, a))
-                store(gain, j, select(swap, a, b))
-                a, b = load(cost, i), load(cost, j)
-                store(cost, i, select(swap, b, a))
-                store(cost, j, select(swap, a, b))
+    if steps % 2:
+        for e in range(half):
+            a, b = _ordered(_event(events, e), _event(events, e + half))
+            _store_event(events, e, a)
+            _store_event(events, e + half, b)
         half //= 2
+    while half >= until:
+        quarter = half // 2
+        for start in range(0, count, 2 * half):
+            for e in range(start, start + quarter):
+                a, b, c, d = _ordered_four(
+                    _event(events, e), _event(events, e + quarter), _event(events, e + half), _event(events, e + half + quarter)
+                )
+                _store_event(events, e, a)
+                _store_event(events, e + quarter, b)
+                _store_event(events, e + half, c)
+                _store_event(events, e + half + quarter, d)
+        half //= 4
 
 
 @kernel
@@ -111,16 +155,25 @@ def _best_scale(x, w, block, values, down, key, gain, cost):
         store(key, at, -y * from_low)
         store(gain, at, select(negative, wy * (v2 - v1), zero))
         store(cost, at, select(negative, wi * (v2 * v2 - v1 * v1), zero))
-    _merge(0, block, key, gain, cost)
-    _merge(0, 2 * block, key, gain, cost)
-    best, best_sqq, scale = sxq * sxq, sqq, splat(np.float32(-1))
-    for e in range(2 * block):
-        sxq += load(gain, e * LANES)
-        sqq += load(cost, e * LANES)
-        better = sxq * sxq * best_sqq > best * sqq
-        best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
-        scale = select(better, load(key, e * LANES), scale)
-    return scale
+    events = key, gain, cost
+    _merge(block, 1, events)
+    _merge(2 * block, _RUN, events)
+    cut = sxq, sqq, sxq * sxq, sqq, splat(np.float32(-1))
+    for e in range(0, 2 * block, _RUN):
+        a, b, c, d = _ordered_four(_event(events, e), _event(events, e + 1), _event(events, e + 2), _event(events, e + 3))
+        cut = _better_cut(_better_cut(_better_cut(_better_cut(cut, a), b), c), d)
+    return cut[4]
+
+
+@kernel
+def _better_cut(cut, event):
+    """cut: sums w x q and w q q after an event, square of the first and second of the best cut, its scale; all of these after
+    the next event."""
+    sxq, sqq, best, best_sqq, scale = cut
+    sxq, sqq = sxq + event[1], sqq + event[2]
+    better = sxq * sxq * best_sqq > best * sqq
+    best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
+    return sxq, sqq, best, best_sqq, select(better, event[0], scale)
 
 
 @kernel
