@@ -98,7 +98,7 @@ def _code_products(x, w, wx, at, n, inverse, low, high):
     return sxq, sqq
 
 
-@kernel(inline="always")
+@kernel(forceinline=True)
 def _code_products_of_both(x, w, wx, at, n, negative_end, positive_end, low, high, first_above, beyond):
     """sxq and sqq at one scale and at another; first_above: codes of the first may be above `high`; beyond: those of the second
     too, and those of the first below `low`."""

@@ -221,7 +221,7 @@ def make_grid_search(size: int, block: int) -> Any:
             sqq = fma_lanes(wq, q, sqq)
         return best_candidate(sxq, sqq, scratch)
 
-    @kernel
+    @kernel(forceinline=True)
     def assign_block(x, w, wx, at, scale, ranks, grid_index, neighbours, tables, bounds, a, b, levels, words, scratch, codes):
         """Maps all groups of the block at element `at` to grid points. Returns sum(w x q), sum(w q q).
 

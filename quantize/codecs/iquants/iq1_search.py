@@ -65,7 +65,7 @@ def make_iq1_search(block: int, shift_block: int) -> Any:
             sqq = sqq + select(better, sqq_minus, sqq_plus)
         return best_candidate(sxq, sqq, scratch)
 
-    @kernel
+    @kernel(forceinline=True)
     def assign_block(
         x, w, wx, at, scale, ranks, neighbours, tables_plus, tables_minus, a, b, levels, words, scratch, codes, signs
     ):
