@@ -13,9 +13,12 @@ Sixteen blocks are processed at a time, one per lane.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
-from ....simd.compile import kernel
+from ....simd.compile import intrinsic, kernel
+from ....simd.lane_types import F32, FLOAT, element_pointer
 from ....simd.lanes import LANES, fma_lanes, load, max_lanes, min_lanes, select, splat, store
+from ....simd.llvm import I64
 from .table_search import MIN_AMAX
 
 
@@ -53,43 +56,50 @@ def _sort(network, x, w):
 _RUN = 4  # events that are sorted in registers when they are gone through
 
 
-@kernel
-def _event(events, e):
-    """An event (key, gain, cost) of three arrays of lanes."""
-    return load(events[0], e * LANES), load(events[1], e * LANES), load(events[2], e * LANES)
+_TWO, _FOUR = ((0, 1),), ((0, 2), (1, 3), (0, 1), (2, 3))  # comparators that sort so many elements if they are bitonic
+
+
+def _make_sort(count: int, comparators: tuple[tuple[int, int], ...], in_place: bool):
+    @intrinsic
+    def sort(typingctx, key, gain, cost, first, step):
+        """`count` events, the numbers first, first + step ... of three arrays of lanes, lane by lane by key: in their places,
+        or as a tuple (key, gain, cost of the first one, then of the next)."""
+
+        def generate(context, builder, signature, args):
+            pointers, events = [], []
+            for i in range(count):
+                at = builder.mul(builder.add(args[3], builder.mul(args[4], I64(i))), I64(LANES))
+                arrays = zip(signature.args[:3], args[:3], strict=True)
+                pointers.append([element_pointer(context, builder, kind, array, at, FLOAT) for kind, array in arrays])
+                events.append([builder.load(pointer, align=4) for pointer in pointers[-1]])
+            for i, j in comparators:
+                a, b = events[i], events[j]
+                swap, less = builder.fcmp_ordered(">", a[0], b[0]), builder.fcmp_ordered("<", a[0], b[0])
+                keys = builder.select(less, a[0], b[0]), builder.select(swap, a[0], b[0])
+                events[i] = [keys[0], *(builder.select(swap, b[k], a[k]) for k in (1, 2))]
+                events[j] = [keys[1], *(builder.select(swap, a[k], b[k]) for k in (1, 2))]
+            if not in_place:
+                return context.make_tuple(builder, signature.return_type, [number for event in events for number in event])
+            for places, event in zip(pointers, events, strict=True):
+                for place, number in zip(places, event, strict=True):
+                    builder.store(number, place, align=4)
+            return context.get_dummy_value()
+
+        done = types.void if in_place else types.UniTuple(F32, 3 * count)
+        return done(key, gain, cost, types.intp, types.intp), generate
+
+    return sort
+
+
+_sort_two, _sort_four, _sorted_four = _make_sort(2, _TWO, True), _make_sort(4, _FOUR, True), _make_sort(4, _FOUR, False)
 
 
 @kernel
-def _store_event(events, e, event):
-    store(events[0], e * LANES, event[0])
-    store(events[1], e * LANES, event[1])
-    store(events[2], e * LANES, event[2])
-
-
-@kernel
-def _ordered(a, b):
-    """Two events, lane by lane the one of the smaller key first."""
-    swap = a[0] > b[0]
-    first = min_lanes(a[0], b[0]), select(swap, b[1], a[1]), select(swap, b[2], a[2])
-    return first, (max_lanes(a[0], b[0]), select(swap, a[1], b[1]), select(swap, a[2], b[2]))
-
-
-@kernel
-def _ordered_four(a, b, c, d):
-    """Four events whose keys are bitonic, lane by lane by key."""
-    a, c = _ordered(a, c)
-    b, d = _ordered(b, d)
-    a, b = _ordered(a, b)
-    c, d = _ordered(c, d)
-    return a, b, c, d
-
-
-@kernel
-def _merge(count, until, events):
+def _merge(count, until, key, gain, cost):
     """Sorts events 0 ... count - 1 by key so far that each run of `until` of them, which is bitonic, follows those of smaller
     keys. The keys are bitonic: falling, then rising, or a rotation of that. count / until is a power of two.
 
-    Two steps at a time, in registers: storing the events is what takes longest.
+    Two steps at a time: storing the events is what takes longest.
     """
     steps, size = 0, until
     while size < count:
@@ -97,21 +107,12 @@ def _merge(count, until, events):
     half = count // 2
     if steps % 2:
         for e in range(half):
-            a, b = _ordered(_event(events, e), _event(events, e + half))
-            _store_event(events, e, a)
-            _store_event(events, e + half, b)
+            _sort_two(key, gain, cost, e, half)
         half //= 2
     while half >= until:
-        quarter = half // 2
         for start in range(0, count, 2 * half):
-            for e in range(start, start + quarter):
-                a, b, c, d = _ordered_four(
-                    _event(events, e), _event(events, e + quarter), _event(events, e + half), _event(events, e + half + quarter)
-                )
-                _store_event(events, e, a)
-                _store_event(events, e + quarter, b)
-                _store_event(events, e + half, c)
-                _store_event(events, e + half + quarter, d)
+            for e in range(start, start + half // 2):
+                _sort_four(key, gain, cost, e, half // 2)
         half //= 4
 
 
@@ -155,25 +156,18 @@ def _best_scale(x, w, block, values, down, key, gain, cost):
         store(key, at, -y * from_low)
         store(gain, at, select(negative, wy * (v2 - v1), zero))
         store(cost, at, select(negative, wi * (v2 * v2 - v1 * v1), zero))
-    events = key, gain, cost
-    _merge(block, 1, events)
-    _merge(2 * block, _RUN, events)
-    cut = sxq, sqq, sxq * sxq, sqq, splat(np.float32(-1))
-    for e in range(0, 2 * block, _RUN):
-        a, b, c, d = _ordered_four(_event(events, e), _event(events, e + 1), _event(events, e + 2), _event(events, e + 3))
-        cut = _better_cut(_better_cut(_better_cut(_better_cut(cut, a), b), c), d)
-    return cut[4]
-
-
-@kernel
-def _better_cut(cut, event):
-    """cut: sums w x q and w q q after an event, square of the first and second of the best cut, its scale; all of these after
-    the next event."""
-    sxq, sqq, best, best_sqq, scale = cut
-    sxq, sqq = sxq + event[1], sqq + event[2]
-    better = sxq * sxq * best_sqq > best * sqq
-    best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
-    return sxq, sqq, best, best_sqq, select(better, event[0], scale)
+    _merge(block, 1, key, gain, cost)
+    _merge(2 * block, _RUN, key, gain, cost)
+    best, best_sqq, scale = sxq * sxq, sqq, splat(np.float32(-1))
+    for first in range(0, 2 * block, _RUN):
+        events = _sorted_four(key, gain, cost, first, 1)
+        for e in range(_RUN):
+            sxq += events[3 * e + 1]
+            sqq += events[3 * e + 2]
+            better = sxq * sxq * best_sqq > best * sqq
+            best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
+            scale = select(better, events[3 * e], scale)
+    return scale
 
 
 @kernel
