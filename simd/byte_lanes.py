@@ -42,6 +42,33 @@ def store_bytes(typingctx, row, index, value):
     return types.void(row, types.intp, BYTES), generate
 
 
+@intrinsic
+def transpose_bytes(typingctx, source, index, target, start, step):
+    """Sixteen lanes of bytes of a uint8 row, source[index ... index + 255], as runs of another: lane l of them, in order, to the
+    sixteen bytes from target[start + l * step] on."""
+    if not (is_row(source, types.uint8) and is_row(target, types.uint8)):
+        return None
+
+    def generate(context, builder, signature, args):
+        types_of, (source, index, target, start, step) = signature.args, args
+        at = [
+            element_pointer(context, builder, types_of[0], source, builder.add(index, I64(LANES * i)), I8) for i in range(LANES)
+        ]
+        rows = [builder.load(pointer, align=1) for pointer in at]
+        half, size = LANES // 2, 1
+        while size < LANES:  # each time a row's number loses its highest bit to the number of its bytes
+            pairs = [(rows[i], rows[i + half]) for i in range(half)]
+            woven = [[LANES * k + first + i for i in range(half) for k in (0, 1)] for first in (0, half)]
+            rows = [shuffle(builder, a, b, order) for a, b in pairs for order in woven]
+            size *= 2
+        for i, row in enumerate(rows):
+            place = builder.add(start, builder.mul(step, I64(i)))
+            builder.store(row, element_pointer(context, builder, types_of[2], target, place, I8), align=1)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, target, types.intp, types.intp), generate
+
+
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 

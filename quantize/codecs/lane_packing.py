@@ -10,7 +10,7 @@ import numpy as np
 from ...formats import TYPES
 from ...formats.layouts import layout_of
 from ...formats.layouts.byte_parts import byte_parts
-from ...simd.byte_lanes import load_bytes, store_bytes
+from ...simd.byte_lanes import load_bytes, store_bytes, transpose_bytes
 from ...simd.compile import kernel
 from ...simd.cuda.work_items import WorkItems
 from ...simd.lanes import LANES
@@ -54,9 +54,16 @@ def put_words(words, first, parts, lane_bytes):
 @kernel
 def take_blocks(lane_bytes, first, out):
     """Writes the blocks to out, uint8 [blocks, bytes], from block `first` on, as far as there are any, and clears the lanes."""
-    for lane in range(min(LANES, out.shape[0] - first)):
-        for k in range(out.shape[1]):
-            out[first + lane, k] = lane_bytes[LANES * k + lane]
+    count, size = min(LANES, out.shape[0] - first), out.shape[1]
+    if LANES > 1 and count == LANES and size >= LANES:
+        flat, last = out.reshape(-1), size - LANES
+        for k in range(0, last, LANES):
+            transpose_bytes(lane_bytes, LANES * k, flat, first * size + k, size)
+        transpose_bytes(lane_bytes, LANES * last, flat, first * size + last, size)
+    else:
+        for lane in range(count):
+            for k in range(size):
+                out[first + lane, k] = lane_bytes[LANES * k + lane]
     lane_bytes[:] = 0
 
 
