@@ -11,10 +11,13 @@ from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks
 from ..codec import Codec
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
-from ..minimum_search import scale_and_min_f64
+from ..minimum_search import scale_and_min_f64, scales_and_mins_f64
 from .round_to_nearest import rounding_codec
 
 BLOCK = 32
+_TILE = LANES * BLOCK
+_TILES = 1 if LANES == 1 else 2  # side by side: a fit waits for the last one (a GPU has other blocks for that)
+_TRIALS = -0.9, 0.05, 36  # first, step and steps of the search
 
 
 @kernel(items=BLOCK_ITEMS)
@@ -24,26 +27,35 @@ def _encode(x, importance, mean_squares, nmax, parts, lane_bytes, out):
     mean_squares: float32 [rows], mean of x^2 of each row.
     """
     n = x.shape[1]
-    size = LANES * BLOCK
+    size = _TILES * _TILE
     x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
-    w64, wx64, sigma2 = np.empty(size, np.float64), np.empty(size, np.float64), np.empty(LANES, np.float32)
-    codes, half_words = np.empty(size, np.uint8), np.empty(2 * LANES, np.uint16)
-    for first in range(0, out.shape[0], LANES):
-        count = min(LANES, out.shape[0] - first)
-        transpose_blocks(x, first, BLOCK, x_lanes)
-        transpose_importance(importance, x, first, BLOCK, w_lanes)
-        for lane in range(count):
-            sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-        importance_weights(x_lanes, w_lanes, 0, BLOCK, load(sigma2, 0), w_lanes)
-        scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, 0, BLOCK, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
-        for i in range(0, size, LANES):
-            store(codes, i, load(code_lanes, i))
+    w64, wx64, sigma2 = np.empty(size, np.float64), np.empty(size, np.float64), np.zeros(LANES, np.float32)
+    codes, half_words = np.empty(size, np.uint8), np.empty(2 * _TILES * LANES, np.uint16)
+    for first in range(0, out.shape[0], _TILES * LANES):
+        for t in range(_TILES):
+            start, at = first + LANES * t, _TILE * t
+            transpose_blocks(x, start, BLOCK, x_lanes[at : at + _TILE])
+            transpose_importance(importance, x, start, BLOCK, w_lanes[at : at + _TILE])
+            for lane in range(min(LANES, out.shape[0] - start)):
+                sigma2[lane] = mean_squares[(start + lane) * BLOCK // n]
+            importance_weights(x_lanes, w_lanes, at, BLOCK, load(sigma2, 0), w_lanes)
+        if _TILES == 1:
+            scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, 0, BLOCK, nmax, *_TRIALS, w64, wx64, code_lanes)
+        else:
+            scale, neg_min, scale2, neg_min2 = scales_and_mins_f64(
+                x_lanes, w_lanes, 0, BLOCK, nmax, *_TRIALS, w64, wx64, code_lanes
+            )
+            store_half(half_words, 2 * LANES, scale2)
+            store_half(half_words, 3 * LANES, -neg_min2)
         store_half(half_words, 0, scale)
         store_half(half_words, LANES, -neg_min)
-        put_lanes(codes, 0, parts[0], lane_bytes)
-        put_words(half_words, 0, parts[1], lane_bytes)
-        put_words(half_words, 1, parts[2], lane_bytes)
-        take_blocks(lane_bytes, first, out)
+        for i in range(0, size, LANES):
+            store(codes, i, load(code_lanes, i))
+        for t in range(_TILES):
+            put_lanes(codes, BLOCK * t, parts[0], lane_bytes)
+            put_words(half_words, 2 * t, parts[1], lane_bytes)
+            put_words(half_words, 2 * t + 1, parts[2], lane_bytes)
+            take_blocks(lane_bytes, first + LANES * t, out)
 
 
 def _codec(name: str, nmax: int) -> Codec:
