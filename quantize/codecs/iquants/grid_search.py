@@ -27,7 +27,9 @@ from ....simd.lanes import (
     fma_lanes,
     fold_sum,
     load,
+    mask_bits,
     max_lanes,
+    min_lanes,
     reduce_max,
     reduce_min,
     round_product_lanes,
@@ -65,7 +67,7 @@ def nibble_tables(codebook: Codebook, offset: float = 0) -> np.ndarray:
 
 def make_nearest_point(size: int) -> Any:
     """The kernel nearest_point for groups of `size` elements."""
-    two_bit = size == GROUP_2BIT
+    two_bit, in_two_vectors = size == GROUP_2BIT, NEIGHBOURS == 2 * LANES
 
     @kernel
     def nearest_point(a, b, j, tables, neighbours, first, scratch):
@@ -86,7 +88,15 @@ def make_nearest_point(size: int) -> Any:
             t1 = fma_lanes(splat(a[j + 1]), q1, splat(b[j + 1]) * v1)
             t2 = fma_lanes(splat(a[j + 2]), q1, splat(b[j + 2]) * v1)
             t3 = fma_lanes(splat(a[j + 3]), q1, splat(b[j + 3]) * v1)
-        best, best_offset = lookup_sum(neighbours, first, t0, t1, t2, t3), splat(0)
+        best = lookup_sum(neighbours, first, t0, t1, t2, t3)
+        if in_two_vectors:  # where a mask says which one a lane is of, nothing goes through memory
+            error = lookup_sum(neighbours, first + LANES, t0, t1, t2, t3)
+            better = error < best
+            best = min_lanes(error, best)
+            best_error = reduce_min(best)
+            lane = first_set_lane(best == best_error)
+            return neighbours[np.uintp(first + (mask_bits(better) >> lane & 1) * LANES + lane)], best_error
+        best_offset = splat(0)
         for k in range(LANES, NEIGHBOURS, LANES):
             error = lookup_sum(neighbours, first + k, t0, t1, t2, t3)
             better = error < best
@@ -189,6 +199,8 @@ def norm_corrected_scale(sxq, sqq, sxx, norm_share):
 def make_grid_search(size: int, block: int) -> Any:
     """The kernel search_superblock for groups of `size` elements and blocks of `block`."""
     two_bit, groups, blocks = size == GROUP_2BIT, block // size, SUPERBLOCK // block
+    # Which groups are off the grid is hard to predict: many are listed without a jump, then searched.
+    listed = groups > 4
     nearest_point = make_nearest_point(size)
     pack_levels = (pack_4bit_levels, pack_2bit_levels)[two_bit]
     values_of_levels = (values_of_4bit_levels, values_of_2bit_levels)[two_bit]
@@ -222,23 +234,31 @@ def make_grid_search(size: int, block: int) -> Any:
         return best_candidate(sxq, sqq, scratch)
 
     @kernel(forceinline=True)
-    def assign_block(x, w, wx, at, scale, ranks, grid_index, neighbours, tables, bounds, a, b, levels, words, scratch, codes):
+    def assign_block(
+        x, w, wx, at, scale, ranks, grid_index, neighbours, tables, bounds, a, b, levels, words, scratch, off_grid, codes
+    ):
         """Maps all groups of the block at element `at` to grid points. Returns sum(w x q), sum(w q q).
 
-        codes: uint16 [groups], out: packed levels.
+        off_grid: int64 [groups], scratch; codes: uint16 [groups], out: packed levels.
         """
         inverse = splat(np.float32(1) / scale)
         for j in range(0, block, LANES):
             store(levels, j, nearest_level(load(x, at + j) * inverse, bounds))
             store(a, j, (scale * scale) * load(w, at + j))
             store(b, j, (-2 * scale) * load(wx, at + j))
+        count = 0
         for g in range(groups):
             code = pack_levels(words, g)
             rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
-            if grid_index[rank] >= 0:
-                codes[g] = code
-            else:
+            codes[g] = code
+            if listed:
+                off_grid[np.uintp(count)] = rank * groups + g
+                count += grid_index[np.uintp(rank)] < 0
+            elif grid_index[rank] < 0:
                 codes[g] = nearest_point(a, b, size * g, tables, neighbours, rank * NEIGHBOURS, scratch)[0]
+        for i in range(count):
+            rank, g = off_grid[np.uintp(i)] // groups, off_grid[np.uintp(i)] % groups
+            codes[np.uintp(g)] = nearest_point(a, b, size * g, tables, neighbours, rank * NEIGHBOURS, scratch)[0]
         sxq, sqq = splat(0), splat(0)
         for h in range(block // LANES):
             q = values_of_levels(codes, h, tables)
@@ -266,7 +286,7 @@ def make_grid_search(size: int, block: int) -> Any:
         wx, a, b = np.empty(SUPERBLOCK, np.float32), np.empty(block, np.float32), np.empty(block, np.float32)
         levels, scratch = np.empty(block, np.uint8), np.empty(LANES, np.float32)
         words = levels.view(np.uint64)
-        block_codes = np.empty(groups, np.uint16)
+        off_grid, block_codes = np.empty(groups, np.int64), np.empty(groups, np.uint16)
         scales, weights = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
         for j in range(0, SUPERBLOCK, LANES):
             store(wx, j, load(w, j) * load(x, j))
@@ -284,7 +304,7 @@ def make_grid_search(size: int, block: int) -> Any:
             for t in range(trial_factors.size if start > 0 else 0):
                 sxq, sqq = assign_block(
                     x, w, wx, at, start * trial_factors[t], ranks, grid_index, neighbours, tables, bounds, a, b, levels,
-                    words, scratch, block_codes,
+                    words, scratch, off_grid, block_codes,
                 )  # fmt: skip
                 if sxq > 0 and sxq / sqq * sxq > best:
                     scales[k], weights[k] = sxq / sqq, sqq
@@ -306,7 +326,7 @@ def make_grid_search(size: int, block: int) -> Any:
                 block_scale = d * q
                 sxq, sqq = assign_block(
                     x, w, wx, k * block, block_scale, ranks, grid_index, neighbours, tables, bounds, a, b, levels, words,
-                    scratch, block_codes,
+                    scratch, off_grid, block_codes,
                 )  # fmt: skip
                 error = block_scale * (block_scale * sqq - np.float32(2) * sxq)
                 if error < best_error:
