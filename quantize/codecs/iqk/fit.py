@@ -33,21 +33,21 @@ _BATCH_WEIGHTS = 4096  # weights processed at a time
 def weighted_sums(x, w, q, sxq, sqq):
     """Sums of w x q and of w q q over each row of three float32 arrays of one shape, into sxq and sqq [rows]."""
     rows, n = x.shape
+    xs, ws, qs = x.reshape(-1), w.reshape(-1), q.reshape(-1)  # a view of a row would cost two atomic counts
     for r in range(0, rows, _ROWS_AT_ONCE):
         r1, r2, r3 = min(r + 1, rows - 1), min(r + 2, rows - 1), min(r + 3, rows - 1)
-        x0, x1, x2, x3 = x[r], x[r1], x[r2], x[r3]
-        w0, w1, w2, w3 = w[r], w[r1], w[r2], w[r3]
-        q0, q1, q2, q3 = q[r], q[r1], q[r2], q[r3]
+        s0, s1, s2, s3 = np.uintp(r * n), np.uintp(r1 * n), np.uintp(r2 * n), np.uintp(r3 * n)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
-        for j in range(n):
-            wq = w0[j] * q0[j]
-            a0, b0 = fma(wq, x0[j], a0), fma(wq, q0[j], b0)
-            wq = w1[j] * q1[j]
-            a1, b1 = fma(wq, x1[j], a1), fma(wq, q1[j], b1)
-            wq = w2[j] * q2[j]
-            a2, b2 = fma(wq, x2[j], a2), fma(wq, q2[j], b2)
-            wq = w3[j] * q3[j]
-            a3, b3 = fma(wq, x3[j], a3), fma(wq, q3[j], b3)
+        for i in range(n):
+            j = np.uintp(i)
+            wq = ws[s0 + j] * qs[s0 + j]
+            a0, b0 = fma(wq, xs[s0 + j], a0), fma(wq, qs[s0 + j], b0)
+            wq = ws[s1 + j] * qs[s1 + j]
+            a1, b1 = fma(wq, xs[s1 + j], a1), fma(wq, qs[s1 + j], b1)
+            wq = ws[s2 + j] * qs[s2 + j]
+            a2, b2 = fma(wq, xs[s2 + j], a2), fma(wq, qs[s2 + j], b2)
+            wq = ws[s3 + j] * qs[s3 + j]
+            a3, b3 = fma(wq, xs[s3 + j], a3), fma(wq, qs[s3 + j], b3)
         sxq[r], sxq[r1], sxq[r2], sxq[r3] = a0, a1, a2, a3
         sqq[r], sqq[r1], sqq[r2], sqq[r3] = b0, b1, b2, b3
 

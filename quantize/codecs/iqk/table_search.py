@@ -37,17 +37,16 @@ def signed_max(x):
 
 
 @kernel
-def _block_signed_max(x):
-    """As signed_max, for a multiple of 16 elements and without branches that depend on the data."""
-    lane_amax = abs(load(x, 0))
-    for j in range(LANES, x.size, LANES):
+def _block_signed_max(x, start, size):
+    """As signed_max, of elements start ... start + size - 1, of which there are 16, 32 or 48, and without branches that depend
+    on the data."""
+    lane_amax = abs(load(x, start))
+    for j in range(start + LANES, start + size, LANES):
         lane_amax = max_lanes(lane_amax, abs(load(x, j)))
-    amax = reduce_max(lane_amax)
-    for j in range(0, x.size, LANES):
-        bits = mask_bits(abs(load(x, j)) == amax)
-        if bits:
-            return x[j + lowest_bit(bits)]
-    return amax
+    amax, bits = reduce_max(lane_amax), np.int64(0)
+    for j in range(0, size, LANES):
+        bits |= mask_bits(abs(load(x, start + j)) == amax) << j
+    return x[np.uintp(start + lowest_bit(bits))] if bits else amax
 
 
 def trial_offsets(ntry: int, step: int) -> np.ndarray:
@@ -58,13 +57,36 @@ def trial_offsets(ntry: int, step: int) -> np.ndarray:
 
 
 @kernel
-def _compare_trial(sums, hypothesis, lane, scale, best):
-    """(scale, best, whether the trial is better) by the reference's comparison of one trial."""
-    sxq, sqq = sums[2 * LANES * hypothesis + lane], sums[2 * LANES * hypothesis + LANES + lane]
-    if sqq > 0 and sxq * sxq > best * sqq:
-        scale = sxq / sqq
-        return scale, scale * sxq, True
-    return scale, best, False
+def _every_fourth(bits):
+    """Bit i of an integer of sixteen bits as bit 4 i."""
+    bits = (bits | bits << 24) & 0x000000FF000000FF
+    bits = (bits | bits << 12) & 0x000F000F000F000F
+    bits = (bits | bits << 6) & 0x0303030303030303
+    return (bits | bits << 3) & 0x1111111111111111
+
+
+@kernel
+def _best_trial(near0, near1, near2, near3, sums):
+    """Scale and flag of the best of the trials that are near it, by the reference's comparison of one after the other.
+
+    near0 ...: for each hypothesis a mask of lanes; sums: for each hypothesis the lanes of sxq, then those of sqq
+    """
+    # In the reference's order: the first trial has the opposite sign of the middle factor, so its negative scale comes first.
+    ordinary = (1 << _FIRST_TRIAL) - 1
+    trials = _every_fourth(near0 & ordinary) | _every_fourth(near1 & ordinary) << 1
+    trials |= _every_fourth(near2) << 2 | _every_fourth(near3) << 3
+    trials = trials << 2 | (near0 >> _FIRST_TRIAL & 1) << 1 | near1 >> _FIRST_TRIAL & 1
+    scale, best, flag = np.float32(0), np.float32(0), 0
+    while trials:
+        number = lowest_bit(trials)
+        trials &= trials - 1
+        hypothesis = (number - 2) & 3 if number > 1 else 1 - number
+        at = np.uintp(2 * LANES * hypothesis + ((number - 2) >> 2 if number > 1 else _FIRST_TRIAL))
+        sxq, sqq = sums[at], sums[at + np.uintp(LANES)]
+        if sqq > 0 and sxq * sxq > best * sqq:
+            scale, flag = sxq / sqq, hypothesis >> 1
+            best = scale * sxq
+    return scale, flag
 
 
 def _make_search(three_candidates: bool):
@@ -93,7 +115,7 @@ def _make_search(three_candidates: bool):
         A block has four hypotheses: the plain table with positive and with negative scales, then the shifted one.
         """
         blocks, block = x.shape
-        sums, near = np.empty(8 * LANES, np.float32), np.empty(4, np.int64)
+        sums = np.empty(8 * LANES, np.float32)
         candidate_rows, candidate_rows_shifted = np.empty(block, np.uint8), np.empty(block, np.uint8)
         plain, shifted = candidates[0], candidates[1]
         zero = splat(np.float32(0))
@@ -102,11 +124,13 @@ def _make_search(three_candidates: bool):
             sums[lane] = lane
         is_first_trial = load(sums, 0) == np.float32(_FIRST_TRIAL)
         trial_mask = (1 << trial_count) - 1
+        plain_mask = trial_mask | 1 << _FIRST_TRIAL
         first_plain, first_shifted = first_values[0], first_values[1]
         negative = np.uintp(CANDIDATE_ROW // 2)
+        xs, ws = x.reshape(-1), w.reshape(-1)  # a view of a block would cost two atomic counts
         for b in range(blocks):
-            xb, wb = x[b], w[b]
-            signed_max_x = _block_signed_max(xb)
+            start = b * block
+            signed_max_x = _block_signed_max(xs, start, block)
             if abs(signed_max_x) < MIN_AMAX:
                 scales[b], flags[b] = 0, 0
                 continue
@@ -115,12 +139,12 @@ def _make_search(three_candidates: bool):
             inverses = select(is_first_trial, splat(-first_inverse), (lane_offset + first_plain) / signed_max_x)
             inverses_shifted = (lane_offset + first_shifted) / signed_max_x
             for j in range(0, block, LANES):
-                xj = load(xb, j)
+                xj = load(xs, start + j)
                 store(candidate_rows, j, xj * (first_plain / signed_max_x) + np.float32(MAX_SCALED + 0.5))
                 store(candidate_rows_shifted, j, xj * (first_shifted / signed_max_x) + np.float32(MAX_SCALED + 0.5))
             sxq0 = sxq1 = sxq2 = sxq3 = sqq0 = sqq1 = sqq2 = sqq3 = zero
             for j in range(block):
-                xj, wj = splat(xb[j]), splat(wb[j])
+                xj, wj = splat(xs[np.uintp(start + j)]), splat(ws[np.uintp(start + j)])
                 t = inverses * xj
                 k = np.uintp(candidate_rows[j]) * np.uintp(CANDIDATE_ROW)
                 sxq0, sqq0 = add_element(t, xj, wj, plain, k, sxq0, sqq0)
@@ -145,20 +169,19 @@ def _make_search(three_candidates: bool):
             better = numerator2 * denominator > numerator * denominator2
             numerator, denominator = select(better, numerator2, numerator), select(better, denominator2, denominator)
             threshold = reduce_max(select(denominator > np.float32(0), numerator / denominator, zero)) * _NEAR_TIE
-            near[0], near[1] = mask_bits(n0 >= sqq0 * threshold), mask_bits(n1 >= sqq1 * threshold)
-            near[2], near[3] = mask_bits(n2 >= sqq2 * threshold), mask_bits(n3 >= sqq3 * threshold)
-            scale, best, flag = np.float32(0), np.float32(0), 0
-            for hypothesis in (1, 0):  # the first trial has the opposite sign of the middle factor: negative comes first
-                if near[hypothesis] >> _FIRST_TRIAL:
-                    scale, best, _ = _compare_trial(sums, hypothesis, _FIRST_TRIAL, scale, best)
-            near_ties = (near[0] | near[1] | near[2] | near[3]) & trial_mask
-            while near_ties:
-                lane = lowest_bit(near_ties)
-                near_ties &= near_ties - 1
-                for hypothesis in range(4):
-                    if near[hypothesis] >> lane & 1:
-                        scale, best, better_trial = _compare_trial(sums, hypothesis, lane, scale, best)
-                        flag = hypothesis >> 1 if better_trial else flag
+            near0, near1 = mask_bits(n0 >= sqq0 * threshold) & plain_mask, mask_bits(n1 >= sqq1 * threshold) & plain_mask
+            near2, near3 = mask_bits(n2 >= sqq2 * threshold) & trial_mask, mask_bits(n3 >= sqq3 * threshold) & trial_mask
+            # Mostly all that are near have the same codes, so the same sums: then none has to be compared.
+            near = near0 | near1 << LANES | near2 << 2 * LANES | near3 << 3 * LANES
+            number = lowest_bit(near) & 4 * LANES - 1
+            at = np.uintp(number + (number & -LANES))
+            sxq, sqq = sums[at], sums[at + np.uintp(LANES)]
+            others = near0 & ~mask_bits((sxq0 == sxq) & (sqq0 == sqq)) | near1 & ~mask_bits((sxq1 == sxq) & (sqq1 == sqq))
+            others |= near2 & ~mask_bits((sxq2 == sxq) & (sqq2 == sqq)) | near3 & ~mask_bits((sxq3 == sxq) & (sqq3 == sqq))
+            if near and others == 0 and sqq > 0 and sxq * sxq > 0 and ((near0 | near1) == 0 or (near2 | near3) == 0):
+                scale, flag = sxq / sqq, number // (2 * LANES)
+            else:
+                scale, flag = _best_trial(near0, near1, near2, near3, sums)
             scales[b], flags[b] = scale, flag
 
     return search_blocks
