@@ -15,6 +15,7 @@ from ggufmill.simd.byte_lanes import (
     store_bytes,
     store_low_bytes,
     store_words_of_rows,
+    transpose_bytes,
     truncated_nibbles,
 )
 from ggufmill.simd.lanes import load, select, store
@@ -105,3 +106,16 @@ def test_bytes_of_four_vectors_and_nibbles_of_two():
     assert np.array_equal(out[:64].view(np.int8), np.rint(y))
     low, high = np.abs(y[:32]).astype(np.uint8).reshape(2, 16) & 15
     assert np.array_equal(out[64:], low | high << 4)
+
+
+@numba.njit
+def _transpose(source, target):
+    transpose_bytes(source, 5, target, 3, 18)
+
+
+def test_lanes_of_bytes_become_runs():
+    source, target = np.random.default_rng(4).integers(0, 256, 270, np.uint8), np.zeros(3 + 16 * 18, np.uint8)
+    _transpose(source, target)
+    expected = np.zeros((16, 18), np.uint8)
+    expected[:, :16] = source[5:261].reshape(16, 16).T
+    assert np.array_equal(target[3:], expected.reshape(-1)) and not target[:3].any()
