@@ -118,4 +118,5 @@ def test_lanes_of_bytes_become_runs():
     _transpose(source, target)
     expected = np.zeros((16, 18), np.uint8)
     expected[:, :16] = source[5:261].reshape(16, 16).T
-    assert np.array_equal(target[3:], expected.reshape(-1)) and not target[:3].any()
+    assert np.array_equal(target[3:], expected.reshape(-1))
+    assert not target[:3].any()
