@@ -44,8 +44,8 @@ def store_bytes(typingctx, row, index, value):
 
 @intrinsic
 def transpose_bytes(typingctx, source, index, target, start, step):
-    """Sixteen times sixteen lanes of bytes, source[index ... index + 255] of a uint8 row, as runs of another: lane l of them, in
-    order, to the sixteen bytes from target[start + l * step] on."""
+    """Sixteen times sixteen lanes of bytes, source[index ... index + 255] of a uint8 row, as runs of another: lane l of them,
+    in order, to the sixteen bytes from target[start + l * step] on."""
     if not (is_row(source, types.uint8) and is_row(target, types.uint8)):
         return None
 

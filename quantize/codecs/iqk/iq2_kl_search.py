@@ -43,6 +43,22 @@ def pair_terms(x, w, scratch, p, c):
 
 
 @kernel
+def _better_pair(scaled, p, c, xq, cost):
+    """p and the cost of a pair where that is less than the cost so far."""
+    trial = fma_lanes(scaled, p, c)
+    return select(trial < cost, p, xq), min_lanes(trial, cost)
+
+
+@kernel
+def _better_sums(xq, qq, fit):
+    """The better one of a fit (sxq^2, sxq, sqq) and of that with the sums of these lanes."""
+    best, _, best_qq = fit
+    sxq, sqq = reduce_sum(xq), reduce_sum(qq)
+    better = sqq > 0 and sxq * sxq * best_qq > best * sqq
+    return (sxq * sxq, sxq, sqq) if better else fit
+
+
+@kernel
 def search_pairs(x, p, c):
     """The scale of least weighted error of a block (float32 x [32]; p and c from pair_terms); 0 for a block of zeros.
 
@@ -52,23 +68,25 @@ def search_pairs(x, p, c):
     signed_max_x = signed_max(x)
     if abs(signed_max_x) < MIN_AMAX:
         return np.float32(0)
-    best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
-    for factor in TRIAL_FACTORS:
-        scaled = np.float32(2) * PAIRS[0, 0] * factor / signed_max_x
-        plus, minus = splat(scaled), splat(-scaled)
-        xq, xq_minus = load(p, 0), load(p, 0)
+    fit, step = (np.float32(0), np.float32(0), np.float32(1)), np.float32(2) * PAIRS[0, 0]
+    for first in range(0, TRIAL_FACTORS.size, 2):  # two at a time: each waits for its last pair
+        scaled = step * TRIAL_FACTORS[first] / signed_max_x
+        scaled2 = step * TRIAL_FACTORS[first + 1] / signed_max_x
+        plus, minus, plus2, minus2 = splat(scaled), splat(-scaled), splat(scaled2), splat(-scaled2)
+        xq = xq_minus = xq2 = xq2_minus = load(p, 0)
         cost, cost_minus = fma_lanes(minus, xq, load(c, 0)), fma_lanes(plus, xq, load(c, 0))
+        cost2, cost2_minus = fma_lanes(minus2, xq, load(c, 0)), fma_lanes(plus2, xq, load(c, 0))
         for k in range(1, ENTRIES):
             pk, ck = load(p, k * LANES), load(c, k * LANES)
-            trial, trial_minus = fma_lanes(minus, pk, ck), fma_lanes(plus, pk, ck)
-            xq, xq_minus = select(trial < cost, pk, xq), select(trial_minus < cost_minus, pk, xq_minus)
-            cost, cost_minus = min_lanes(trial, cost), min_lanes(trial_minus, cost_minus)
-        for sign in range(2):
-            sxq = reduce_sum(xq_minus if sign else xq)
-            sqq = reduce_sum(fma_lanes(minus, xq_minus, cost_minus) if sign else fma_lanes(plus, xq, cost))
-            if sqq > 0 and sxq * sxq * best_qq > best * sqq:
-                best, best_xq, best_qq = sxq * sxq, sxq, sqq
-    return best_xq / best_qq
+            xq, cost = _better_pair(minus, pk, ck, xq, cost)
+            xq_minus, cost_minus = _better_pair(plus, pk, ck, xq_minus, cost_minus)
+            xq2, cost2 = _better_pair(minus2, pk, ck, xq2, cost2)
+            xq2_minus, cost2_minus = _better_pair(plus2, pk, ck, xq2_minus, cost2_minus)
+        fit = _better_sums(xq, fma_lanes(plus, xq, cost), fit)
+        fit = _better_sums(xq_minus, fma_lanes(minus, xq_minus, cost_minus), fit)
+        fit = _better_sums(xq2, fma_lanes(plus2, xq2, cost2), fit)
+        fit = _better_sums(xq2_minus, fma_lanes(minus2, xq2_minus, cost2_minus), fit)
+    return fit[1] / fit[2]
 
 
 @kernel

@@ -76,7 +76,7 @@ def _nearest_by_parity(y, w):
     return select(is_odd, odd, even), select(is_odd, even, odd), is_odd, abs(loss)
 
 
-@kernel
+@kernel(forceinline=True)
 def _best_quads(x, w, scale):
     """The four vectors of best values at a scale; x, w: arrays of quadruples."""
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
@@ -95,7 +95,7 @@ def _best_quads(x, w, scale):
     return q0, q1, q2, q3
 
 
-@kernel
+@kernel(forceinline=True)
 def assign_quads(x, w, scale, q):
     """Writes the best values at a scale to q. Returns sums of w x q and of w q q: (plain, shifted), (plain, shifted).
 
