@@ -226,6 +226,19 @@ def trunc_lanes(typingctx, a):
 
 
 @intrinsic
+def power_of_two_below(typingctx, a):
+    """The largest power of two that is no larger, per lane: float32 lanes, not negative; 0 for subnormal numbers."""
+    if a != F32:
+        return None
+
+    def generate(context, builder, signature, args):
+        bits = builder.and_(builder.bitcast(args[0], I32X16), constant(I32X16, 0x7F800000))
+        return builder.bitcast(bits, F32X16)
+
+    return F32(F32), generate
+
+
+@intrinsic
 def to_float64(typingctx, a):
     """float32 lanes as float64 lanes."""
 

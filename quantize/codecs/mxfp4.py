@@ -16,13 +16,15 @@ from ...simd.lanes import (
     LANES,
     fma_lanes,
     load,
+    max_lanes,
     min_lanes,
+    power_of_two_below,
     reduce_sum,
-    round_product_lanes,
     select,
     splat,
     store,
 )
+from ...simd.scalar import ROUNDING_CONSTANT
 from .codec import Codec, codec_with_amax
 from .float_range import range_of
 from .importance import importance_rows
@@ -41,18 +43,17 @@ _TIE_DOWN = np.float32(1 - 2**-23)  # ties go to the smaller magnitude
 
 
 @kernel
-def _nearest_magnitude(x, inverse):
-    """The magnitude of the E2M1 value nearest to x, in units of half the scale."""
-    y = abs(x) * inverse * _TIE_DOWN
-    step = select(y < 4, splat(1), select(y < 8, splat(2), splat(4)))
-    inverse_step = select(y < 4, splat(1), select(y < 8, splat(0.5), splat(0.25)))
-    return round_product_lanes(min_lanes(y, splat(12)), inverse_step) * step
+def _nearest_magnitude(y):
+    """The magnitude of the E2M1 value nearest to y >= 0: multiples of 1 below 4, of 2 below 8, of 4 up to 12."""
+    y = min_lanes(y, splat(12))
+    rounding = max_lanes(power_of_two_below(y), splat(2)) * (ROUNDING_CONSTANT / 2)  # a sum with it has no digits below a step
+    return (y + rounding) - rounding
 
 
 @kernel
 def _code(x, v):
     """The four-bit code of an E2M1 value: its magnitude v, as `_nearest_magnitude` has it, with the sign of x."""
-    code = select(v < 4, v, select(v < 8, v * 0.5 + 2, v * 0.25 + 4))
+    code = min_lanes(min_lanes(v, fma_lanes(v, splat(0.5), splat(2))), fma_lanes(v, splat(0.25), splat(4)))
     return select((x < 0) & (v > 0), code + 8, code)
 
 
@@ -60,7 +61,7 @@ def _code(x, v):
 def _gain(x, v, next_v, scale, next_scale, inverse):
     """How much the squared error of next_v is below that of v, in squares of the scale: those of tiny and of huge weights
     stay in range."""
-    error, next_error = (abs(x) - v * scale) * inverse, (abs(x) - next_v * next_scale) * inverse
+    error, next_error = fma_lanes(-scale, v, abs(x)) * inverse, fma_lanes(-next_scale, next_v, abs(x)) * inverse
     return fma_lanes(error, error, -(next_error * next_error))
 
 
@@ -86,10 +87,10 @@ def _encode(x, importance, scales, inverses, out, amax):
                 largest = max_magnitude(load(block_amax, 0), largest)
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)
             e = max(np.int64(amax_bits[b % LANES] >> np.uint32(23)) - 2, _MIN_EXPONENT)
-            inverse, next_inverse = splat(inverses[e]), splat(inverses[e + 1])
-            scale, next_scale = splat(scales[e]), splat(scales[e + 1])
-            v_a, v_c = _nearest_magnitude(a, inverse), _nearest_magnitude(c, inverse)
-            next_v_a, next_v_c = _nearest_magnitude(a, next_inverse), _nearest_magnitude(c, next_inverse)
+            inverse, scale, next_scale = splat(inverses[e]), splat(scales[e]), splat(scales[e + 1])
+            y_a, y_c = abs(a) * (inverse * _TIE_DOWN), abs(c) * (inverse * _TIE_DOWN)
+            v_a, v_c = _nearest_magnitude(y_a), _nearest_magnitude(y_c)
+            next_v_a, next_v_c = _nearest_magnitude(y_a * np.float32(0.5)), _nearest_magnitude(y_c * np.float32(0.5))
             gain_a = _gain(a, v_a, next_v_a, scale, next_scale, inverse)
             gain_c = _gain(c, v_c, next_v_c, scale, next_scale, inverse)
             if importance.shape[0] > 0:
