@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
+from ....simd.lanes import LANES, clamp, fma_lanes, load, round_product_lanes, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
 from .boundary_search import search_boundaries
@@ -27,6 +27,10 @@ _SUPERBLOCK = 256
 _ROWS_AT_ONCE = 4
 
 _BATCH_WEIGHTS = 4096  # weights processed at a time
+
+# Trials of a row's scale: tenths added to the code of its largest block scale, and zeros that fill the last vector.
+_TRIALS = 19
+_TRIAL_STEPS = np.concatenate([[0], np.arange(-9, 0), np.arange(1, 10), np.zeros(13)]).astype(np.float32)
 
 
 @kernel
@@ -99,17 +103,21 @@ def search_row_scale(scales, weights, limit):
     d, best = np.float32(0), np.float32(0)
     if signed_max_scale == 0:
         return d
-    for trial in range(19):
-        i = trial - 9 if trial > 9 else trial - 10 if trial else 0
-        inverse = -(limit + np.float32(0.1) * np.float32(i)) / signed_max_scale
-        sxq = sqq = np.float32(0)
+    sxq, sqq = np.empty(_TRIAL_STEPS.size, np.float32), np.empty(_TRIAL_STEPS.size, np.float32)
+    for first in range(0, _TRIALS, LANES):
+        inverse = -(load(_TRIAL_STEPS, first) * np.float32(0.1) + limit) / signed_max_scale
+        new_sxq, new_sqq = splat(0), splat(0)
         for b in range(scales.size):
-            q = min(max(round_product(inverse, scales[b]), -limit), limit - np.float32(1))
+            scale = splat(scales[b])
+            q = clamp(round_product_lanes(inverse, scale), -limit, limit - np.float32(1))
             wq = weights[b] * q
-            sxq, sqq = fma(wq, scales[b], sxq), fma(wq, q, sqq)
-        if sqq > 0 and (trial == 0 or sxq * sxq > best * sqq):
-            d = sxq / sqq
-            best = d * sxq
+            new_sxq, new_sqq = fma_lanes(wq, scale, new_sxq), fma_lanes(wq, q, new_sqq)
+        store(sxq, first, new_sxq)
+        store(sqq, first, new_sqq)
+    for trial in range(_TRIALS):
+        if sqq[trial] > 0 and (trial == 0 or sxq[trial] * sxq[trial] > best * sqq[trial]):
+            d = sxq[trial] / sqq[trial]
+            best = d * sxq[trial]
     return d
 
 
