@@ -72,12 +72,32 @@ def _pairwise_weighted_sums(x, w, q, sxq, sqq):
 
 
 @kernel
+def _sums_of_squares(x, squares):
+    """Sums of the squares of superblocks of float32 x, in element order, eight superblocks at a time."""
+    last = squares.size - 1
+    for first in range(0, squares.size, 8):
+        s0, s1 = np.uintp(first * _SUPERBLOCK), np.uintp(min(first + 1, last) * _SUPERBLOCK)
+        s2, s3 = np.uintp(min(first + 2, last) * _SUPERBLOCK), np.uintp(min(first + 3, last) * _SUPERBLOCK)
+        s4, s5 = np.uintp(min(first + 4, last) * _SUPERBLOCK), np.uintp(min(first + 5, last) * _SUPERBLOCK)
+        s6, s7 = np.uintp(min(first + 6, last) * _SUPERBLOCK), np.uintp(min(first + 7, last) * _SUPERBLOCK)
+        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = np.float32(0)
+        for i in range(_SUPERBLOCK):
+            j = np.uintp(i)
+            a0, a1 = fma(x[s0 + j], x[s0 + j], a0), fma(x[s1 + j], x[s1 + j], a1)
+            a2, a3 = fma(x[s2 + j], x[s2 + j], a2), fma(x[s3 + j], x[s3 + j], a3)
+            a4, a5 = fma(x[s4 + j], x[s4 + j], a4), fma(x[s5 + j], x[s5 + j], a5)
+            a6, a7 = fma(x[s6 + j], x[s6 + j], a6), fma(x[s7 + j], x[s7 + j], a7)
+        for k, total in enumerate((a0, a1, a2, a3, a4, a5, a6, a7)):
+            if first + k <= last:
+                squares[first + k] = total
+
+
+@kernel
 def row_weights(x, importance, first, sigma2_factor, sigma2_share, w):
     """Weights of the squared errors of x [rows, n], which are rows `first` and on; importance as for fit_rows."""
     rows, n = x.shape
-    squares, unused = np.empty(rows * n // _SUPERBLOCK, np.float32), np.empty(rows * n // _SUPERBLOCK, np.float32)
-    blocks = x.reshape(-1, _SUPERBLOCK)
-    weighted_sums(blocks, np.ones_like(blocks), blocks, unused, squares)
+    squares = np.empty(rows * n // _SUPERBLOCK, np.float32)
+    _sums_of_squares(x.reshape(-1), squares)
     for r in range(rows):
         xr, wr = x[r], w[r]
         for b in range(n // _SUPERBLOCK):
