@@ -13,6 +13,7 @@ from ggufmill.simd.lanes import (
     load_half,
     max_lanes,
     min_lanes,
+    power_of_two_below,
     reduce_max,
     reduce_sum,
     round_product_lanes,
@@ -171,3 +172,15 @@ def test_the_hadamard_transform_of_lanes():
     assert np.abs(out - matrix @ A).max() < 1e-5
     _hadamard(out.copy(), out)
     assert np.abs(out - 16 * A).max() < 1e-4
+
+
+@kernel
+def _powers_of_two(a, out):
+    store(out, 0, power_of_two_below(load(a, 0)))
+
+
+def test_the_power_of_two_below():
+    a = np.abs(np.concatenate([[0, 1, 2, 1.9999999, 4, 1e-40], 1e5 * A[6:]])).astype(np.float32)
+    out = np.empty(16, np.float32)
+    _powers_of_two(a, out)
+    assert np.array_equal(out, np.where(a < 1e-38, 0, np.ldexp(np.float32(1), np.frexp(a)[1] - 1)))
