@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats import TYPES
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, load, mask_bits, select, splat, store_half
+from ...simd.lanes import LANES, any_lane, fma_lanes, load, mask_bits, select, splat, store_half
 from .block_lanes import transpose_blocks, transpose_importance
 from .codec import Codec
 from .importance import importance_rows
@@ -20,13 +20,11 @@ _BYTES = TYPES["q1_0_g128"].block_bytes
 def _encode(x, importance, out):
     """x float32 [rows, n] -> out uint8 [blocks, 18]. The scale of least weighted squared error is the weighted mean of |x|."""
     x_lanes, qw_lanes = np.empty(LANES * BLOCK, np.float32), np.empty(LANES * BLOCK, np.float32)
-    d_bits, flat = np.empty(LANES, np.uint16), x.reshape(-1)
+    d_bits, flat, out_flat = np.empty(LANES, np.uint16), x.reshape(-1), out.reshape(-1)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
         transpose_blocks(x, first, BLOCK, x_lanes)
-        scale = splat(0)
-        for i in range(0, LANES * BLOCK, LANES):
-            scale = scale + abs(load(x_lanes, i)) * np.float32(1 / BLOCK)
+        scale, is_plain = splat(0), splat(0) < 1
         if importance.shape[0] > 0:
             transpose_importance(importance, x, first, BLOCK, qw_lanes)
             sum_w, sum_wx = splat(0), splat(0)
@@ -35,16 +33,21 @@ def _encode(x, importance, out):
                 sum_w = sum_w + qw
                 sum_wx = fma_lanes(qw, abs(load(x_lanes, i)), sum_wx)
             # Where the importance of a block is 0, or the sums overflow, the unweighted mean.
-            valid = (sum_w > 0) & (sum_w < np.float32(3e38)) & (sum_wx < np.float32(3e38))
-            scale = select(valid, sum_wx / select(valid, sum_w, splat(1)), scale)
+            is_plain = ~((sum_w > 0) & (sum_w < np.float32(3e38)) & (sum_wx < np.float32(3e38)))
+            scale = sum_wx / select(is_plain, splat(1), sum_w)
+        if any_lane(is_plain):
+            mean = splat(0)
+            for i in range(0, LANES * BLOCK, LANES):
+                mean = mean + abs(load(x_lanes, i)) * np.float32(1 / BLOCK)
+            scale = select(is_plain, mean, scale)
         store_half(d_bits, 0, scale)
         for lane in range(count):
-            block = out[first + lane]
-            block[0], block[1] = d_bits[lane] & 255, d_bits[lane] >> 8
+            at, start = np.uintp((first + lane) * _BYTES), (first + lane) * BLOCK
+            out_flat[at], out_flat[at + np.uintp(1)] = d_bits[lane] & 255, d_bits[lane] >> 8
             for i in range(0, BLOCK, LANES):
-                bits = mask_bits(load(flat, (first + lane) * BLOCK + i) >= 0)
+                bits = mask_bits(load(flat, start + i) >= 0)
                 for k in range(LANES // 8):
-                    block[2 + i // 8 + k] = bits >> 8 * k & 255
+                    out_flat[at + np.uintp(2 + i // 8 + k)] = bits >> 8 * k & 255
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
