@@ -74,16 +74,18 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
     return x, (rng.chisquare(2, size=COLUMNS) + 0.01).astype(np.float32)
 
 
-def race(contenders: dict[str, Callable[[], np.ndarray]], repeat: int) -> tuple[dict[str, Speed], dict[str, np.ndarray]]:
-    """Speeds and results; every contender runs once to warm up, then their runs alternate."""
+def race(
+    contenders: dict[str, Callable[[], np.ndarray]], repeat: int, clock: Callable[[], float]
+) -> tuple[dict[str, Speed], dict[str, np.ndarray]]:
+    """Speeds by a clock in seconds, and results; every contender runs once to warm up, then their runs alternate."""
     results = {name: run() for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeat):
         for name, run in contenders.items():
             run()  # the one before has left its own data in the caches
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     speeds = {name: Speed(ROWS * COLUMNS / min(t) / 1e6, median(t) / min(t) - 1) for name, t in times.items()}
     return speeds, results
 
@@ -102,7 +104,7 @@ def _can(function: Callable, *args) -> bool:
     return True
 
 
-def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int) -> Row:
+def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int, clock: Callable[[], float]) -> Row:
     x, importance = samples()
     row = Row(tensor_type.name, 8 * tensor_type.row_bytes(COLUMNS) / COLUMNS)
     with_type = {name: library for name, library in libraries.items() if library.has(tensor_type)}
@@ -116,7 +118,7 @@ def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int)
                 runs[name] = lambda weights=weights, library=library: library.encode(x, tensor_type, weights)
         if weights is None and other is not None and _can(quantize, x, other):
             runs[GGUF] = lambda: quantize(x, other)
-        row.speed[task], results = race(runs, repeat)
+        row.speed[task], results = race(runs, repeat, clock)
         v = np.float64(1) if weights is None else weights.astype(np.float64)
         row.error[task] = {
             name: float((v * (decode(result.reshape(ROWS, -1), tensor_type.name, COLUMNS) - x) ** 2).sum() / (v * x**2.0).sum())
@@ -129,7 +131,7 @@ def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int)
             runs[name] = lambda library=library: library.decode(q, tensor_type, COLUMNS)
     if other is not None and _can(dequantize, q, other):
         runs[GGUF] = lambda: dequantize(q, other)
-    row.speed["decode"], _ = race(runs, repeat)
+    row.speed["decode"], _ = race(runs, repeat, clock)
     return row
 
 
@@ -196,12 +198,13 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
     return out
 
 
-def report(rows: Sequence[Row], repeat: int) -> dict:
+def report(rows: Sequence[Row], repeat: int, clock: Callable[[], float]) -> dict:
     return {
         "machine": {"cpu": processor_name(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
         "versions": {name: version(name) for name in ("ggufmill", "numpy", "numba", "gguf")},
         "data": f"{ROWS} rows x {COLUMNS}, Student-t(5) * 0.02; importance chi2(2) + 0.01",
         "repeat": repeat,
+        "clock": clock.__name__,
         "means": means(rows),
         "rows": [asdict(row) for row in rows],
     }
@@ -250,11 +253,13 @@ def _default_types() -> list[str]:
 @click.command(help=__doc__)
 @click.option("--types", help="Comma-separated; default: all plain types that can be encoded.")
 @click.option("--repeat", default=5, show_default=True, type=click.IntRange(1), help="Runs of each contender.")
+@click.option("--processor-time", is_flag=True, help="Count the thread's time, where the machine does other work.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 @click.option(
     "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw speeds and errors to this file (needs matplotlib)."
 )
-def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path | None) -> None:
+def main(types: str | None, repeat: int, processor_time: bool, json_file: Path | None, plot_file: Path | None) -> None:
+    clock = time.thread_time if processor_time else time.perf_counter
     libraries: dict[str, Library] = {}
     if path := os.environ.get("GGML_LIBRARY"):
         libraries[REFERENCE] = Library(Path(path))
@@ -267,10 +272,10 @@ def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path
     rows = []
     for name in names:
         click.echo(f"{name} ...", err=True)
-        rows.append(measure(TYPES[name], libraries, repeat))
+        rows.append(measure(TYPES[name], libraries, repeat, clock))
     show(rows)
     if json_file:
-        json_file.write_text(json.dumps(report(rows, repeat), indent=1) + "\n")
+        json_file.write_text(json.dumps(report(rows, repeat, clock), indent=1) + "\n")
     if plot_file:
         plot(rows, plot_file)
 
