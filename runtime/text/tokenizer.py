@@ -6,7 +6,7 @@ import codecs
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ _SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udc
 _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
+_FEW_TEXTS, _SHORT_TEXT = 8, 128  # texts, and characters of each, for which not all merges are prepared
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 _DROPPED = (
     4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
@@ -46,13 +47,11 @@ class Tokenizer:
         self.vocabulary = Vocabulary(metadata)
         model = self.vocabulary.model
         pre = _pre_tokenizer(self.vocabulary) if model == "gpt2" else PreTokenizer((), add_bos=model != "t5")
-        try:
-            self._backend = _BACKENDS[model](self.vocabulary, pre)
-        except MillError:
-            raise
-        except BaseException as error:  # `tokenizers` has no exceptions of its own
-            _raise_unless_of_library(error)
-            raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
+        self._pre = pre
+        # Merging all of a large vocabulary takes longer to prepare than all else that a generation's first token needs.
+        self._few = _FEW_TEXTS if model == "gpt2" and self.vocabulary.has_merges else 0
+        if not self._few:
+            self._backend  # noqa: B018 (raises what is wrong with the vocabulary)
         self._thousands = pre.thousands
         self._prefix = "▁" if model == "llama" and self.vocabulary.space_prefix else ""
         self.bos, self.eos, self.eog_ids = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.eog_ids
@@ -64,6 +63,26 @@ class Tokenizer:
         self._suffix = [self.eos] if self.add_eos and self.eos is not None else []
         if add_separator and self.vocabulary.separator is not None:
             self._suffix = [self.vocabulary.separator]
+
+    @cached_property
+    def _backend(self) -> Backend:
+        try:
+            return _BACKENDS[self.vocabulary.model](self.vocabulary, self._pre)
+        except MillError:
+            raise
+        except BaseException as error:  # `tokenizers` has no exceptions of its own
+            _raise_unless_of_library(error)
+            raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
+
+    def _backend_for(self, text: str) -> Backend:
+        """What encodes this text; for the first few short ones, only with the tokens that occur in it."""
+        if "_backend" in self.__dict__ or self._few <= 0 or len(text) > _SHORT_TEXT:
+            return self._backend
+        self._few -= 1
+        characters = byte_characters()
+        written = "".join(characters[byte] for byte in text.encode())
+        parts = {written[i:j] for i in range(len(written)) for j in range(i + 1, len(written) + 1)}
+        return _byte_level_bpe(self.vocabulary, self._pre, parts)
 
     @property
     def n_vocab(self) -> int:
@@ -120,9 +139,8 @@ class Tokenizer:
     def _encode_valid(self, text: str) -> list[int]:
         parts = split_thousands(text) if self._thousands else [text]
         # Unlike `encode`, this lets other threads run meanwhile, and computes no offsets.
-        return self._checked(
-            lambda: [i for each in self._backend.encode_batch_fast(parts, add_special_tokens=False) for i in each.ids]
-        )
+        encode = self._backend_for(text).encode_batch_fast
+        return self._checked(lambda: [i for each in encode(parts, add_special_tokens=False) for i in each.ids])
 
     def least_tokens(self, n_bytes: int) -> int:
         """A lower bound of the number of tokens of a text with so many bytes of UTF-8: no token stands for more than the
@@ -264,10 +282,14 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
-    """GPT-2's scheme: regular expressions split the text into words, bytes are printable characters, merges apply by rank."""
-    merges, ids = vocabulary.merges, vocabulary.ids
-    if not merges:  # tiktoken vocabularies have none: a token's rank is its id
+def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer, within: Set[str] | None = None) -> Backend:
+    """GPT-2's scheme: regular expressions split the text into words, bytes are printable characters, merges apply by rank.
+
+    within: all parts of the text that is to be encoded, in such characters; other tokens are left out."""
+    merges, ids = vocabulary.merges(within), vocabulary.ids
+    if within is not None:
+        ids = {part: ids[part] for part in within if part in ids}
+    if not merges and within is None:  # tiktoken vocabularies have none: a token's rank is its id
         merges = _merges_by_score(vocabulary, -np.arange(len(vocabulary.tokens)))
     try:
         model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges)

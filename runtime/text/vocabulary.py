@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cached_property
 from typing import Any
 
@@ -98,12 +98,25 @@ class Vocabulary:
             raise FormatError(f"tokenizer.ggml.scores has to hold {len(self.tokens)} numbers, one for each token")
         return scores.astype(np.float64)
 
-    @property
-    def merges(self) -> list[tuple[str, str]]:
-        """The two parts of each merge, in order of rank. Raises FormatError."""
+    @cached_property
+    def _merge_texts(self) -> list[str]:
+        """Two tokens each, with a space between them, in order of rank. Raises FormatError."""
         merges = self.get("merges", [])
         if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
             raise FormatError("tokenizer.ggml.merges is no list of pairs of tokens with a space between them")
+        return merges
+
+    @property
+    def has_merges(self) -> bool:
+        """Raises FormatError if they are no pairs of tokens."""
+        return len(self._merge_texts) > 0
+
+    def merges(self, within: Set[str] | None = None) -> list[tuple[str, str]]:
+        """The two parts of each merge, in order of rank; within: only of merges that make one of these texts, which have no
+        spaces in them. Raises FormatError."""
+        merges = self._merge_texts
+        if within is not None:
+            merges = [merge for merge in merges if merge.replace(" ", "", 1) in within]
         # The separator is the first space after the first character: that may be a space itself.
         return [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.index(" ", 1)]]
 

@@ -101,6 +101,18 @@ def test_byte_level_ids_are_the_reference_librarys(trained):
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
+def test_the_first_short_texts_do_not_wait_for_all_merges(trained):
+    """Their tokens are those of the whole vocabulary."""
+    reference, metadata = trained
+    tokenizer = Tokenizer(metadata)
+    for start in range(0, 56, 7):
+        text = TEXT[start : start + 5 * start + 2]
+        assert tokenizer.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids
+        assert "_backend" not in vars(tokenizer) or len(text) > 128
+        vars(tokenizer).pop("_backend", None)
+    assert tokenizer.encode("fox", add_special=False) == reference.encode("fox", add_special_tokens=False).ids
+
+
 def test_bos_and_eos_are_added_as_the_metadata_says(trained):
     _, metadata = trained
     both = Tokenizer(metadata | {"tokenizer.ggml.add_eos_token": True})
