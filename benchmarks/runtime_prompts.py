@@ -5,6 +5,7 @@
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --processor-time -p 2,8,32 -n 0 out/models/*.gguf
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench --rival-option=-mla --rival-option=3 mla.gguf
     python benchmarks/runtime_prompts.py first-token --rival path/to/llama-cli out/models/*.gguf
+    python benchmarks/runtime_prompts.py windows --rival path/to/bin --text recipes/demo/calibration.txt out/models/*.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
     python benchmarks/runtime_prompts.py rounding --text recipes/demo/heldout.txt bf16.gguf q4_K.gguf iq4_k.gguf
 
@@ -12,6 +13,8 @@
 machine slows down both; or counts processor time, of one thread (as runtime.py does). Medians are shown.
 `first-token` runs both programs from their start to the first token that they generate: seconds of the processor, and
 memory that is no file's.
+`windows` runs perplexity and imatrix of both programs on a text, each with two numbers of windows: seconds of the processor of
+the longer run, and a window's, which is the difference of the two and so has no starting and loading in it.
 `products` multiplies one matrix on one thread, in G multiply-adds per second: 'tiles' with bf16 tiles (AMX), 'bytes' with
 8-bit activations, as on processors without them; those with `fast` come after them.
 `rounding` says what the roundings of products cost: mean KL divergences (and medians) over the tokens of a text.
@@ -20,6 +23,7 @@ memory that is no file's.
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from statistics import median
@@ -109,6 +113,54 @@ def first_token(files: tuple[Path, ...], rival: Path | None, options: tuple[str,
             seconds, memory = min(run[name][1] for run in runs), max(run[name][2] for run in runs)
             say = f"exit code {failed[0]}" if failed else f"{seconds:.2f} s of the processor, {memory >> 20} MiB"
             click.echo(f"{path.stem:24s} {name:6s} {say}")
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--rival", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the rival's programs.")
+@click.option("--rival-option", "options", multiple=True, help="An option of both its programs, or its value.")
+@click.option("--option", "ours", multiple=True, help="An option of both our verbs, or its value.")
+@click.option("--text", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("-c", "--ctx-size", default=512, show_default=True, help="Tokens of a window.")
+@click.option("--chunks", default="4,12", show_default=True, help="Windows of the shorter and the longer run.")
+@click.option("--rounds", default=2, show_default=True, help="Runs of each, in turns; the best count.")
+@click.option("--only", type=click.Choice(["perplexity", "imatrix"]), help="One of the two jobs.")
+def windows(
+    files: tuple[Path, ...],
+    rival: Path | None,
+    options: tuple[str, ...],
+    ours: tuple[str, ...],
+    text: Path,
+    ctx_size: int,
+    chunks: str,
+    rounds: int,
+    only: str | None,
+) -> None:
+    """Perplexity and imatrix on one thread: seconds of the processor of a whole job, and of one window more."""
+    short, long = map(int, chunks.split(","))
+    for path in files:
+        for job in (only,) if only else ("perplexity", "imatrix"):
+            asked = ["-m", str(path), "-f", str(text), "-c", str(ctx_size), "-t", "1"]
+            written = ["-o", str(path.with_suffix(".imatrix"))] if job == "imatrix" else []
+            commands = {OURS: [*MILL, job, *asked, *ours, *written, *["--force"][: len(written)]]}
+            if rival is not None:
+                commands[RIVAL] = [str(rival / f"llama-{job}"), *asked, *written, *options]
+            measured([*commands[OURS], "--chunks", "1"])  # compiles kernels
+            runs = [
+                {(name, n): measured([*commands[name], "--chunks", str(n)]) for n in (short, long) for name in commands}
+                for _ in range(rounds)
+            ]
+            whole, each = dict[str, float](), dict[str, float]()
+            for name in commands:
+                if failed := [run[key][3] for run in runs for key in run if key[0] == name and run[key][3]]:
+                    raise click.ClickException(f"exit code {failed[0]}: {' '.join(commands[name])}")
+                best = {n: min(run[name, n][1] for run in runs) for n in (short, long)}
+                whole[name], each[name] = best[long], (best[long] - best[short]) / (long - short)
+            said = f"{path.stem:24s} {job:10s}"
+            for title, figures in ((f"{long} windows", whole), ("one more", each)):
+                said += f"  {title}" + "".join(f" {name} {value:.2f} s" for name, value in figures.items())
+                said += f" ratio {figures[RIVAL] / figures[OURS]:.2f}" if RIVAL in figures else ""
+            click.echo(f"{said}  load {os.getloadavg()[0]:.0f}")
 
 
 @main.command()
