@@ -14,7 +14,20 @@ from .inputs import Input
 from .sums import Sums
 
 
-class CovarianceCollector(Observer):
+class InputObserver(Observer):
+    """Wants what ops multiply some of a model's matrices with, and keeps nothing of it: for saying what a pass takes."""
+
+    def __init__(self, inputs: Sequence[Input]):
+        self.inputs = tuple(inputs)
+        # Of linear ops: the input's name, and the first of the op's sums.
+        self._places = {op: (one.name, i * one.matrices) for one in inputs for i, op in enumerate(one.ops)}
+
+    def wants_input(self, op: Op) -> bool:
+        """Whether a covariance of the op's input is collected."""
+        return op.out.index in self._places
+
+
+class CovarianceCollector(InputObserver):
     """Sums x x^T over the inputs x of some of a model's matrices.
 
     inputs  those that are summed
@@ -24,16 +37,11 @@ class CovarianceCollector(Observer):
     """
 
     def __init__(self, inputs: Sequence[Input], workers: Workers):
-        self.inputs, self._workers, self.weight = tuple(inputs), workers, 1
+        super().__init__(inputs)
+        self._workers, self.weight = workers, 1
         self.sums = {
             one.name: [Sums(one.name, one.columns, one.block) for _ in one.ops for _ in range(one.matrices)] for one in inputs
         }
-        # Of linear ops: the input's name, and the first of the op's sums.
-        self._places = {op: (one.name, i * one.matrices) for one in inputs for i, op in enumerate(one.ops)}
-
-    def wants_input(self, op: Op) -> bool:
-        """Whether a covariance of the op's input is collected."""
-        return op.out.index in self._places
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         """Raises NotFiniteError for NaN and infinity, as the other methods do."""

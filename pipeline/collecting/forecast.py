@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import CollectOptions, Collector, entry_shapes
+from ...imatrix.covariance.collector import InputObserver
 from ...imatrix.covariance.estimate import expected_seconds
 from ...imatrix.covariance.inputs import Input
 from ...imatrix.covariance.job import CovarianceJob
@@ -190,10 +192,12 @@ def _memory(
     job: CovarianceJob | None,
     covariance: CovarianceForecast | None,
 ) -> int | None:
-    """Bytes of memory for what is summed, and for the pass with the most windows, its results included, of which the allocator
-    keeps what is freed; or for the pass over gradients, where that takes more, with what the model keeps of the pass before."""
+    """Bytes of memory for what is summed, and for the pass with the most windows, its results included, or for the largest sum
+    as it is written, when no pass is there any more; or for the pass over gradients, where that takes more, with what the model
+    keeps of the pass before."""
     together = max((part.stop - part.start for part in windows.batches(model)), default=1)
-    with model.observing(Collector(model, options)):
+    summed = [one for group in job.passes if not outputs_of(group) for one in group] if job is not None else []
+    with model.observing(Collector(model, options)), model.observing(InputObserver(summed)) if summed else nullcontext():
         running = model.windows_bytes(together, windows.n_ctx)
     if running is None:
         return None
@@ -201,7 +205,7 @@ def _memory(
     most, back = running, covariance.gradients if covariance is not None else None
     if job is not None:
         folded = max(triangle_size(one.columns) for one in job.inputs) * job.writer.dtype.itemsize  # as it is written
-        most += folded + job.summing_bytes(gradients=False)
+        most = max(running, folded) + job.summing_bytes(gradients=False)
     if back is not None:
         most = TORCH_BYTES + max(most, min(CACHED_BYTES, running) + back.sums_bytes + back.kept_bytes + back.working_bytes)
     return started_bytes([model]) + 16 * entries + most

@@ -76,3 +76,19 @@ def test_stages_share_a_program_that_starts_once():
     assert both.seconds == {"start": 3.0, "one": 2.0, "torch": 1.0, "two": 5.0}
     assert (both.memory, both.idle, both.disk_needed) == (20, 1.5, 7)
     assert json.loads(json.dumps(both.as_json()))["predicted"]["processor_seconds"] == 2 * 11 - 1.5
+
+
+def test_a_sum_is_written_when_no_pass_is_in_memory_any_more(tmp_path, monkeypatch):
+    from ggufmill.quantize.covariance.matrix.triangles import triangle_size
+    from ggufmill.runtime import Model
+
+    def said(running):
+        monkeypatch.setattr(Model, "windows_bytes", lambda self, count, n_ctx: running)
+        files = tmp_path / "a.imatrix", tmp_path / "a.cov"
+        options = {"n_ctx": 64, "chunks": 2, "threads": 1, "dry_run": True}
+        return ggufmill.compute_imatrix(DEMO, READ["text"], files[0], covariance=files[1], **options).forecast.memory_bytes
+
+    widest = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
+    least = said(0)
+    assert said(1 << 30) - least == (1 << 30) - 2 * triangle_size(widest)
+    assert said(2 * triangle_size(widest)) == least

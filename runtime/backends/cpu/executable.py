@@ -197,12 +197,12 @@ class CpuExecutable(Executable):
         return logits
 
     def pass_bytes(self, counts: Sequence[int]) -> int:
-        """The blocks of the pass, which is written and not run, and of passes within it."""
+        """The blocks of the pass, which is written and not run, and what its steps take while they run."""
         out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, self.observer)
         self._write(out, self.steps, range(len(self.steps)))
         nbytes = out.pool.nbytes
         out.release()
-        return nbytes + max(step.inner_bytes(sum(counts)) for step in self.steps)
+        return nbytes + max(step.inner_bytes(sum(counts), self.observer) for step in self.steps)
 
     def cache_bytes(self, tokens: int, passes: int) -> int:
         """Of recurrent states there is the one before the last pass, and from the second pass on one to write to."""

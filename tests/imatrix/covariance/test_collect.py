@@ -5,8 +5,8 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.calibration import TextSegment, cut_windows
-from ggufmill.imatrix.collect import CollectOptions, collect
-from ggufmill.imatrix.covariance.collector import CovarianceCollector
+from ggufmill.imatrix.collect import CollectOptions, Collector, collect
+from ggufmill.imatrix.covariance.collector import CovarianceCollector, InputObserver
 from ggufmill.imatrix.covariance.inputs import covariance_inputs
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
@@ -124,3 +124,35 @@ def test_weights_of_texts(demo, tokens):
     sums, counts = imatrix.entries[key[0]]
     np.testing.assert_allclose(parts[key].diagonal, sums[0] / counts[0], rtol=0.01)
     assert not np.allclose(parts[key].matrix, once[key].matrix, rtol=0.01)
+
+
+class Kept(Observer):
+    """Wants the inputs of latent attention; bytes: of those of all heads that it was given at most."""
+
+    def __init__(self):
+        self.bytes = 0
+
+    def wants_input(self, op):
+        return isinstance(op, ops.LatentAttention)
+
+    def on_head_inputs(self, op, weight, x):
+        self.bytes = max(self.bytes, x.nbytes if weight is op.observed[2] else 0)
+
+
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_memory_of_a_pass_counts_the_latents_of_all_heads(tokens, mla):
+    """That is what covariances are collected of; importance alone takes their squares, but where they become the result."""
+    model, kept = load_model(open_source(FOLDER / "demo"), mla=mla), Kept()
+    inputs = covariance_inputs(model.graph)
+    with model.observing(kept):
+        model.hidden_of_windows(np.array([tokens[:N_CTX]]))
+    op = next(op for op in model.graph.ops if isinstance(op, ops.LatentAttention))
+    assert kept.bytes == 4 * N_CTX * op.q.shape[0] * op.observed[2].shape[0]
+    said = {}
+    for observer in (Collector(model), InputObserver(inputs), CovarianceCollector(inputs, model.workers)):
+        with model.observing(observer):
+            said[type(observer)] = model.windows_bytes(64, N_CTX)  # of several windows in a pass
+    squares, *others = said.values()
+    assert others[0] == others[1]
+    assert others[0] == squares if mla < 2 else others[0] > squares
+    assert said[InputObserver] > kept.bytes * model.settings.ubatch // N_CTX

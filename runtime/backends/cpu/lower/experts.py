@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from .....formats import PlanError
+from ....graph import Observer
 from ....graph.ops import Add, CombineExperts, ExpertLinear, IdentityExperts, Op, Route, ScaleByRouting
 from ....graph.values import Value
 from ..compiled_graph import CompiledGraph
@@ -88,7 +89,7 @@ class ExpertsStep(Step, Mixture):
             return out.view(self.route.out).array.reshape(out.n, self.route.used)
         return super().output(out, op) if op in (self.combine, self.add, self.identity) and op.out.index in out.values else None
 
-    def inner_bytes(self, n: int) -> int:
+    def inner_bytes(self, n: int, observer: Observer | None) -> int:
         """Of a chunk of rows: what the matrices make of them, and the inputs of the last one once more, as codes of 8 bits."""
         if self._is_small(n):
             return 0

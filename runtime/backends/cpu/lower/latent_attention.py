@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from .....formats import PlanError
+from ....graph import Observer
 from ....graph.ops import LatentAttention
 from ..attention import AttentionParams
 from ..attention_jobs import CachedAttention
@@ -39,6 +40,19 @@ class LatentAttentionStep(Step):
         until = 0 if op.selection is None else op.selection.shape[0]  # all tokens select from there on
         self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
+
+    def inner_bytes(self, n: int, observer: Observer | None) -> int:
+        """Of the decoded matrices, and of the weighted latents of all heads where the result is made from them, or an observer
+        wants more of them than squares. Their queries, or a copy of them for the product that makes the result and what that
+        makes, take as much again."""
+        op, s = self.op, self.shape
+        is_observed = observer is not None and observer.wants_input(op)
+        if self.mode == 0 and not is_observed:
+            return 0
+        columns = s.rank if observer is not None and is_observed and not observer.wants_squares else 0
+        if self.mode in (0, 1):
+            columns = 2 * s.rank + max(s.nope + s.rope, 2 * s.v)
+        return 4 * s.heads * (s.rank * (s.nope + s.v) + n * columns)
 
     def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ....graph import Support, Weight
+from ....graph import Observer, Support, Weight
 from ....graph.ops import Op
 from ....graph.signatures import functions_of, support_of
 from ..compiled_graph import CompiledGraph
@@ -43,8 +43,9 @@ class Step:
         """Adds the tasks of the ops to a pass."""
         raise NotImplementedError
 
-    def inner_bytes(self, n: int) -> int:
-        """Bytes of memory, at the most, of passes that are written while one of n tokens runs."""
+    def inner_bytes(self, n: int, observer: Observer | None) -> int:
+        """Bytes of memory, at the most, that it takes beside the blocks of a pass of n tokens while that runs, which an
+        observer is given."""
         return 0
 
     def output(self, out: PassProgram, op: Op) -> np.ndarray | None:
