@@ -141,10 +141,11 @@ def windows(
     for path in files:
         for job in (only,) if only else ("perplexity", "imatrix"):
             asked = ["-m", str(path), "-f", str(text), "-c", str(ctx_size), "-t", "1"]
-            written = ["-o", str(path.with_suffix(".imatrix"))] if job == "imatrix" else []
-            commands = {OURS: [*MILL, job, *asked, *ours, *written, *["--force"][: len(written)]]}
+            if job == "imatrix":
+                asked += ["-o", str(path.with_suffix(".imatrix"))]
+            commands = {OURS: [*MILL, job, *asked, *ours, *(["--force"] if job == "imatrix" else [])]}
             if rival is not None:
-                commands[RIVAL] = [str(rival / f"llama-{job}"), *asked, *written, *options]
+                commands[RIVAL] = [str(rival / f"llama-{job}"), *asked, *options]
             measured([*commands[OURS], "--chunks", "1"])  # compiles kernels
             runs = [
                 {(name, n): measured([*commands[name], "--chunks", str(n)]) for n in (short, long) for name in commands}

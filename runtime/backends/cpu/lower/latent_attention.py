@@ -46,12 +46,13 @@ class LatentAttentionStep(Step):
         wants more of them than squares. Their queries, or a copy of them for the product that makes the result and what that
         makes, take as much again."""
         op, s = self.op, self.shape
-        is_observed = observer is not None and observer.wants_input(op)
-        if self.mode == 0 and not is_observed:
+        wanting = observer if observer is not None and observer.wants_input(op) else None
+        if self.mode == 0 and wanting is None:
             return 0
-        columns = s.rank if observer is not None and is_observed and not observer.wants_squares else 0
         if self.mode in (0, 1):
             columns = 2 * s.rank + max(s.nope + s.rope, 2 * s.v)
+        else:
+            columns = s.rank if wanting is not None and not wanting.wants_squares else 0
         return 4 * s.heads * (s.rank * (s.nope + s.v) + n * columns)
 
     def emit(self, out: PassProgram) -> None:
