@@ -247,7 +247,7 @@ class Model:
         passes = list(self._passes([np.zeros(n_ctx, np.int64)] * count, in_pieces=True, generated=False))
         counts = [[len(tokens) for _, tokens in parts] for parts in passes]
         cache = self.executable.cache_bytes(n_ctx, sum(any(i == 0 for i, _ in parts) for parts in passes))
-        in_pass = self.executable.pass_bytes(max(counts, key=sum))
+        in_pass = self.executable.pass_bytes(max(counts, key=sum), n_ctx)
         if cache is None or in_pass is None:
             return None
         return in_pass + count * (4 * n_ctx * self.graph.n_embd + cache)

@@ -38,6 +38,7 @@ _ROWS = 2048  # of the matrix that is measured, at most
 _ATTENDED = 512  # tokens of a window whose attention is measured, at most
 _LANES = 16  # numbers to whose multiples rows of keys and values are filled up
 _TOUCHED, _TOUCHES, _PAGE = 1 << 22, 4, 1 << 12  # bytes of a file whose pages are touched in a row, and how often
+_FRESH = 64 << 20  # bytes that are taken from the system and go back to it
 _NUMBERS = 1 << 21  # whose product takes a pass over memory
 _FEW, _MANY = 16, 256  # tokens that are multiplied with it
 _READ = 1 << 18  # weights that are read to see how long that takes
@@ -60,11 +61,12 @@ class ProductSpeed(NamedTuple):
 
 class Product(NamedTuple):
     """weight: the tensor whose matrices tokens are multiplied with; matrices: all of them; used: with how many of them a token
-    is."""
+    is; is_of_heads: these are cut into heads, for which latent attention decodes it."""
 
     weight: Weight
     matrices: int
     used: int
+    is_of_heads: bool = False
 
     @property
     def size(self) -> int:
@@ -83,9 +85,10 @@ def products(some: Sequence[ops.Op]) -> Iterator[Product]:
     for op in some:
         if not isinstance(op, ops.Linear | ops.ExpertLinear | ops.LatentAttention | ops.GroupedLinear):
             continue
-        for weight in op.weights if isinstance(op, ops.LatentAttention) else op.weights[:1]:
+        is_latent = isinstance(op, ops.LatentAttention)
+        for weight in op.weights if is_latent else op.weights[:1]:
             matrices = prod(weight.shape[2:])
-            yield Product(weight, matrices, op.routing.shape[0] if isinstance(op, ops.ExpertLinear) else matrices)
+            yield Product(weight, matrices, op.routing.shape[0] if isinstance(op, ops.ExpertLinear) else matrices, is_latent)
 
 
 def layers_seconds(model: Model, tokens: int, n_ctx: int, *, is_observed: bool = False) -> float:
@@ -95,7 +98,10 @@ def layers_seconds(model: Model, tokens: int, n_ctx: int, *, is_observed: bool =
     passes = ceil(tokens / together)
     made = sum(prod(value.shape) for op in model.graph.ops for value in op.outputs)
     attention = attention_seconds(model, n_ctx, is_observed)
-    return _products_seconds(model, list(products(model.graph.ops)), tokens, passes) + tokens * (attention + made * _making())
+    windows, (first, again) = max(1, min(together, tokens) // n_ctx), _first_writes()
+    memory = (model.windows_bytes(windows, n_ctx) or 0) * (first + (passes - 1) * again)
+    seconds = _products_seconds(model, list(products(model.graph.ops)), tokens, passes)
+    return seconds + tokens * (attention + made * _making()) + memory
 
 
 def head_seconds(model: Model, tokens: float, against: Model | None = None) -> float:
@@ -121,6 +127,8 @@ def attention_seconds(model: Model, n_ctx: int, is_observed: bool = False) -> fl
         if isinstance(op, ops.Attention | ops.LatentAttention):
             (heads, width), v_width = op.q.shape, op.out.shape[1]
             latent = op.latent.shape[0] if isinstance(op, ops.LatentAttention) and is_observed else 0
+            if isinstance(op, ops.LatentAttention) and model.settings.mla == 1:  # queries and values are as wide as latents
+                width, v_width, latent = op.latent.shape[0] + op.k_pe.shape[0], op.latent.shape[0], 0
             window = op.window if isinstance(op, ops.Attention) and op.window else n_ctx
             pair = _pair_seconds(width, v_width, latent, min(n_ctx, _ATTENDED), model.workers.count)
             seconds += heads * min(window, n_ctx / 2) * pair
@@ -142,6 +150,7 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         elif tensor is not None:
             mapped[tensor.name] = tensor
         columns, rows, *_ = one.weight.shape
+        name = "f32" if one.is_of_heads and settings.mla else name
         speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.fast), threads)
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
@@ -223,6 +232,19 @@ def _pair_seconds(width: int, v_width: int, latent: int, n: int, threads: int) -
         shared = SharedValues(np.zeros((n, latent), np.float32), False)
         segment = Segment(q, keys, values, 0, out, shared, np.empty((heads, latent)))
     return _seconds(lambda: attend([segment], heads, params, _workers(threads)), time.process_time) / (heads * n * n / 2)
+
+
+@cache
+def _first_writes() -> tuple[float, float]:
+    """Of a thread, for a byte of memory that the system gives and takes back, the first time and from then on: it clears the
+    pages, which a virtual machine may have to ask for at first. Measured once, since there is one first time."""
+
+    def write() -> float:
+        begun = time.thread_time()
+        np.empty(_FRESH, np.uint8)[::_PAGE] = 1
+        return (time.thread_time() - begun) / _FRESH
+
+    return write(), write()
 
 
 @cache

@@ -117,8 +117,9 @@ class Executable(ABC):
         """Passes as `hidden` makes them, no two over the same sequence."""
         return [self.hidden(*inputs) for inputs in passes]
 
-    def pass_bytes(self, counts: Sequence[int]) -> int | None:
-        """Bytes of memory that a pass over sequences with so many tokens each takes; None: not known."""
+    def pass_bytes(self, counts: Sequence[int], context: int) -> int | None:
+        """Bytes of memory that a pass over sequences with so many tokens each takes, which have `context` tokens then, those
+        of earlier passes included; None: not known."""
         return None
 
     def cache_bytes(self, tokens: int, passes: int) -> int | None:

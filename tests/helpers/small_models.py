@@ -63,7 +63,7 @@ def llama(type_name="f32", experts=0, n_kv=2, width=WIDTH):
     return source_of(metadata, shapes, type_name)
 
 
-def latent(rank=RANK):
+def latent(rank=RANK, type_name="f32"):
     metadata = {
         "general.architecture": "deepseek2",
         "deepseek2.block_count": 2,
@@ -93,4 +93,4 @@ def latent(rank=RANK):
             f"blk.{i}.ffn_up.weight": (N_EMBD, N_FF),
             f"blk.{i}.ffn_down.weight": (N_FF, N_EMBD),
         }
-    return source_of(metadata, shapes)
+    return source_of(metadata, shapes, type_name)

@@ -25,6 +25,7 @@ def speeds(monkeypatch):
     for none in ("_making", "_scoring", "_read_seconds"):
         monkeypatch.setattr(timing, none, lambda *_: 0.0)
     monkeypatch.setattr(timing, "attention_seconds", lambda model, n_ctx, is_observed: 0.0)
+    monkeypatch.setattr(timing, "_first_writes", lambda: (0.0, 0.0))
     return asked
 
 
@@ -79,6 +80,31 @@ def test_latents_that_are_observed_are_weighted_beside_the_values(monkeypatch):
         more = timing.attention_seconds(loaded, 64, True) - timing.attention_seconds(loaded, 64)
         layers = sum(isinstance(op, ops.Attention | ops.LatentAttention) for op in loaded.graph.ops)
         assert more == layers * weighted * 64 / 2
+
+
+@pytest.mark.parametrize("mla", [1, 3])
+def test_latent_attention_multiplies_decoded_matrices_and_absorbed_queries_are_as_wide_as_latents(mla, speeds, monkeypatch):
+    model = load_model(latent(rank=160, type_name="q8_0"), mla=mla)
+    layers_seconds(model, 64, 64)
+    op = next(op for op in model.graph.ops if isinstance(op, ops.LatentAttention))
+    types = {columns == op.latent.shape[0]: name for name, columns, _ in speeds}
+    assert types == {True: "f32", False: "q8_0"}
+    monkeypatch.undo()
+    asked = []
+    monkeypatch.setattr(timing, "_pair_seconds", lambda *sizes: asked.append(sizes) or 0.0)
+    timing.attention_seconds(model, 64, True)
+    rank, heads = op.latent.shape[0], (op.q.shape[1], op.out.shape[1], op.latent.shape[0])
+    assert asked[0][:3] == ((rank + op.k_pe.shape[0], rank, 0) if mla == 1 else heads)
+
+
+def test_memory_is_written_for_the_first_time_and_again_in_each_pass(speeds, monkeypatch):
+    model = load_model(llama())
+    model.settings = replace(model.settings, batch=512)
+    without = layers_seconds(model, 1024, 256)
+    monkeypatch.setattr(timing, "_first_writes", lambda: (1.0, 0.25))
+    assert layers_seconds(model, 1024, 256) - without == pytest.approx(1.25 * model.windows_bytes(2, 256), rel=1e-6)
+    monkeypatch.undo()
+    assert all(seconds > 0 for seconds in timing._first_writes())
 
 
 def test_attention_is_measured_with_values_of_all_heads():

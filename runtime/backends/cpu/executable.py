@@ -196,13 +196,17 @@ class CpuExecutable(Executable):
         self._keep(key, head)
         return logits
 
-    def pass_bytes(self, counts: Sequence[int]) -> int:
-        """The blocks of the pass, which is written and not run, and what its steps take while they run."""
+    def pass_bytes(self, counts: Sequence[int], context: int) -> int:
+        """The blocks of the pass, which is written and not run, and what its steps take while they run: what one has freed, or
+        keeps for the next layer, serves others of its kind, and no other steps."""
         out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, self.observer)
         self._write(out, self.steps, range(len(self.steps)))
         nbytes = out.pool.nbytes
         out.release()
-        return nbytes + max(step.inner_bytes(sum(counts), self.observer) for step in self.steps)
+        most = dict[type[Step], int]()
+        for step in self.steps:
+            most[type(step)] = max(most.get(type(step), 0), step.inner_bytes(counts, context, self.observer))
+        return nbytes + sum(most.values())
 
     def cache_bytes(self, tokens: int, passes: int) -> int:
         """Of recurrent states there is the one before the last pass, and from the second pass on one to write to."""
@@ -212,7 +216,8 @@ class CpuExecutable(Executable):
 
     def weight_bytes(self) -> int:
         ops = (*self.graph.ops, *self.graph.head)
-        return self.store.kept_bytes({weight.name for op in ops for weight in op.weights if len(weight.shape) > 1})
+        names = {weight.name for op in ops for weight in op.weights if len(weight.shape) > 1}
+        return self.store.kept_bytes(names, {weight.name for step in self.steps for weight in step.decoded})
 
     def release(self) -> None:
         with self._lock:

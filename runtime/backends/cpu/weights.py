@@ -12,7 +12,7 @@ use, so that memory stays bounded whatever the model's size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -114,16 +114,19 @@ class WeightStore:
             self.free += sum(rows.nbytes for rows in self._rows.values())
             self._rows = {}
 
-    def kept_bytes(self, names: Iterable[str]) -> int:
+    def kept_bytes(self, names: Iterable[str], decoded: Collection[str] = ()) -> int:
         """Bytes of memory that the weights of these tensors will take when all have been used: those that are decoded, or had
-        to be read, as far as there is room for them."""
-        needed = 0
+        to be read, as far as there is room for them. decoded: names of those that are, whatever they are stored as, and all of
+        a tensor at once: one that finds no room is there while it is used."""
+        needed = largest = 0
         for tensor in (self.source.tensors[name] for name in names if name in self):
-            if not multiplies_as_stored(tensor, self.exact):
+            if tensor.name in decoded:
+                largest = max(largest, 4 * prod(tensor.shape))
+            if tensor.name in decoded or not multiplies_as_stored(tensor, self.exact):
                 needed += 4 * prod(tensor.shape)
             elif tensor.mapped is None and tensor.stored is not None:
                 needed += tensor.stored.nbytes(tensor.shape)
-        return min(needed, self.free)
+        return needed if needed <= self.free else self.free + largest
 
     def all_rows(self, tensor: SourceTensor) -> np.ndarray:
         """All rows of all matrices decoded, float32 [rows in all, columns], cached if there is memory for them."""

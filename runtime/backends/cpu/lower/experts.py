@@ -89,8 +89,9 @@ class ExpertsStep(Step, Mixture):
             return out.view(self.route.out).array.reshape(out.n, self.route.used)
         return super().output(out, op) if op in (self.combine, self.add, self.identity) and op.out.index in out.values else None
 
-    def inner_bytes(self, n: int, observer: Observer | None) -> int:
+    def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
         """Of a chunk of rows: what the matrices make of them, and the inputs of the last one once more, as codes of 8 bits."""
+        n = sum(counts)
         if self._is_small(n):
             return 0
         rows = min(n * self.route.used, CHUNK_BYTES // (4 * self.columns))

@@ -10,6 +10,7 @@ the rest see latent_batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .attention import attend
 from .elementwise import heads_partition
-from .latent_batch import LatentBatch
+from .latent_batch import LatentBatch, expansion_bytes
 from .linear import multiply_matrix
 from .products import gemv_inputs, gemv_task
 from .sparse_attention import attend_selected
@@ -40,20 +41,23 @@ class LatentAttentionStep(Step):
         until = 0 if op.selection is None else op.selection.shape[0]  # all tokens select from there on
         self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
+        weights = [op.k_b, op.v_b] if op.kv_b is None else [op.kv_b] if self.mode else []
+        self.decoded = tuple(weight for weight in weights if weight is not None)
 
-    def inner_bytes(self, n: int, observer: Observer | None) -> int:
-        """Of the decoded matrices, and of the weighted latents of all heads where the result is made from them, or an observer
-        wants more of them than squares. Their queries, or a copy of them for the product that makes the result and what that
-        makes, take as much again."""
-        op, s = self.op, self.shape
+    def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
+        """Of what is made from latents of the heads that are computed at a time: keys, values, queries and results. Of the
+        weighted latents of all heads where the result is made from them, or an observer wants more of them than squares: their
+        queries, or a copy of them for the product that makes the result and what that makes, take as much again."""
+        op, s, n = self.op, self.shape, sum(counts)
         wanting = observer if observer is not None and observer.wants_input(op) else None
         if self.mode == 0 and wanting is None:
             return 0
         if self.mode in (0, 1):
-            columns = 2 * s.rank + max(s.nope + s.rope, 2 * s.v)
-        else:
-            columns = s.rank if wanting is not None and not wanting.wants_squares else 0
-        return 4 * s.heads * (s.rank * (s.nope + s.v) + n * columns)
+            matrices = 0 if self.decoded else s.rank * (s.nope + s.v)  # for the observer alone
+            return 4 * s.heads * (matrices + n * (2 * s.rank + max(s.nope + s.rope, 2 * s.v)))
+        keeps_weighted = wanting is not None and not wanting.wants_squares
+        limit, threads = self.compiled.settings.attention_bytes, self.compiled.store.workers.count
+        return expansion_bytes(s, max(counts), context, limit, threads) + keeps_weighted * 4 * s.heads * n * s.rank
 
     def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape

@@ -13,7 +13,7 @@ from ..kernels.attention.cache_rows import WORDS
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
 from ..kv_cache import CacheRows, KVCache, rotate
-from ..latent_matrices import LatentLayer
+from ..latent_matrices import LatentLayer, LatentShape
 from ..memory import View
 from ..pass_program import PassProgram
 from ..pass_tasks import Batch
@@ -21,6 +21,15 @@ from .attention import stored_scores_attention
 
 _ONE_THREAD = Workers(1)
 _PIECE = 4096  # tokens whose latents are decoded at a time
+
+
+def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, threads: int) -> int:
+    """Bytes that `LatentBatch` takes to expand the keys and values of a sequence of `context` tokens for the last n of them:
+    those, the queries and the results of the heads that are computed at a time, and the latents, decoded and as products take
+    them."""
+    expansion = Expansion.of(s.heads, context, s.nope + s.rope, s.v, attention_bytes, threads)
+    heads = expansion.heads * max(1, expansion.concurrent)
+    return expansion.nbytes + 4 * (heads * n * (s.nope + s.rope + s.v) + context * 2 * (s.rank + s.rope))
 
 
 class LatentBatch:

@@ -12,7 +12,7 @@ the graph and the op, and has to do all that the op can ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ class Step:
     """One op, or several that are lowered as one: made when a graph is compiled, and emitted into every pass.
 
     last_read  indices of the values that no later step reads
+    decoded    weights that prompts need all of a tensor decoded of
     """
+
+    decoded: tuple[Weight, ...] = ()
 
     def __init__(self, compiled: CompiledGraph, op: Any):
         self.compiled, self.op = compiled, op
@@ -43,9 +46,9 @@ class Step:
         """Adds the tasks of the ops to a pass."""
         raise NotImplementedError
 
-    def inner_bytes(self, n: int, observer: Observer | None) -> int:
-        """Bytes of memory, at the most, that it takes beside the blocks of a pass of n tokens while that runs, which an
-        observer is given."""
+    def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
+        """Bytes of memory, at the most, that it takes beside the blocks of a pass and its decoded weights while that runs,
+        which an observer is given; counts, context: see `Executable.pass_bytes`."""
         return 0
 
     def output(self, out: PassProgram, op: Op) -> np.ndarray | None:
