@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import FormatError
 from .gguf_parser import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
+from .string_array import StringArray
 from .types import TensorType
 
 _VALUE_TYPE = {dtype: value_type for value_type, dtype in NUMBERS.items()}
@@ -92,6 +93,8 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
             return ARRAY, struct.pack("<IQ", BOOL, len(value)) + value.astype("u1").tobytes()
         if value.dtype in _VALUE_TYPE:
             return ARRAY, struct.pack("<IQ", _VALUE_TYPE[value.dtype], len(value)) + value.tobytes()
+    if isinstance(value, StringArray):
+        return ARRAY, struct.pack("<IQ", STRING, len(value)) + value.payload
     if isinstance(value, list) and (not value or isinstance(value[0], str)):
         strings = _strings(tuple(value))
         if strings is not None:
@@ -112,5 +115,5 @@ _NAMES = {type_id: np.dtype(dtype).name for type_id, dtype in NUMBERS.items()} |
 
 def value_type(key: str, value: Any) -> str:
     """The name of a metadata value's type in the file: 'uint32', 'string', 'array of int32' ... Raises FormatError."""
-    type_id, payload = _value(key, value[:1] if isinstance(value, (list, np.ndarray)) else value)
+    type_id, payload = _value(key, value[:1] if isinstance(value, list | StringArray | np.ndarray) else value)
     return f"array of {_NAMES[int.from_bytes(payload[:4], 'little')]}" if type_id == ARRAY else _NAMES[type_id]

@@ -1,7 +1,8 @@
 """Reading the header of a GGUF v3 file: metadata and tensor directory.
 
 Format: ggml-org/ggml docs/gguf.md. A metadata value's Python type gives its GGUF type: numpy scalars (np.uint32(5)) and arrays
-for numbers, bool, str, and list[str] for arrays of strings, so that metadata can be written again unchanged.
+for numbers, bool, str, and list[str] for arrays of strings (StringArray for many), so that metadata can be written again
+unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import FormatError
 from ..operating_system.memory import release_pages
+from .string_array import StringArray, string_starts
 from .tensor_table import FileTensors, TensorKind
 from .types import TYPES
 
@@ -25,6 +26,7 @@ MAGIC = b"GGUF"
 VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+_FEW_STRINGS = 64  # of an array, which are decoded at once
 _RELEASED = 1 << 14  # entries of a header, after which the pages with them are not kept in memory
 MAX_NAME = 1024  # bytes; longer than any real key or tensor name, so a larger length means damage
 
@@ -140,24 +142,14 @@ class HeaderParser:
         self.check_count(count, 12, f"arrays of {key}")
         return [self.value(item_type, key, depth + 1) for _ in range(count)]
 
-    def strings(self, count: int) -> list[str]:
-        # A vocabulary has 100,000 of these: one loop over local variables instead of a call per string.
-        buffer, position, size, unpack = self.buffer, self.position, self.size, struct.Struct("<Q").unpack_from
-        out: list[str] = []
-        append: Callable[[str], None] = out.append
-        for _ in range(count):
-            if position + 8 > size:
-                break
-            length = unpack(buffer, position)[0]
-            position += 8
-            if length > size - position:
-                break
-            append(buffer[position : position + length].decode("utf-8", "surrogateescape"))
-            position += length
-        self.position = position
-        if len(out) < count:
-            raise self.error(f"string {len(out)} of {count} reaches beyond the end: truncated or damaged")
-        return out
+    def strings(self, count: int) -> list[str] | StringArray:
+        begin = self.position
+        starts, is_whole = string_starts(self.buffer, begin, count)
+        self.position = int(starts[-1])
+        if not is_whole:
+            raise self.error(f"string {len(starts) - 1} of {count} reaches beyond the end: truncated or damaged")
+        strings = StringArray(self.buffer[begin : self.position], starts - begin)
+        return strings if count > _FEW_STRINGS else list(strings)
 
     def tensors(self, count: int, alignment: int) -> FileTensors:
         # There may be a million: one loop over local variables, and each kind of tensor is checked once.

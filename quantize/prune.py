@@ -12,6 +12,7 @@ import numpy as np
 
 from ..formats import PlanError, SourceTensor, TensorSource
 from ..formats.metadata_values import MAX_LAYERS, whole_number
+from ..formats.string_array import StringArray
 from ..jobs.shards import parse_ranges
 
 _LAYER_PREFIX = re.compile(r"^blk\.(\d+)\.")
@@ -88,7 +89,7 @@ def drop_draft_layers(source: TensorSource) -> TensorSource:
 
 def _remaining_values(value: Any, count: int, remaining: list[int]) -> Any:
     """A metadata value with one entry per layer, cut to the remaining layers; any other value unchanged."""
-    if isinstance(value, list) and len(value) == count:
+    if isinstance(value, list | StringArray) and len(value) == count:
         return [value[layer] for layer in remaining]
     if isinstance(value, np.ndarray) and value.shape == (count,):
         return value[remaining]

@@ -19,6 +19,7 @@ from ...formats.gguf_parser import VERSION
 from ...formats.loader_facts import LoaderTensor
 from ...formats.loaders import loader_differences, loader_problems
 from ...formats.source import LOST_CONFIG
+from ...formats.string_array import StringArray
 from ...formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ...jobs.streamed_json import StreamedJson
 from ...quantize.recipes.type_selection import Selection
@@ -240,9 +241,9 @@ def plain_value(value: Any, full: bool = False) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, list) and len(value) > _SHOWN and not full:
+    if isinstance(value, list | StringArray) and len(value) > _SHOWN and not full:
         return {"length": len(value), "first": plain_value(value[:_FIRST])}
-    return [plain_value(v, full) for v in value] if isinstance(value, list) else value
+    return [plain_value(v, full) for v in value] if isinstance(value, list | StringArray) else value
 
 
 @shown

@@ -14,6 +14,7 @@ import numpy as np
 from ...formats.loader_facts import LoaderTensor
 from ...formats.loaders import PROGRAMS, loader_problems
 from ...formats.metadata_values import text_of
+from ...formats.string_array import StringArray
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.outputs import Output
 from ...jobs.plan import Plan
@@ -177,7 +178,7 @@ def _card(run: Run, plan: Plan) -> dict[str, Any]:
     }
     for name in ("languages", "tags"):
         value = metadata.get(f"general.{name}")
-        if isinstance(value, list | np.ndarray) and len(value):
+        if isinstance(value, list | StringArray | np.ndarray) and len(value):
             known[name] = [str(v) for v in value]
     known["pipeline_tag"] = _pipeline_tag(metadata, known.get("tags", []))
     model = str(run.model)

@@ -27,7 +27,8 @@ _TOKENS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def _token(vocabulary: Vocabulary, part: str) -> int | None:
     keys, texts = _TOKENS[part]
-    ids = [vocabulary.special_id(key) for key in keys] + [vocabulary.ids.get(text) for text in texts]
+    by_text = vocabulary.ids_of(texts)
+    ids = [*(vocabulary.special_id(key) for key in keys), *(by_text.get(text) for text in texts)]
     return next((i for i in ids if i is not None), None)
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from ...formats import FormatError, MillError, PlanError
 from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from ...formats.string_array import byte_lengths
 from .charsmap import check_charsmap
 from .vocabulary import Vocabulary, byte_characters
 
@@ -157,13 +158,19 @@ class Tokenizer:
         """Whether every byte has a token of its own."""
         vocabulary = self.vocabulary
         if vocabulary.model == "gpt2":
-            return all(c in vocabulary.ids for c in byte_characters().values())
+            characters = [*byte_characters().values()]
+            return len(vocabulary.ids_of(characters)) == len(characters)
         return vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token."""
-        return max(len(self.vocabulary.piece(i)) for i in range(self.n_vocab))
+        """Bytes that the longest token stands for: at most those of its text."""
+        lengths, longest = byte_lengths(self.vocabulary.tokens), 0
+        for token in np.argsort(-lengths).tolist():
+            if lengths[token] <= longest:
+                break
+            longest = max(longest, len(self.vocabulary.piece(token)))
+        return longest
 
     def _encode_normalised(self, text: str) -> list[int]:
         return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []
@@ -286,9 +293,7 @@ def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer, within: Set[str] 
     """GPT-2's scheme: regular expressions split the text into words, bytes are printable characters, merges apply by rank.
 
     within: all parts of the text that is to be encoded, in such characters; other tokens are left out."""
-    merges, ids = vocabulary.merges(within), vocabulary.ids
-    if within is not None:
-        ids = {part: ids[part] for part in within if part in ids}
+    merges, ids = vocabulary.merges(within), vocabulary.ids if within is None else vocabulary.ids_of(within)
     if not merges and within is None:  # tiktoken vocabularies have none: a token's rank is its id
         merges = _merges_by_score(vocabulary, -np.arange(len(vocabulary.tokens)))
     try:
@@ -360,7 +365,8 @@ def _merges_by_score(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[s
     """All pairs of tokens whose union is a token, best score (float64 [n_vocab]) of the union first."""
     ids = vocabulary.ids
     merges: list[tuple[str, str]] = []
-    for i in np.argsort(-scores, kind="stable").tolist():
+    order: list[int] = np.argsort(-scores, kind="stable").tolist()
+    for i in order:
         if vocabulary.token_types[i] in (NORMAL, USER_DEFINED, UNUSED):
             token = vocabulary.tokens[i]
             if len(token) > _MAX_MERGED_LENGTH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError
 from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ...formats.string_array import is_list_of_strings, numbers_of
 
 # Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
 _EOG_TEXTS = frozenset(
@@ -32,6 +33,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "t5": {"eos": 1, "unknown": 2},
 }
 
+_NO_MERGES = "tokenizer.ggml.merges is no list of pairs of tokens with a space between them"
 _BYTE_TOKEN, _SURROGATE = re.compile(r"<0x[0-9A-Fa-f]{2}>"), re.compile("[\ud800-\udfff]")
 
 
@@ -63,9 +65,9 @@ class Vocabulary:
             known = ", ".join(_DEFAULT_IDS)
             raise PlanError(f"a vocabulary of kind {self.model!r} is not supported (tokenizer.ggml.model is one of {known})")
         tokens = self.get("tokens", [])
-        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        if not is_list_of_strings(tokens):
             raise FormatError("tokenizer.ggml.tokens is no list of texts")
-        self.tokens: list[str] = tokens
+        self.tokens: Sequence[str] = tokens
         types = np.asarray(self.get("token_type", np.full(len(tokens), NORMAL)))
         if types.shape != (len(tokens),) or types.dtype.kind not in "iu":
             actual = f"{types.size} values of {types.dtype}" if types.ndim else f"{types!r:.60}"
@@ -99,16 +101,16 @@ class Vocabulary:
         return scores.astype(np.float64)
 
     @cached_property
-    def _merge_texts(self) -> list[str]:
+    def _merge_texts(self) -> Sequence[str]:
         """Two tokens each, with a space between them, in order of rank. Raises FormatError."""
         merges = self.get("merges", [])
-        if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
-            raise FormatError("tokenizer.ggml.merges is no list of pairs of tokens with a space between them")
+        if not is_list_of_strings(merges):
+            raise FormatError(_NO_MERGES)
         return merges
 
     @property
     def has_merges(self) -> bool:
-        """Raises FormatError if they are no pairs of tokens."""
+        """Raises FormatError if they are no texts."""
         return len(self._merge_texts) > 0
 
     def merges(self, within: Set[str] | None = None) -> list[tuple[str, str]]:
@@ -116,9 +118,13 @@ class Vocabulary:
         spaces in them. Raises FormatError."""
         merges = self._merge_texts
         if within is not None:
-            merges = [merge for merge in merges if merge.replace(" ", "", 1) in within]
+            some = (merges[number] for number in numbers_of(merges, within, without=1))
+            merges = [merge for merge in some if merge.replace(" ", "", 1) in within]
         # The separator is the first space after the first character: that may be a space itself.
-        return [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.index(" ", 1)]]
+        parts = [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.find(" ", 1)] if at > 0]
+        if len(parts) < len(merges):
+            raise FormatError(_NO_MERGES)
+        return parts
 
     def flag(self, key: str, default: bool) -> bool:
         """The boolean tokenizer.ggml.KEY; an integer is accepted. Raises FormatError."""
@@ -137,20 +143,31 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """text -> id; of tokens with the same text, the first. Texts that are not valid UTF-8 in the file are left out."""
-        ids = dict(zip(reversed(self.tokens), reversed(range(len(self.tokens))), strict=True))  # the first is set last
+        tokens = list(self.tokens)
+        ids = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # the first is set last
         try:
             "".join(ids).encode()
         except UnicodeEncodeError:
             return {token: i for token, i in ids.items() if _SURROGATE.search(token) is None}
         return ids
 
+    def ids_of(self, texts: Collection[str]) -> dict[str, int]:
+        """As `ids`, of those of these texts that are tokens; the others of the vocabulary are not decoded for it."""
+        if "ids" not in self.__dict__:
+            some = reversed(numbers_of(self.tokens, texts))
+            found = {self.tokens[number]: number for number in some}  # the first is set last
+        else:
+            found = self.ids
+        return {text: found[text] for text in texts if text in found and _SURROGATE.search(text) is None}
+
     @cached_property
     def eog_ids(self) -> frozenset[int]:
         """Ids that end a generation: end of sequence, turn or message, by metadata or by their text."""
         by_key = (self.special_id(name) for name in ("eos", "eot", "eom"))
         special = {UNKNOWN, CONTROL, USER_DEFINED}
-        texts = _EOG_TEXTS - {"<|end|>"} if self.ids.keys() >= _CHANNEL_TOKENS else _EOG_TEXTS
-        by_text = (self.ids[text] for text in texts if text in self.ids and self.token_types[self.ids[text]] in special)
+        ids = self.ids_of(_EOG_TEXTS | _CHANNEL_TOKENS)
+        texts = _EOG_TEXTS - {"<|end|>"} if ids.keys() >= _CHANNEL_TOKENS else _EOG_TEXTS
+        by_text = (ids[text] for text in texts if text in ids and self.token_types[ids[text]] in special)
         return frozenset([i for i in by_key if i is not None] + list(by_text))
 
     @cached_property
@@ -160,7 +177,7 @@ class Vocabulary:
         always: True for user-defined tokens; control tokens are recognised only when the caller asks for it.
         """
         ids = np.flatnonzero(np.isin(self.token_types, (UNKNOWN, CONTROL, USER_DEFINED)))
-        tokens = [(self.tokens[i], int(i), bool(self.token_types[i] == USER_DEFINED)) for i in ids if self.tokens[i]]
+        tokens = [(self.tokens[i], int(i), bool(self.token_types[i] == USER_DEFINED)) for i in ids.tolist() if self.tokens[i]]
         return sorted(tokens, key=lambda token: -len(token[0]))
 
     @cached_property
