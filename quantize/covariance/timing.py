@@ -1,10 +1,11 @@
 """How long encoding with covariances would take on this machine, extrapolated from short runs.
 
-A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are: a type is
-timed at two widths, and others are on the line through both. Preparing the covariance of n columns takes n^3 multiplications,
-as is timed at the wider of both; coupling m rows takes m^3. Codes change until hardly any gets better, which takes as many
-sweeps as covariance, curvature and weights make it take: what is timed are rows of a tensor with the leading columns of its
-covariance, or random ones where none is collected yet. What was timed is kept for the process.
+A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are, and rows that
+are encoded together: a type is timed at two widths, and with two numbers of rows, and others are on the lines through these.
+Preparing the covariance of n columns takes n^3 multiplications, as is timed at the wider of both; coupling m rows takes m^3.
+Codes change until hardly any gets better, which takes as many sweeps as covariance, curvature and weights make it take: what is
+timed are rows of a tensor with the leading columns of its covariance, or random ones where none is collected yet. What was
+timed is kept for the process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from ...formats import SourceTensor, TensorSource, TensorType, dims
 from ...jobs.plan import Plan
 from ..encode import encode
-from ..timing import REST, is_copied, predict_seconds
+from ..timing import is_copied, predict_seconds
 from .coupling import couple
 from .matrix.covariance_matrix import Covariance
 from .matrix.prepared import PreparedCovariance, prepare
@@ -33,10 +34,11 @@ from .source import Covariances
 PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
 _WIDTHS = 1024, 4096  # columns at which types are timed; the second only where there are so many
 _NARROW = 256  # of a first run, which compiles kernels
-_ROWS, _COUPLED_ROWS = 32, 256  # of a sample
-_ROW = 2.4  # columns whose time a row of those that are encoded together takes (iq3_k, q4_K, 128 to 1,024 rows, Zen 5)
+_ROWS = 32  # of a sample
+_COUPLED_ROWS = 256, 1024  # of one whose rows are encoded together; the second at the narrower width alone
 _RANK = 256  # of random inputs
 _timed_before: dict[tuple[object, ...], float] = {}
+_compiled = set[tuple[str, bool]]()  # kernels: of a type, whether for rows that are encoded together
 
 
 class _Work(NamedTuple):
@@ -87,20 +89,26 @@ class Encodings:
         widest = max(work.columns for work in used)
         narrow_width = min(_WIDTHS[0], widest, sample.columns)
         widths = narrow_width, max(narrow_width, min(_WIDTHS[1], widest, sample.columns))
-        preparing, lines, seconds = _preparing_seconds(sample, widths[1]), {}, dict[str, float]()
+        few, most = _COUPLED_ROWS[0], min(_COUPLED_ROWS[1], max((work.together for work in used), default=1))
+        preparing, seconds = _preparing_seconds(sample, widths[1]), dict[str, float]()
         for work, count in used.items():
-            kind = work.type_name, work.together > 1
-            if kind not in lines:
-                lines[kind] = [_seconds_of_a_weight(sample, *kind, n, threads) for n in widths]
-            narrow, wide = lines[kind]
-            slope = max(0.0, wide - narrow) / max(1, widths[1] - widths[0])
-            more = max(0, work.columns - narrow_width) + _ROW * max(0, work.together - _COUPLED_ROWS)
-            each = narrow + slope * more + REST
+            rows = few if work.together > 1 else 1
+            narrow, wide = (_seconds_of_a_weight(sample, work.type_name, rows, n, threads) for n in widths)
+            each = _on_line(work.columns, widths, (narrow, wide))
+            if work.together > few < most:
+                many = _seconds_of_a_weight(sample, work.type_name, most, narrow_width, threads)
+                each += _on_line(work.together, (few, most), (narrow, many)) - narrow
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
         cubes = sum((columns / widths[1]) ** 3 for columns in self._prepared.values())
-        coupled = sum(n * (size / _COUPLED_ROWS) ** 3 for size, n in self._blocks.items())
+        coupled = sum(n * (size / few) ** 3 for size, n in self._blocks.items())
         coupling = coupled * _coupling_seconds(sample) if coupled else 0.0
         return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
+
+
+def _on_line(at: float, places: tuple[float, float], seconds: tuple[float, float]) -> float:
+    """Seconds on the line through two places, which rises, from the first one on."""
+    slope = max(0.0, seconds[1] - seconds[0]) / max(1, places[1] - places[0])
+    return seconds[0] + slope * max(0, at - places[0])
 
 
 def predict_seconds_with(covariances: Covariances, source: TensorSource, plan: Plan, threads: int) -> dict[str, float]:
@@ -160,17 +168,16 @@ class _Sample:
             self._prepared[columns] = found
         return self._prepared[columns]
 
-    @cached_property
-    def gradients(self) -> Covariance:
-        """Second moments of the gradients at the outputs of as many rows as a sample has, or fewer."""
+    def gradients(self, rows: int) -> Covariance:
+        """Second moments of the gradients at the outputs of so many rows, or fewer."""
         coupling = None
         if self._inputs is not None and self._tensor is not None:
             coupling = self.covariances.row_coupling(self._tensor)
         if coupling is None:
-            return _random_moments(_COUPLED_ROWS)
+            return _random_moments(rows)
         matrix, block = (int(n) for n in np.argwhere(coupling.is_coupled)[0])
         found = coupling.gradient_of(matrix, block)
-        return _leading(found, min(_COUPLED_ROWS, found.columns))
+        return _leading(found, min(rows, found.columns))
 
 
 def _leading(moments: Covariance, columns: int) -> Covariance:
@@ -210,31 +217,35 @@ def _preparing_seconds(sample: _Sample, columns: int) -> float:
 
 
 def _coupling_seconds(sample: _Sample) -> float:
-    """Of as many rows as a sample has at most."""
+    """Of the first of _COUPLED_ROWS."""
 
     def measure() -> float:
-        gradients = sample.gradients
+        gradients = sample.gradients(_COUPLED_ROWS[0])
         couple(gradients)
-        return _timed(partial(couple, gradients)) * (_COUPLED_ROWS / gradients.columns) ** 3
+        return _timed(partial(couple, gradients)) * (_COUPLED_ROWS[0] / gradients.columns) ** 3
 
     return _once(("coupling", *sample.key), measure)
 
 
-def _seconds_of_a_weight(sample: _Sample, type_name: str, coupled: bool, columns: int, threads: int) -> float:
-    """Of a thread, while all are at it."""
+def _seconds_of_a_weight(sample: _Sample, type_name: str, together: int, columns: int, threads: int) -> float:
+    """Of a thread, while all are at it, of so many rows that are encoded together (or of as many as there are), 1: each by
+    itself."""
 
     def measure() -> float:
-        coupled_rows = couple(sample.gradients) if coupled else None
-        x = sample.rows(sample.gradients.columns if coupled else _ROWS, columns)
+        gradients = sample.gradients(together) if together > 1 else None
+        coupled_rows = None if gradients is None else couple(gradients)
+        x = sample.rows(_ROWS if gradients is None else gradients.columns, columns)
 
         def run(part: np.ndarray) -> None:
             prepared = sample.prepared(part.shape[1])
             encode(part, type_name, covariance=prepared, effort=sample.covariances.effort, coupled=coupled_rows)
 
-        run(np.ascontiguousarray(x[:, :_NARROW]))  # which compiles the kernels
+        if (type_name, together > 1) not in _compiled:
+            run(np.ascontiguousarray(x[:, :_NARROW]))
+            _compiled.add((type_name, together > 1))
         sample.prepared(columns)
         with ThreadPoolExecutor(threads) as pool:
             taken = list(pool.map(lambda _: _timed(partial(run, x)), range(threads)))
         return sum(taken) / len(taken) / x.size
 
-    return _once((*sample.key, type_name, coupled, columns, threads), measure)
+    return _once((*sample.key, type_name, together, columns, threads), measure)

@@ -46,15 +46,14 @@ def constants(monkeypatch):
     """1 us a weight of 256 columns and 2 of 512, so 4 of 1,024, and twice that for rows that are encoded together; 3 s for a
     covariance of 512 columns, or for coupling 128 rows."""
     monkeypatch.setattr(timing, "_WIDTHS", (NARROW, WIDE))
-    monkeypatch.setattr(timing, "_COUPLED_ROWS", 128)
-    monkeypatch.setattr(timing, "REST", 0.0)
+    monkeypatch.setattr(timing, "_COUPLED_ROWS", (128, 512))
     monkeypatch.setattr(timing, "_preparing_seconds", lambda sample, columns: 3 * (columns / WIDE) ** 3)
     monkeypatch.setattr(timing, "_coupling_seconds", lambda sample: 3.0)
     monkeypatch.setattr(ordinary, "encode_speed", lambda kind, threads, **_: 1e6 * threads)
     monkeypatch.setattr(ordinary, "REST", 0.0)
 
-    def seconds(sample, type_name, coupled, columns, threads):
-        return columns / NARROW * (2e-6 if coupled else 1e-6)
+    def seconds(sample, type_name, together, columns, threads):
+        return columns / NARROW * (2e-6 if together > 1 else 1e-6)
 
     monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
 
@@ -85,7 +84,6 @@ def test_a_covariance_of_too_few_tokens_takes_no_time(constants):
 def test_a_sample_has_what_was_collected_of_a_tensor(monkeypatch):
     """How many sweeps codes take depends on the covariance: one of few tokens took 1.6 times as long as random ones."""
     monkeypatch.setattr(timing, "_WIDTHS", (8, 16))
-    monkeypatch.setattr(timing, "_COUPLED_ROWS", 128)
     rng = np.random.default_rng(0)
     inputs, gradients = rng.standard_normal((40, 32), np.float32), rng.standard_normal((300, 256), np.float32)
     moments = Covariance(inputs.T @ inputs / 40, 40)
@@ -101,13 +99,14 @@ def test_a_sample_has_what_was_collected_of_a_tensor(monkeypatch):
     assert np.array_equal(sample.rows(4, 16), weights[:4, :16])
     expected = prepare(Covariance(np.ascontiguousarray(moments.matrix[:16, :16]), 20))
     assert np.array_equal(sample.prepared(16).damped.triangle, expected.damped.triangle)
-    assert np.array_equal(sample.gradients.matrix, outputs.matrix[:128, :128])
-    assert sample.gradients.tokens == 150
+    assert np.array_equal(sample.gradients(128).matrix, outputs.matrix[:128, :128])
+    assert sample.gradients(128).tokens == 150
+    assert sample.gradients(1024).columns == 256
     empty = PreparedCache(lambda name, matrix: None)
     nothing = timing._Sample(Covariances(lambda name: collected, empty, "", {}, 1, curvature=curvature), tensor)
     assert nothing.columns == 16
     assert nothing.rows(4, 16).shape == (4, 16)
-    assert nothing.gradients.columns == 128
+    assert nothing.gradients(128).columns == 128
 
 
 def test_tensors_of_a_narrow_model_are_samples_of_themselves(constants, monkeypatch):
@@ -116,7 +115,32 @@ def test_tensors_of_a_narrow_model_are_samples_of_themselves(constants, monkeypa
     monkeypatch.setattr(timing, "_WIDTHS", (4 * NARROW, 8 * NARROW))
     monkeypatch.setattr(timing._Sample, "columns", NARROW)
     monkeypatch.setattr(
-        timing, "_seconds_of_a_weight", lambda sample, name, coupled, columns, threads: used.append(columns) or 0.0
+        timing, "_seconds_of_a_weight", lambda sample, name, together, columns, threads: used.append(columns) or 0.0
     )
     predicted(covariances(False))
     assert set(used) == {NARROW}
+
+
+@pytest.mark.parametrize(("together", "measured"), [(128, 128), (256, 256), (512, 512), (2048, 512)])
+def test_rows_that_are_encoded_together_take_longer_the_more_there_are(constants, monkeypatch, together, measured):
+    """At the narrower width, with as many rows as there are, or the most of a sample; columns as for the fewest of them."""
+    asked = set()
+
+    def seconds(sample, type_name, together, columns, threads):
+        asked.add((together, columns))
+        return columns * 1e-6 + (together - 128) * 1e-9
+
+    monkeypatch.setattr(timing, "_seconds_of_a_weight", seconds)
+    encodings = timing.Encodings(covariances(False))
+    encodings._weights[timing._Work("q4_K", 1024, together)] = 1000
+    found = encodings.seconds(2)["q4_K"]
+    assert found == pytest.approx(1000 * (1024 * 1e-6 + (together - 128) * 1e-9) / 2)
+    assert asked == {(128, NARROW), (128, WIDE), (measured, NARROW)}
+
+
+def test_rows_of_a_sample_are_encoded_together(monkeypatch):
+    """Each number of rows, on random moments, without and with others."""
+    monkeypatch.setattr(timing, "_timed_before", {})
+    sample = timing._Sample(covariances(False), None)
+    assert all(timing._seconds_of_a_weight(sample, "q4_K", rows, 256, 1) > 0 for rows in (1, 32, 64))
+    assert len(timing._timed_before) == 3
