@@ -24,9 +24,11 @@ def functions_of(by_class: Mapping[type[Op], Callable]) -> Functions:
 
 def support_of(functions: Functions) -> Support:
     """As `check_support` takes it: an option with a limited number of values lists them in its annotation, as a Literal."""
-    return {
-        op: {name: _values(get_type_hints(function)[name]) for name in names} for op, (function, names) in functions.items()
-    }
+    support: dict[type[Op], dict[str, Collection[Any] | None]] = {}
+    for op, (function, names) in functions.items():
+        hints = get_type_hints(function)
+        support[op] = {name: _values(hints[name]) for name in names}
+    return support
 
 
 def _values(annotation: Any) -> tuple[Any, ...] | None:
