@@ -17,6 +17,7 @@ from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
 from ..attention import AttentionParams
 from ..kernels.attention.index_scores import SCORES, score_keys
+from ..kernels.attention.largest_scores import LARGEST, take_largest
 from ..latent_matrices import LatentLayer
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
@@ -24,6 +25,7 @@ from ..selected_rows import GatheredAttention, gather
 from .step import lowers
 
 _KEYS = 256  # of a part of a task
+_PARALLEL_SCORES = 1 << 13  # of which the largest are taken: some ten microseconds
 _TOKENS, _TOKENS_OF_TASK = 16, 4  # that are scored at a time; that share what is read of the keys
 
 
@@ -42,9 +44,9 @@ class _Scoring:
     run: int
 
 
-def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(row of the pass, number of keys that it sees, their scores and others behind them) of every token that sees more than
-    `most` keys."""
+def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Of the tokens that see more than `most` keys, some at a time: rows of the pass, int64 numbers of keys that they see, and
+    scores float32 [tokens, heads, keys or runs of keys, and others behind them]; one head for sums over heads."""
     heads, width = how.queries.shape[1:]
     step = max(1, _KEYS // how.run) * how.run if how.run else _KEYS
     tokens_of_task = 1 if how.run else _TOKENS_OF_TASK  # of a block only keys up to the token itself count
@@ -55,7 +57,7 @@ def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[in
             tokens = np.arange(begin, min(begin + _TOKENS, at.stop))
             counts = (cache.length + tokens - at.start + 1) // how.every
             size = -(-int(counts[-1]) // how.run) if how.run else -(-int(counts[-1]) // step) * step
-            found = np.empty((len(tokens), heads, size) if how.run else (len(tokens), size), np.float32)
+            found = np.empty((len(tokens), heads if how.run else 1, size), np.float32)
             records = np.zeros(-(-len(tokens) // tokens_of_task), SCORES)
             for number, row in enumerate(range(0, len(tokens), tokens_of_task)):
                 own = slice(row, min(row + tokens_of_task, len(tokens)))
@@ -68,7 +70,18 @@ def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[in
                 for i, record in enumerate(records)
             ]
             team.run(program.workers.ready(), np.array(program_of, np.int64))
-            yield from zip(tokens.tolist(), counts.tolist(), found, strict=True)
+            yield slice(begin, begin + len(tokens)), counts, found
+
+
+def _take_largest(program: PassProgram, scores: np.ndarray, counts: np.ndarray, to: np.ndarray, always: int = 0) -> None:
+    """The numbers of the largest scores, ascending, into float32 [tokens, heads, how many]. scores: float32 [tokens, heads, n],
+    of which counts int64 [tokens] are compared; always: the last ones that are taken, whatever they are."""
+    tokens, heads, step = scores.shape
+    task = np.zeros(1, LARGEST)
+    addresses = scores.ctypes.data, heads, step, counts.ctypes.data
+    task[0] = (*addresses, to.shape[2], always, to.ctypes.data, *to.strides[:2])
+    workers = program.workers.ready() if scores.size >= _PARALLEL_SCORES else 0
+    team.run(workers, np.array([(0, take_largest.address, task.ctypes.data, tokens * heads)], np.int64))
 
 
 @lowers(SelectKeys)
@@ -91,9 +104,9 @@ def select_keys(
 
     def select() -> None:
         to[:, 0] = -1
-        for row, count, scores in _scores(program, how, top_k):
-            to[row, :top_k] = np.argpartition(-scores[:count], top_k)[:top_k]
-            to[row, top_k:] = count  # of open_run
+        for rows, counts, scores in _scores(program, how, top_k):
+            _take_largest(program, scores, counts, to[rows, None, :top_k])
+            to[rows, top_k:] = counts[:, None]  # of open_run
 
     program.call(select)
 
@@ -107,10 +120,8 @@ def select_blocks(program: PassProgram, q: Value, k: Value, layer: int, block: i
 
     def select() -> None:
         to[:] = -1
-        for row, count, scores in _scores(program, how, top_k * block):
-            best = scores[:, : -(-count // block)]
-            best[:, max(0, best.shape[1] - local) :] = np.inf
-            to[row] = np.argpartition(-best, top_k - 1, axis=1)[:, :top_k]
+        for rows, counts, scores in _scores(program, how, top_k * block):
+            _take_largest(program, scores, -(-counts // block), to[rows], always=local)
 
     program.call(select)
 
@@ -139,7 +150,7 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, select
             for row in at.start + np.flatnonzero(chosen[at, 0, 0] >= 0):
                 count = cache.length + row - at.start + 1
                 for index, (some, kv) in enumerate(zip(runs, of_keys, strict=True)):
-                    blocks = np.sort(chosen[row, index].astype(np.int64))
+                    blocks = chosen[row, index].astype(np.int64)
                     positions = (blocks[:, None] * op.block + np.arange(op.block)).reshape(-1)
                     positions = positions[positions < count]
                     own_keys, own_values = gather(keys, kv, positions), gather(values, kv, positions)
@@ -169,7 +180,7 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
             wide = latent.absorbed(queries[rows], out.gemv) if latent.mode else queries[rows]
             weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
             for number, row in enumerate(rows):
-                positions = np.sort(chosen[row].astype(np.int64))
+                positions = chosen[row].astype(np.int64)
                 own = gather(keys, slice(None), positions)
                 gathered.add(
                     wide[number], own, own if keys is values else gather(values, slice(None), positions), weighted[number]

@@ -8,6 +8,7 @@ from ggufmill.formats import PlanError, TensorSource
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.attention import AttentionParams
 from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
+from ggufmill.runtime.backends.cpu.kernels.attention.largest_scores import LARGEST, take_largest
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.backends.cpu.selected_rows import GatheredAttention, float_rows, gather
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
@@ -81,6 +82,35 @@ def test_scores_of_keys(heads, run, has_factors):
     else:
         expected = (np.maximum(scores, 0) * (factors if has_factors else np.ones_like(factors))[..., None]).sum(axis=1)
         assert np.allclose(out[:, :count], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["any", "few values", "signs of zero", "near each other", "not finite"])
+@pytest.mark.parametrize("always", [0, 3])
+def test_numbers_of_the_largest_scores(kind, always):
+    draw, tokens, heads, step = np.random.default_rng(4), 5, 3, 700
+    scores = {
+        "any": draw.standard_normal((tokens, heads, step)) * 10.0 ** draw.integers(-40, 38, (tokens, heads, step)),
+        "few values": draw.integers(-2, 3, (tokens, heads, step)) / 7,
+        "signs of zero": np.where(draw.random((tokens, heads, step)) < 0.5, -0.0, 0.0),
+        "near each other": 1 + draw.integers(0, 300, (tokens, heads, step)) * 2.0**-23,
+        "not finite": np.where(draw.random((tokens, heads, step)) < 0.2, np.inf, -np.inf),
+    }[kind].astype(np.float32)
+    counts, given = np.array([700, 699, 400, 64, 51]), scores.copy()
+    for wanted in (1, 17, 50):
+        scores[:] = given
+        out = np.full((tokens, heads, wanted + 2), -1, np.float32)
+        task = np.zeros(1, LARGEST)
+        sizes = scores.ctypes.data, heads, step, counts.ctypes.data, wanted, min(always, wanted)
+        task[0] = (*sizes, out.ctypes.data, *out.strides[:2])
+        team.run(Workers(2).ready(), np.array([(0, take_largest.address, task.ctypes.data, tokens * heads)], np.int64))
+        assert (out[..., wanted:] == -1).all()
+        for token, count in enumerate(counts.tolist()):
+            for head in range(heads):
+                row, taken = given[token, head, :count].copy(), out[token, head, :wanted].astype(np.int64)
+                row[count - min(always, wanted) :] = np.inf
+                assert (np.diff(taken) > 0).all()
+                assert (taken >= 0).all()
+                assert np.array_equal(np.sort(row[taken]), np.sort(row)[count - wanted :])
 
 
 @pytest.mark.parametrize("local", [0, 1])
