@@ -35,15 +35,14 @@ class AttentionParams:
     slopes: np.ndarray | None = None
     causal: bool = True
 
-    @property
-    def has_flash(self) -> bool:
-        """Whether flash attention can do it."""
-        return self.causal and self.slopes is None
+    def ahead(self, n: int) -> int:
+        """Later tokens that a query of n sees, as far as there are any."""
+        return 0 if self.causal else self.window // 2 if self.window else n
 
     @property
-    def is_full(self) -> bool:
-        """Whether all queries see all keys, and nothing else counts."""
-        return not self.causal and not self.window and self.slopes is None and self.sinks is None
+    def span(self) -> int:
+        """Keys that a query sees up to the last one; 0: all; -n: as `window`."""
+        return self.window if self.causal or not self.window else self.window // 2 * 2 + 1
 
 
 def first_key(position: int, window: int, causal: bool = True) -> int:

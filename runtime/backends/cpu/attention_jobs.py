@@ -42,7 +42,7 @@ class CachedAttention:
     def shape(self) -> tuple[int, int, int, int, int, int]:
         """What the division into tasks depends on, beside the tokens: group, kv_heads, window, widths of keys and values,
         until."""
-        sizes = self.q.heads // self.kv_heads, self.kv_heads, self.params.window, self.q.width, self.result.width
+        sizes = self.q.heads // self.kv_heads, self.kv_heads, self.params.span, self.q.width, self.result.width
         return *sizes, self.until
 
 
@@ -83,7 +83,8 @@ class AttentionJobs:
             job = self._jobs[sequence, number]
             words = {"q": queries.address, "out": results.address, "n": n, "group": group, "kv_heads": kv_heads}
             words |= {"k_width": k_width, "v_width": v_width, "k_type": k_type, "v_type": v_type, "window": window}
-            words |= {"sinks": 0 if params.sinks is None else owner.constant(params.sinks)}
+            words |= {name: owner.constant(x) for name in ("sinks", "slopes") if (x := getattr(params, name)) is not None}
+            words["ahead"] = params.ahead(n)
             for name, word in words.items():
                 job[_COLUMNS[name]] = word
             job.view(np.float64)[-2:] = params.scale, params.softcap

@@ -68,12 +68,12 @@ class Segment:
 def attend(
     segments: Sequence[Segment], kv_heads: int, params: AttentionParams, workers: Workers, generated: bool = False
 ) -> None:
-    """Fills in the results of all segments: softmax(scale * q k^T, causally masked) v. generated: see `divide`."""
+    """Fills in the results of all segments: softmax(scale * q k^T, masked) v. generated: see `divide`."""
     program: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
     arrays: list[np.ndarray] = []  # that the program refers to by address
     squares, products = [], 0
-    sinks = None if params.sinks is None else np.ascontiguousarray(params.sinks, np.float32)
+    sinks, slopes = (None if x is None else np.ascontiguousarray(x, np.float32) for x in (params.sinks, params.slopes))
     for segment in segments:
         n, heads, k_width = segment.q.shape
         v_width, total = segment.out.shape[2], segment.past + n
@@ -83,7 +83,7 @@ def attend(
             heads // kv_heads,
             kv_heads,
             segment.past,
-            params.window,
+            params.span,
             k_width,
             v_width + (shared.padded if shared else 0),
         )
@@ -97,10 +97,11 @@ def attend(
         rows = np.empty(2 * splits * n * heads, np.float32)
         job = np.array(
             (
-                *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0, 0 if sinks is None else sinks.ctypes.data),
+                *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0),
+                *(0 if x is None else x.ctypes.data for x in (sinks, slopes)),
                 *(n, heads // kv_heads, kv_heads, k_width, v_width, segment.keys.type_id, segment.values.type_id),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
-                *(segment.past, params.window, *division[1:5]),
+                *(segment.past, params.ahead(n), params.span, *division[1:5]),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
                 *(0, 0),
             ),

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from .....formats import PlanError
 from .....simd.workers import Workers
 from ....graph.ops import Attention
 from ....graph.values import alibi_slopes
 from ....placement.compute_buffers import SCORES_BYTES
-from ....settings import PLAIN_TYPES
-from .. import flash
 from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
-from ..kv_cache import CacheRows
 from ..memory import Partition, with_heads
 from ..pass_program import PassProgram
 from .sparse_attention import attend_blocks
@@ -29,11 +25,6 @@ class AttentionStep(Step):
         window = -op.window if op.chunked else op.window
         slopes = alibi_slopes(op.q.shape[0], op.alibi) if op.alibi else None
         self.params = AttentionParams(op.scale, window, op.softcap, compiled.optional_vector(op.sinks), slopes, op.causal)
-        if not self.params.has_flash and compiled.part(op.layer, "v").type not in PLAIN_TYPES:
-            raise PlanError(
-                f"{compiled.store.source.path}: values in the cache cannot be quantised (-ctv) where attention has linear "
-                f"biases or sees later tokens; {', '.join(PLAIN_TYPES[:-1])} and {PLAIN_TYPES[-1]} work"
-            )
 
     def emit(self, out: PassProgram) -> None:
         op = self.op
@@ -53,7 +44,7 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
 
     Flash attention reads the cache's rows as they are: where keys are rotated, queries are too, and the results of rotated
     values are rotated back. by_heads: of the tasks before and after it, whose rows are the heads of tokens; None: tokens."""
-    if out.settings.flash and attention.params.has_flash:
+    if out.settings.flash:
         q, result = attention.q, attention.result
         parts = (out.compiled.part(attention.layer, name) for name in (attention.keys, attention.values))
         k_rotation, v_rotation = (part.rotation for part in parts)
@@ -63,8 +54,7 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
         if v_rotation:
             out.rotate(result, result, v_rotation, by_heads)
         return
-    params, all_see_all = attention.params, out.settings.flash and attention.params.is_full
-    queries, result, state = attention.q.array, attention.result.array, out.run_inputs
+    params, queries, result, state = attention.params, attention.q.array, attention.result.array, out.run_inputs
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
 
     def with_scores() -> None:
@@ -72,26 +62,9 @@ def attend(out: PassProgram, attention: CachedAttention, by_heads: Partition | N
             new = at.stop - at.start
             keys = cache.read(attention.layer, attention.keys, new)
             values = cache.read(attention.layer, attention.values, new)[..., : attention.result.width]
-            if all_see_all:
-                full_attention(queries[at], keys, values, result[at], params, out.workers)
-            else:
-                stored_scores_attention(queries[at], keys, values, result[at], params, scores_bytes, out.workers)
+            stored_scores_attention(queries[at], keys, values, result[at], params, scores_bytes, out.workers)
 
     out.call(with_scores)
-
-
-def full_attention(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray, params: AttentionParams, workers: Workers
-) -> None:
-    """Attention of all queries to all keys: q float32 [n, heads, width], keys and values [kv heads, m, width], into out
-    [n, heads, width]. To flash attention, in which the queries of one token see the same keys, all are of one token."""
-    n, heads, width = q.shape
-    group, v_width = (len(keys), n, heads // len(keys)), out.shape[2]
-    by_key_head = q.reshape(n, len(keys), -1, width).transpose(1, 0, 2, 3).reshape(1, n * heads, width)
-    result = np.empty((1, n * heads, v_width), np.float32)
-    rows = CacheRows.of(keys), CacheRows.of(values)
-    flash.attend([flash.Segment(by_key_head, *rows, keys.shape[1] - 1, result)], len(keys), params, workers)
-    out[...] = result.reshape(*group, v_width).transpose(1, 0, 2, 3).reshape(out.shape)
 
 
 def stored_scores_attention(

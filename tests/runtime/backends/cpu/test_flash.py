@@ -31,19 +31,23 @@ def plain(q, k, v, past, params):
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     out = np.empty((n, heads, v.shape[2]))
     for i, h in itertools.product(range(n), range(heads)):
-        of = h * len(k) // heads
-        scores = params.scale * k[of, : past + i + 1] @ q[i, h]
+        of, distance = h * len(k) // heads, past + i - np.arange(past + n)
+        scores = params.scale * k[of] @ q[i, h]
         if params.softcap:
             scores = params.softcap * np.tanh(scores / params.softcap)
-        if params.window > 0:
-            scores[: max(0, len(scores) - params.window)] = -np.inf
-        elif params.window:
+        if params.slopes is not None:
+            scores -= params.slopes[h] * np.abs(distance)
+        if params.causal:
+            scores[distance < 0] = -np.inf
+        if params.window < 0:
             scores[: (past + i) // -params.window * -params.window] = -np.inf
+        elif params.window:
+            scores[distance >= params.window if params.causal else np.abs(distance) > params.window // 2] = -np.inf
         if params.sinks is not None:
             scores = np.append(scores, params.sinks[h])
         weights = np.exp(scores - scores.max())
         weights /= weights.sum()
-        out[i, h] = weights[: past + i + 1] @ v[of, : past + i + 1]
+        out[i, h] = weights[: past + n] @ v[of]
     return out
 
 
@@ -84,9 +88,10 @@ def test_attention_is_that_of_a_plain_softmax(data):
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     q, k, v = random(rng, n, heads, kv_heads, k_width, v_width, past)
     sinks = rng.standard_normal(heads, dtype=np.float32) if draw(st.booleans()) else None
-    params = AttentionParams(
-        k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200, -1, -7, -130])), draw(st.sampled_from([0.0, 3.0])), sinks
-    )
+    slopes = np.linspace(0.001, 0.5, heads, dtype=np.float32) if draw(st.booleans()) else None
+    causal = draw(st.booleans())
+    window = draw(st.sampled_from([0, 1, 5, 128, 200, -1, -7, -130] if causal else [0, 1, 2, 9, 128, 260]))
+    params = AttentionParams(k_width**-0.5, window, draw(st.sampled_from([0.0, 3.0])), sinks, slopes, causal)
     got = result(q, cached(k, v, past), past, params, draw(st.sampled_from([ALONE, TWO, MANY])), draw(st.booleans()))
     assert np.abs(got - plain(q, k, v, past, params)).max() < ROUNDING
 

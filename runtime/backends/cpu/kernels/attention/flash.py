@@ -25,7 +25,7 @@ from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
-from .running_softmax import clear, exponentiate, first_key, round_up
+from .running_softmax import change_scores, clear, exponentiate, first_key, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
 from .tiles import PANEL, ROWS, multiply_panels
@@ -41,6 +41,7 @@ JOB_FIELDS = (
     "maxima",  # float32 [splits, n, heads]: the largest score
     "sums",  # float32 [splits, n, heads]: the sum of exp(score - maximum)
     "sinks",  # float32 [heads], or 0
+    "slopes",  # float32 [heads], or 0: scores lose slope * distance
     "n",
     "group",  # queries per key head
     "kv_heads",
@@ -53,7 +54,8 @@ JOB_FIELDS = (
     "k_head_bytes",  # from one head's rows to the next
     "v_head_bytes",
     "past",  # tokens before the first query's
-    "window",  # 0: none; -n: chunks of n tokens
+    "ahead",  # later tokens that a query sees, as far as there are any
+    "window",  # keys up to the last one that a query sees; 0: all; -n: those of its chunk of n tokens
     "splits",
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
     "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
@@ -67,9 +69,9 @@ JOB_FIELDS = (
     "softcap",  # 0: none
 )
 (
-    _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_TYPE,
-    _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _WINDOW, _SPLITS, _SPLIT_BLOCKS, _FIRST_SPLIT,
-    _MERGE_HEADS,
+    _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _SLOPES, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH,
+    _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _AHEAD, _WINDOW, _SPLITS,
+    _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS,
     _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE, _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
@@ -177,7 +179,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         scale, softcap, window = np.float32(real[_SCALE]), np.float32(real[_SOFTCAP]), job[_WINDOW]
         members, position, tokens = (
             task[_MEMBER_END] - task[_MEMBER],
-            job[_PAST] + task[_TOKEN],
+            job[_PAST] + task[_TOKEN] + job[_AHEAD],
             task[_TOKEN_END] - task[_TOKEN],
         )
         rows, split_blocks = tokens * members, job[_SPLIT_BLOCKS]
@@ -215,7 +217,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         for i in range(MAX_LEVELS):
             nodes[i] = i
         weighing = np.empty(len(FIELDS), np.int64)
-        last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
+        last_end = min(task[_BLOCK_END] * KEYS, position + tokens, job[_PAST] + job[_N])
         for head in range(task[_HEAD], task[_HEAD_END]):
             _copy_queries(job, task, head, scale, queries, k_width)
             if has_key_blocks:
@@ -283,9 +285,10 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         k_last,
                     )
                 scaled = 0 if split_blocks else width
-                exponentiate(
-                    scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled
-                )
+                if softcap != 0 or job[_SLOPES]:
+                    slopes_at = job[_SLOPES] + 4 * (head * job[_GROUP] + task[_MEMBER]) if job[_SLOPES] else 0
+                    change_scores(scores, skipped, rows, members, position - job[_AHEAD] - key, count, softcap, slopes_at)
+                exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, scaled)
                 v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
                 panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
                 v_steps = tiles * panels * (count // 2 if has_value_blocks else count)

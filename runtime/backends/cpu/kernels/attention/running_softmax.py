@@ -36,12 +36,31 @@ def first_key(position, window):
 
 
 @kernel
-def exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, width):
+def change_scores(scores, skipped, rows, members, distance, count, softcap, slopes_at):
+    """Scores of a block, as `exponentiate` takes them: softcap * tanh(score / softcap), less slope * distance.
+
+    distance: of the first query's token from the first key, below 0 before it; slopes_at: of float32 [members], 0: none
+    """
+    slopes = view(slopes_at, members if slopes_at else 0, np.float32)
+    for r in range(skipped, rows):
+        at = r * KEYS
+        if softcap != 0:
+            for j in range(at, at + round_up(count, LANES), LANES):
+                store(scores, j, soft_cap(load(scores, j), softcap))
+        if slopes_at:
+            slope, own = slopes[r % members], distance + r // members
+            for j in range(count):
+                scores[at + j] -= slope * np.float32(abs(own - j))
+
+
+@kernel
+def exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, width):
     """Replaces the scores of a block, rows of KEYS numbers, by exp(score - running maximum of the row), 0 where a query does
     not see a key; scales the row's sum, and its `width` sums of values, to that maximum.
 
-    skipped: so many rows from the first on see no key of the block, and are left as they are; position: of the first query's
-    token; members: rows per token; the keys are key ... key + count - 1; values: float32, rows of `width`.
+    skipped: so many rows from the first on see no key of the block, and are left as they are; position: of the last key that
+    the first query sees, were there so many; members: rows per token; the keys are key ... key + count - 1; values: float32,
+    rows of `width`.
     """
     padded = round_up(count, LANES)
     for r in range(skipped, rows):
@@ -52,9 +71,6 @@ def exponentiate(scores, skipped, rows, members, position, window, key, count, s
             for j in range(0, padded, LANES):
                 store(scores, at + j, splat(0))
             continue
-        if softcap != 0:
-            for j in range(0, padded, LANES):
-                store(scores, at + j, soft_cap(load(scores, at + j), softcap))
         for j in range(begin):
             scores[at + j] = -np.inf
         for j in range(end, padded):
