@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import FormatError
 from .gguf_parser import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
-from .string_array import StringArray
+from .string_array import LENGTH, StringArray
 from .types import TensorType
 
 _VALUE_TYPE = {dtype: value_type for value_type, dtype in NUMBERS.items()}
@@ -64,7 +64,7 @@ def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
 
 def _string(text: str) -> bytes:
     encoded = text.encode("utf-8", "surrogateescape")
-    return struct.pack("<Q", len(encoded)) + encoded
+    return len(encoded).to_bytes(LENGTH, "little") + encoded
 
 
 @lru_cache(maxsize=4)

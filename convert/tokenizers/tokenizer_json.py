@@ -19,6 +19,7 @@ from .pretokenizers import identify
 from .token_list import BYTE_TOKEN, LOOKS_SPECIAL, read_added_tokens
 
 SPACE = "\u2581"
+_BYTE_LEVEL_SPACE = "\u0120"  # as tokens are spelt there
 
 
 def model_keys(tokenizer: dict[str, Any], vocab_size: int, notes: list[str]) -> dict[str, Any] | None:
@@ -45,7 +46,9 @@ def model_keys(tokenizer: dict[str, Any], vocab_size: int, notes: list[str]) -> 
     keys |= _byte_level_keys(tokenizer, notes) if gguf_model == "gpt2" else _sentencepiece_keys(tokenizer, notes)
     keys |= {"tokens": texts, "token_type": np.array(types, np.int32)}
     if gguf_model == "gpt2":
-        keys["merges"] = [" ".join(part.replace(" ", "\u0120") for part in pair) for pair in pairs]
+        keys["merges"] = [
+            f"{first.replace(' ', _BYTE_LEVEL_SPACE)} {second.replace(' ', _BYTE_LEVEL_SPACE)}" for first, second in pairs
+        ]
     else:
         keys["scores"] = _scores(texts, types, pairs)
     return keys
@@ -139,9 +142,11 @@ def _bpe_tokens(tokenizer: dict[str, Any], gguf_model: str, vocab_size: int, not
 def _pair(merge: str | list[str]) -> tuple[str, str]:
     """A merge, 'a b' (older files) or ['a', 'b']. Raises ValueError for anything else."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
-    if len(parts) != 2 or not all(isinstance(p, str) and p for p in parts):
-        raise ValueError(f"the merge {merge!r} is not a pair")
-    return parts[0], parts[1]
+    if len(parts) == 2:  # there may be half a million
+        first, second = parts
+        if first and second and isinstance(first, str) and isinstance(second, str):
+            return first, second
+    raise ValueError(f"the merge {merge!r} is not a pair")
 
 
 def _byte_level_keys(tokenizer: dict[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from ...formats import FormatError, MillError, PlanError
 from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from ...formats.string_array import byte_lengths
+from ...formats.string_array import StringArray, byte_lengths
 from .charsmap import check_charsmap
 from .vocabulary import Vocabulary, byte_characters
 
@@ -27,7 +27,7 @@ _SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udc
 _REPLACEMENT = "\ufffd"
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
-_FEW_TEXTS, _SHORT_TEXT = 8, 128  # texts, and characters of each, for which not all merges are prepared
+_FEW_TEXTS, _SHORT_TEXT = 8, 128  # texts, and characters of each, for which not all merges of a file are prepared
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 _DROPPED = (
     4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
@@ -50,7 +50,8 @@ class Tokenizer:
         pre = _pre_tokenizer(self.vocabulary) if model == "gpt2" else PreTokenizer((), add_bos=model != "t5")
         self._pre = pre
         # Merging all of a large vocabulary takes longer to prepare than all else that a generation's first token needs.
-        self._few = _FEW_TEXTS if model == "gpt2" and self.vocabulary.has_merges else 0
+        is_stored = isinstance(self.vocabulary.tokens, StringArray)
+        self._few = _FEW_TEXTS if is_stored and model == "gpt2" and self.vocabulary.has_merges else 0
         if not self._few:
             self._backend  # noqa: B018 (raises what is wrong with the vocabulary)
         self._thousands = pre.thousands

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError
 from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from ...formats.string_array import is_list_of_strings, numbers_of
+from ...formats.string_array import StringArray, is_list_of_strings, numbers_of
 
 # Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
 _EOG_TEXTS = frozenset(
@@ -153,7 +153,7 @@ class Vocabulary:
 
     def ids_of(self, texts: Collection[str]) -> dict[str, int]:
         """As `ids`, of those of these texts that are tokens; the others of the vocabulary are not decoded for it."""
-        if "ids" not in self.__dict__:
+        if isinstance(self.tokens, StringArray) and "ids" not in self.__dict__:
             some = reversed(numbers_of(self.tokens, texts))
             found = {self.tokens[number]: number for number in some}  # the first is set last
         else:

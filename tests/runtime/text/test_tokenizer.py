@@ -14,6 +14,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
 
 from ggufmill.formats import FormatError, PlanError, open_gguf
+from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 from ggufmill.runtime import Tokenizer
 from ggufmill.runtime.text.tokenizer import split_thousands
@@ -101,10 +102,15 @@ def test_byte_level_ids_are_the_reference_librarys(trained):
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-def test_the_first_short_texts_do_not_wait_for_all_merges(trained):
-    """Their tokens are those of the whole vocabulary."""
+def test_the_first_short_texts_do_not_wait_for_all_merges(trained, tmp_path):
+    """Their tokens are those of the whole vocabulary, of a file, whose strings are decoded when they are needed."""
     reference, metadata = trained
-    tokenizer = Tokenizer(metadata)
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(header_bytes(metadata, [], 32)[0])
+    stored = open_gguf(path).metadata
+    assert stored["tokenizer.ggml.tokens"] == metadata["tokenizer.ggml.tokens"]
+    tokenizer = Tokenizer(stored)
+    assert tokenizer.eog_ids == Tokenizer(metadata).eog_ids
     for start in range(0, 56, 7):
         text = TEXT[start : start + 5 * start + 2]
         assert tokenizer.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids
