@@ -140,7 +140,11 @@ class InnerLoop(NamedTuple):
 
 def gemv_loop(of: Target, type_name: str, tokens: int = 1) -> InnerLoop:
     """The step along a row, or along a group of interleaved rows."""
-    text = assembly(of, lambda b, *args: write_product(b, of, type_name, tokens, *args), 7)
+
+    def write(b: Any, weights, columns, codes, scales, sums, out, stride) -> None:
+        write_product(b, of, type_name, tokens, [weights], columns, codes, scales, sums, [out], stride)
+
+    text = assembly(of, write, 7)
     columns = FLOAT_COLUMNS if type_name in FLOATS else steps(type_name)[0].columns
     return InnerLoop(max(loops(text), key=len), columns * TYPES[type_name].rows * tokens)
 

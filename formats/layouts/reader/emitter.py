@@ -46,14 +46,21 @@ PREFETCH_LOCALITY = 1  # the last level of the caches
 # Size, distance, level, of interleaved rows of eight bits or more: long runs of memory with few instructions for each line. One
 # line of a step suffices, and all of them take a tenth longer on Zen 5 (where none at all would do).
 SPARSE_PREFETCH = CACHE_LINE, 4096, 1
+# The same of several streams: the processor itself follows each of them, and finds its next lines by the first that are asked
+# for. Every line of a step takes longer than none (Zen 4).
+STREAM_PREFETCH = CACHE_LINE, 2048, 2
 
 
 class Emitter:
-    """Instructions at the end of `builder`'s block, for a target (None: that of this process)."""
+    """Instructions at the end of `builder`'s block, for a target (None: that of this process).
 
-    def __init__(self, builder: Any, of: Target | None = None):
+    streams: runs of memory, far from each other, that are read side by side
+    """
+
+    def __init__(self, builder: Any, of: Target | None = None, streams: int = 1):
         self.builder = builder
         self.target = of or target()
+        self.streams = streams
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
@@ -69,8 +76,11 @@ class Emitter:
         """Prefetches `size` bytes `distance` after an address; where no memory is, nothing happens.
 
         Products with weights from memory are up to twice as fast with it. A shorter distance, or the first level of the caches,
-        is slower by up to a tenth for most types (the processor can wait for a small number of lines there).
+        is slower by up to a tenth for most types (the processor can wait for a small number of lines there). Of several streams
+        a line of each is prefetched instead.
         """
+        if self.streams > 1:
+            size, distance, locality = STREAM_PREFETCH
         for offset in range(0, size, CACHE_LINE):
             llvm.prefetch(self.builder, base, distance + offset, locality)
 

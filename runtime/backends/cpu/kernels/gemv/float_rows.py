@@ -36,7 +36,7 @@ def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
 
 
 def emit_float_product(
-    emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: Any, out: Any, stride: Any
+    emit: Emitter, name: str, tokens: int, weights: list[Any], columns: Any, activations: Any, out: list[Any], stride: Any
 ) -> None:
     """As rows.emit_product, with activations the address of float32 [tokens, columns]."""
     builder = emit.builder
@@ -45,8 +45,8 @@ def emit_float_product(
     values = (
         _interleaved(emit, columns, weights, inputs) if name == "bf16_r16" else _plain(emit, name, columns, weights, inputs)
     )
-    for t, value in enumerate(values):
-        address = builder.add(out, builder.mul(stride, I64(t)))
+    for number, value in enumerate(values):
+        address = builder.add(out[number // tokens], builder.mul(stride, I64(number % tokens)))
         builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
 
 
@@ -63,58 +63,66 @@ def _add(emit: Emitter, place: Any, a: Any, b: Any) -> None:
     emit.builder.store(emit.fma(a, b, emit.builder.load(place)), place)
 
 
-def _plain(emit: Emitter, name: str, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
-    """One row of f32, f16 or bf16 times each token: <1 x float> per token. inputs: the tokens' addresses."""
+def _plain(emit: Emitter, name: str, columns: Any, weights: list[Any], inputs: list[Any]) -> list[Any]:
+    """Rows of f32, f16 or bf16 times each token: <1 x float> per row and token. weights, inputs: addresses of rows, of
+    tokens."""
     builder, size = emit.builder, FLOATS[name].bytes
-    chains = [_new_sums(emit, _CHAINS) for _ in inputs]
+    chains = [[_new_sums(emit, _CHAINS) for _ in inputs] for _ in weights]
     done: Any = I64(0)
     for width in (LANES * _CHAINS, LANES):
         count = builder.udiv(builder.sub(columns, done), I64(width))
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(width)))
-            emit.prefetch(builder.add(weights, builder.mul(column, I64(size))), width * size)
-            for c in range(width // LANES):
-                at = builder.add(column, I64(LANES * c))
-                weight = _as_float(emit, name, builder.add(weights, builder.mul(at, I64(size))), LANES)
-                for sums, x in zip(chains, inputs, strict=True):
-                    _add(emit, sums[c], weight, emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, LANES)))
+            for row, of_row in zip(weights, chains, strict=True):
+                emit.prefetch(builder.add(row, builder.mul(column, I64(size))), width * size)
+                for c in range(width // LANES):
+                    at = builder.add(column, I64(LANES * c))
+                    weight = _as_float(emit, name, builder.add(row, builder.mul(at, I64(size))), LANES)
+                    for sums, x in zip(of_row, inputs, strict=True):
+                        value = emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, LANES))
+                        _add(emit, sums[c], weight, value)
         done = builder.add(done, builder.mul(count, I64(width)))
-    results = [cgutils.alloca_once(builder, vector(F32, 1)) for _ in inputs]
-    for sums, result in zip(chains, results, strict=True):
-        low, high = (builder.fadd(builder.load(a), builder.load(b)) for a, b in (sums[:2], sums[2:]))
-        builder.store(emit.fold(builder.fadd(low, high), [0] * LANES, 1), result)
-    with cgutils.for_range(builder, builder.sub(columns, done), intp=I64) as loop:
-        at = builder.add(done, loop.index)
-        weight = _as_float(emit, name, builder.add(weights, builder.mul(at, I64(size))), 1)
-        for x, result in zip(inputs, results, strict=True):
-            value = emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, 1))
-            builder.store(emit.fma(weight, value, builder.load(result)), result)
-    return [builder.load(result) for result in results]
+    results = []
+    for row, of_row in zip(weights, chains, strict=True):
+        of_tokens = [cgutils.alloca_once(builder, vector(F32, 1)) for _ in inputs]
+        for sums, result in zip(of_row, of_tokens, strict=True):
+            low, high = (builder.fadd(builder.load(a), builder.load(b)) for a, b in (sums[:2], sums[2:]))
+            builder.store(emit.fold(builder.fadd(low, high), [0] * LANES, 1), result)
+        with cgutils.for_range(builder, builder.sub(columns, done), intp=I64) as loop:
+            at = builder.add(done, loop.index)
+            weight = _as_float(emit, name, builder.add(row, builder.mul(at, I64(size))), 1)
+            for x, result in zip(inputs, of_tokens, strict=True):
+                value = emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, 1))
+                builder.store(emit.fma(weight, value, builder.load(result)), result)
+        results += [builder.load(result) for result in of_tokens]
+    return results
 
 
-def _interleaved(emit: Emitter, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
-    """Sixteen rows of bf16_r16 times each token: <16 x float> per token. A 32-bit word holds two columns of a row."""
+def _interleaved(emit: Emitter, columns: Any, weights: list[Any], inputs: list[Any]) -> list[Any]:
+    """Groups of sixteen rows of bf16_r16 times each token: <16 x float> per group and token. A 32-bit word holds two columns of
+    a row."""
     builder = emit.builder
-    chains = [_new_sums(emit, _CHAINS) for _ in inputs]
+    chains = [[_new_sums(emit, _CHAINS) for _ in inputs] for _ in weights]
     done: Any = I64(0)
     for pairs in (_CHAINS // 2, 1):
         count = builder.udiv(builder.sub(columns, done), I64(2 * pairs))
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(2 * pairs)))
-            emit.prefetch(builder.add(weights, builder.mul(column, I64(2 * LANES))), *SPARSE_PREFETCH)
-            for p in range(pairs):
-                at = builder.add(column, I64(2 * p))
-                words = emit.load(builder.add(weights, builder.mul(at, I64(2 * LANES))), 0, vector(I32, LANES))
-                even = builder.shl(words, constant(I32, [16] * LANES))
-                odd = builder.and_(words, constant(I32, [0xFFFF0000] * LANES))
-                for sums, x in zip(chains, inputs, strict=True):
-                    for parity, part in enumerate((even, odd)):
-                        place = builder.add(x, builder.mul(builder.add(at, I64(parity)), I64(4)))
-                        value = emit.splat(emit.load(place, 0, F32))
-                        _add(emit, sums[2 * p + parity], builder.bitcast(part, vector(F32, LANES)), value)
+            for group, of_group in zip(weights, chains, strict=True):
+                emit.prefetch(builder.add(group, builder.mul(column, I64(2 * LANES))), *SPARSE_PREFETCH)
+                for p in range(pairs):
+                    at = builder.add(column, I64(2 * p))
+                    words = emit.load(builder.add(group, builder.mul(at, I64(2 * LANES))), 0, vector(I32, LANES))
+                    even = builder.shl(words, constant(I32, [16] * LANES))
+                    odd = builder.and_(words, constant(I32, [0xFFFF0000] * LANES))
+                    for sums, x in zip(of_group, inputs, strict=True):
+                        for parity, part in enumerate((even, odd)):
+                            place = builder.add(x, builder.mul(builder.add(at, I64(parity)), I64(4)))
+                            value = emit.splat(emit.load(place, 0, F32))
+                            _add(emit, sums[2 * p + parity], builder.bitcast(part, vector(F32, LANES)), value)
         done = builder.add(done, builder.mul(count, I64(2 * pairs)))
     results = []
-    for sums in chains:
+    for sums in (each for of_group in chains for each in of_group):
         low, high = (builder.fadd(builder.load(a), builder.load(b)) for a, b in (sums[:2], sums[2:]))
         results.append(builder.fadd(low, high))
     return results

@@ -16,9 +16,9 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
                                        the rows, the next ones half of what is left, and so on; the last ones share the rest
 
 Part number p is slice p % SLICES of job p // SLICES, so a program's PARTS is jobs * SLICES. A slice reads its weights from
-memory once for all of its tokens. A plain product is one job; a mixture of experts has one per expert. Large slices come first:
-so threads read long runs of memory in order, which is up to a fifth faster than short ones in alternation, and the small slices
-at the end let them finish at about the same time.
+memory once for all of its tokens, and for one token in several places at once (see `streams_of`). A plain product is one job; a
+mixture of experts has one per expert. Large slices come first: so threads read long runs of memory in order, which is up to a
+fifth faster than short ones in alternation, and the small slices at the end let them finish at about the same time.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ from .rows import arranges, bytes_of_starts, emit_arrangement, emit_product, ste
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
 MATRIX, FIRST, TOKENS, TARGET = range(4)
+_MOST_STREAMS = 4
+_LEAST_STREAM_BYTES = 1 << 16  # of each of several streams: the processor takes shorter ones for one that it cannot follow
+_LEAST_STEP_BYTES = 96  # of a step that is multiplied in several streams
 _BLOCK_BYTES = 1 << 16  # of rows that one pass takes before the next tokens get theirs: they stay in a second-level cache
 
 
@@ -62,9 +65,29 @@ def tokens_per_pass(name: str, of: Target) -> int:
     return 8 if of.has("avx512f") and TYPES[name].rows == 1 else 4
 
 
+def streams_of(name: str, of: Target) -> int:
+    """Runs of rows, far from each other in memory, that are multiplied with one token side by side.
+
+    A core gets more from memory of two or four streams than of one (docs/benchmarks.md), and activations are loaded once for
+    all. Four where weights have eight bits or more, so that memory is all that bounds them. One where two are slower: of
+    trellises, of points of grids whose numbers are written ahead, of steps of few bytes, and with registers of AVX2 and NEON,
+    which hold what one stream needs."""
+    if not of.has("avx512f"):
+        return 1
+    if name in FLOATS:
+        return _MOST_STREAMS
+    reader = steps(name)[0].reader
+    if reader.numbers_ahead(of) or reader.layout.trellis is not None or reader.size < _LEAST_STEP_BYTES:
+        return 1
+    return _MOST_STREAMS if reader.size >= reader.rows * reader.columns else 2
+
+
 @intrinsic
-def _multiply(typingctx, name, level, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
-    """Multiplies so many groups of rows, one after the other, with 1 to `most` tokens: literals, numbers, addresses.
+def _multiply(
+    typingctx, name, level, streams, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride
+):
+    """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with 1 to `most` tokens:
+    literals, numbers, addresses.
 
     They are functions of their own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to
     a sixth off short ones, and LLVM weighs it against the registers of nothing else."""
@@ -74,28 +97,30 @@ def _multiply(typingctx, name, level, most, tokens, groups, group_bytes, weights
     def generate(context, builder, signature, args):
         of = target_at(level.literal_value) if level.literal_value else target()
         end = builder.append_basic_block("multiplied")
-        switch = builder.switch(args[3], end)
+        switch = builder.switch(args[4], end)
         for tokens in range(1, most.literal_value + 1):
             block = builder.append_basic_block(f"tokens.{tokens}")
             switch.add_case(I64(tokens), block)
             builder.position_at_end(block)
-            functions = [_rows_function(builder.module, of, name.literal_value, tokens, whole)
-                         for whole in _forms(name.literal_value)]  # fmt: skip
+            functions = [
+                _rows_function(builder.module, of, name.literal_value, streams.literal_value, tokens, whole)
+                for whole in _forms(name.literal_value)
+            ]
             if len(functions) == 1:
-                builder.call(functions[0], args[4:])
+                builder.call(functions[0], args[5:])
             else:
                 columns = steps(name.literal_value)[0].columns
-                is_whole = builder.icmp_unsigned("==", builder.urem(args[7], I64(columns)), I64(0))
+                is_whole = builder.icmp_unsigned("==", builder.urem(args[8], I64(columns)), I64(0))
                 with builder.if_else(is_whole) as (then, otherwise):
                     with then:
-                        builder.call(functions[0], args[4:])
+                        builder.call(functions[0], args[5:])
                     with otherwise:
-                        builder.call(functions[1], args[4:])
+                        builder.call(functions[1], args[5:])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(name, level, most, *[types.int64] * 10), generate
+    return types.void(name, level, streams, most, *[types.int64] * 10), generate
 
 
 @intrinsic
@@ -119,7 +144,7 @@ def _forms(name: str) -> tuple[bool, ...]:
     return (True, False) if name not in FLOATS and len(steps(name)) > 1 else (False,)
 
 
-def _rows_function(module: Any, of: Target, name: str, tokens: int, whole: bool) -> Any:
+def _rows_function(module: Any, of: Target, name: str, streams: int, tokens: int, whole: bool) -> Any:
     """A function of a module that multiplies groups of rows of a type with so many tokens: see `_multiply`."""
     stored = TYPES[name]
     function = ir.Function(
@@ -130,28 +155,33 @@ def _rows_function(module: Any, of: Target, name: str, tokens: int, whole: bool)
     builder = ir.IRBuilder(function.append_basic_block())
     count, group_bytes, first, columns, codes, scales, sums, to, stride = function.args
     with cgutils.for_range(builder, count, intp=I64) as loop:
-        row = builder.add(first, builder.mul(loop.index, group_bytes))
-        place = builder.add(to, builder.mul(loop.index, I64(4 * stored.rows)))
-        write_product(builder, of, name, tokens, row, columns, codes, scales, sums, place, stride, whole)
+        numbers = [builder.add(loop.index, builder.mul(count, I64(stream))) for stream in range(streams)]
+        rows = [builder.add(first, builder.mul(number, group_bytes)) for number in numbers]
+        outs = [builder.add(to, builder.mul(number, I64(4 * stored.rows))) for number in numbers]
+        write_product(builder, of, name, tokens, rows, columns, codes, scales, sums, outs, stride, whole)
     builder.ret_void()
     return function
 
 
 def write_product(
-    builder: Any, of: Target, name: str, tokens: int, weights: Any, columns: Any, codes: Any, scales: Any, sums: Any,
-    out: Any, stride: Any, whole: bool = False,
+    builder: Any, of: Target, name: str, tokens: int, weights: list, columns: Any, codes: Any, scales: Any, sums: Any,
+    out: list, stride: Any, whole: bool = False,
 ) -> None:  # fmt: skip
-    """LLVM code for the product of one group of rows of a type with so many tokens; int64, as in the table (see above)."""
-    emit = Emitter(builder, of)
+    """LLVM code for the products of groups of rows of a type, a stream each, with so many tokens; int64, as in the table (see
+    above). weights, out: one for each stream."""
+    emit = Emitter(builder, of, len(weights))
     if name in FLOATS:
         emit_float_product(emit, name, tokens, weights, columns, codes, out, stride)
     else:
         emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride, whole)
 
 
-def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:
+def _part(
+    name: str, level: str, group: int, code_bytes: int, activations: int, together: int, streams: int
+) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
-    together: most tokens of a pass. A token's sums are the same with whichever others it is multiplied."""
+    together: most tokens of a pass; streams: of one token. A token's sums are the same with whichever others, and in however
+    many streams, it is multiplied."""
     arranged = arranges(name)
     step_columns, start_bytes = bytes_of_starts(name) if arranged else (1, 0)
 
@@ -180,6 +210,12 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
             codes = in_order
         group_bytes = group * table[ROW_BYTES]
         matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
+        if streams > 1:
+            count = (stop - start) // streams
+            if n == 1 and count * group_bytes >= _LEAST_STREAM_BYTES:
+                w, out = matrix + start * group_bytes, table[OUT] + job[TARGET] * stride + start * group * 4
+                _multiply(name, level, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
+                start += count * streams
         block = max(1, _BLOCK_BYTES // group_bytes)
         for first in range(start, stop, block):
             count, t, passes = min(block, stop - first), 0, -(-n // together)
@@ -190,7 +226,7 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int, 
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
-                _multiply(name, level, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
+                _multiply(name, level, 1, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
                 t, passes = t + some, passes - 1
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
@@ -217,8 +253,9 @@ class Gemv:
     @cached_property
     def _native(self):
         code_bytes, block = (1, self.activations) if self.activations else (4, 1)
-        together = tokens_per_pass(self.name, target_at(self.level) if self.level else target())
-        function = _part(self.name, self.level, self.rows, code_bytes, block, together)
+        of = target_at(self.level) if self.level else target()
+        together = tokens_per_pass(self.name, of)
+        function = _part(self.name, self.level, self.rows, code_bytes, block, together, streams_of(self.name, of))
         with compiling(gemv_unit(self.name)):
             return native_entry(types.void(types.int64, types.int64), function)
 

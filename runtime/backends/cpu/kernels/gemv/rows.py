@@ -39,11 +39,12 @@ def bytes_of_starts(name: str) -> tuple[int, int]:
 
 
 def emit_product(
-    emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: tuple, out: Any, stride: Any, whole: bool
+    emit: Emitter, name: str, tokens: int, weights: list, columns: Any, activations: tuple, out: list, stride: Any, whole: bool
 ) -> None:
-    """Multiplies the rows of one group (from address `weights`) with `tokens` tokens: activations are the addresses of the
-    first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64. whole: columns are a
-    multiple of the first step's, and nothing is written for others."""
+    """Multiplies the rows of groups (each from one of the addresses `weights`) with `tokens` tokens, all of them step by step:
+    activations are the addresses of the first token's codes, scales and sums; results of a group go to its address of `out`,
+    bytes from token to token: stride. All int64. whole: columns are a multiple of the first step's, and nothing is written
+    for others."""
     builder, stored, step_sizes = emit.builder, TYPES[name], steps(name)[: 1 if whole else None]
     layout = step_sizes[0].layout
     orders = {tuple((np.arange(LANES) % stored.rows).tolist()): None}
@@ -54,23 +55,36 @@ def emit_product(
         _bytes_per(builder, columns, step_sizes[0].activations, 4),
         _bytes_per(builder, columns, RUN, 2),
     )
-    token_sums = [TokenSums(emit, list(orders)) for _ in range(tokens)]
+    sums_of_groups = [[TokenSums(emit, list(orders)) for _ in range(tokens)] for _ in weights]
     for t in range(tokens):
         before = [builder.mul(size, I64(t)) for size in per_token]
         places.append([builder.add(a, b) for a, b in zip(activations, before, strict=True)])
-    first = builder.add(weights, I64(stored.rows * stored.row_meta))
+    firsts = [builder.add(each, I64(stored.rows * stored.row_meta)) for each in weights]
 
     def multiply(step: BlockStep, column: Any, before: Any, loaded: dict) -> None:
-        for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
-            token.at(
+        at = [
+            (
                 builder.add(codes, _arranged(builder, name, column)),
                 builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
                 builder.add(sums, _bytes_per(builder, column, RUN, 2)),
             )
-        step.accumulate(emit, builder.add(first, before), token_sums, loaded)
+            for codes, scales, sums in places
+        ]
+        for first, token_sums in zip(firsts, sums_of_groups, strict=True):
+            for token, addresses in zip(token_sums, at, strict=True):
+                token.at(*addresses)
+            step.accumulate(emit, builder.add(first, before), token_sums, dict(loaded))
 
-    _along_row(emit, step_sizes, columns, multiply, first)
-    factor, unit = row_scales(emit, layout, stored, weights), step_sizes[0].unit
+    _along_row(emit, step_sizes, columns, multiply, firsts[0] if len(firsts) == 1 else None)
+    for row, to, token_sums in zip(weights, out, sums_of_groups, strict=True):
+        _store_sums(emit, stored, layout, step_sizes[0].unit, row, token_sums, to, stride)
+
+
+def _store_sums(
+    emit: Emitter, stored: Any, layout: Any, unit: float, weights: Any, token_sums: list[TokenSums], out: Any, stride: Any
+) -> None:
+    builder, tokens = emit.builder, len(token_sums)
+    factor = row_scales(emit, layout, stored, weights)
     if stored.rows == 1 and tokens > 1:
         values = emit.fold_each([builder.load(total) for token in token_sums for total in token.totals.values()])
         factor = None if factor is None else emit.shuffle(factor, [0] * values.type.count)

@@ -18,7 +18,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
-from ggufmill.simd.target import target
+from ggufmill.simd.target import target, target_at
 
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"]
@@ -125,6 +125,29 @@ def test_rows_of_several_blocks(name):
     rows = 3 * module._BLOCK_BYTES // TYPES[name].row_bytes(n) // 8 * 8 + 8
     assert rows * TYPES[name].row_bytes(n) > 2 * module._BLOCK_BYTES
     check(name, rows, n, 7, 6)
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16_r16", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k"])
+@pytest.mark.parametrize("rest", [0, 3])
+def test_streams_of_a_large_matrix_give_the_bits_of_its_groups_of_rows(name, rest):
+    """A matrix of several streams, with and without groups that are left over, guarded at its end."""
+    stored, n = TYPES[name], 1024
+    group_bytes = stored.rows * stored.row_bytes(n)
+    groups = module._MOST_STREAMS * -(-module._LEAST_STREAM_BYTES // group_bytes) + rest
+    rng = np.random.default_rng(8)
+    packed = guarded(random_rows(name, groups * stored.rows, n, rng))
+    x, exact = activations_for(name, rng.standard_normal((1, n)).astype(np.float32))
+    found, w = multiply(packed, name, x)[0], weights_of(packed, name, n)
+    assert (np.abs(found - w @ exact[0]) <= 2e-6 * (np.abs(w) @ np.abs(exact[0])) + 1e-30).all()
+    alone = [multiply(each, name, x)[0] for each in packed.reshape(groups, stored.rows, -1)]
+    assert np.array_equal(found, np.concatenate(alone))
+
+
+def test_rows_that_memory_bounds_are_read_in_streams():
+    wide = target_at("avx512")
+    found = {name: module.streams_of(name, wide) for name in ("f32", "q8_0", "q8_0_r8", "q4_k_r4", "q4_K", "iq2_k", "iq3_kt")}
+    assert found == {"f32": 4, "q8_0": 4, "q8_0_r8": 4, "q4_k_r4": 2, "q4_K": 2, "iq2_k": 1, "iq3_kt": 1}
+    assert module.streams_of("q8_0", target_at("avx2")) == 1
 
 
 @pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "iq2_xxs", "f16", "bf16_r16"])
