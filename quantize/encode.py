@@ -71,7 +71,8 @@ def encode(
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
     rows, n = x.shape
-    tensor_type.row_bytes(n)
+    if n % tensor_type.block:
+        tensor_type.row_bytes(n)  # raises
     if rows % tensor_type.rows:
         raise PlanError(f"{tensor_type.name} interleaves {tensor_type.rows} rows; {rows} rows are no multiple of it")
     if importance is not None:
@@ -89,10 +90,10 @@ def encode(
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
         importance = float_range().limit_importance(prepared.importance) if importance is None else importance
-    plain = plain_rows(tensor_type, device)
+    plain = _plain_rows(type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
-    on_gpu = plain.is_on_gpu(importance is not None)
+    on_gpu = device is not None and plain.is_on_gpu(importance is not None)
     if bf16 and (prepared is not None or not on_gpu):
         x = _float32(x)
     with compiling_for(tensor_type.name):
@@ -117,6 +118,11 @@ def encode(
 
 # Types that were asked for once are found faster.
 _find = cache(TYPES.find)
+
+
+@cache
+def _plain_rows(type: str, device: str | None) -> PlainRows:
+    return plain_rows(_find(type), device)
 
 
 def compile_codec(name: str) -> None:
@@ -162,7 +168,7 @@ def _compile(name: str, weighted: bool) -> None:
 def encode_unchecked(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
     """Rows as their codec encodes them, float32 [rows, n] -> uint8 [rows, row_bytes]: scales that the type cannot hold are
     clipped or dropped without a word. For caches, where speed matters more. Raises NonFiniteError for NaN or infinity in x."""
-    x, plain = np.ascontiguousarray(x, np.float32), plain_rows(TYPES.find(type))
+    x, plain = np.ascontiguousarray(x, np.float32), _plain_rows(type, None)
     if x.size == 0:
         return np.empty((len(x), plain.target.row_bytes(x.shape[1])), np.uint8)
     with compiling_for(plain.target.name):
@@ -269,7 +275,7 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     q = np.ascontiguousarray(q)
     if tensor_type.name in _WHOLE_NUMBERS:
         return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
-    plain = plain_rows(tensor_type)
+    plain = _plain_rows(type, None)
     with compiling_for(tensor_type.name):
         if plain.type is not tensor_type:
             from ..repack import unpack

@@ -63,12 +63,14 @@ class PlainRows:
 
     type    whose codec is used: the target itself, or the plain type whose bits it permutes
     device  as torch names it; see `is_on_gpu`
+    guard_block  elements of the blocks whose importance is guarded for this target alone; None: none
     """
 
     target: TensorType
     type: TensorType
     codec: Codec
     device: str | None
+    guard_block: int | None
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         """C-contiguous float32 [rows, n], all of it finite, importance float32 [n] or None -> uint8 [rows, row_bytes]."""
@@ -83,27 +85,25 @@ class PlainRows:
         if encode_with_amax is None:
             amax, range_ = float_range().finite_amax(x)
             return self.encode(x, importance), amax, range_
-        q, amax, range_ = encode_with_amax(x, self._guarded_importance(x, importance))
+        if self.guard_block is not None:
+            importance = self._guarded_importance(x, importance)
+        q, amax, range_ = encode_with_amax(x, importance)
         if not range_[1] < inf:
             raise_nonfinite(x)
         return q, amax, range_
 
     def _guarded_importance(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray | None:
-        if importance is None or self._guard_block is None:
+        if importance is None or self.guard_block is None:
             return importance
         from .codecs.importance import guard_importance
 
-        return guard_importance(x, importance, self._guard_block)
-
-    @property
-    def _guard_block(self) -> int | None:
-        return _GUARD_BLOCK_OF.get(self.target.name.lower())
+        return guard_importance(x, importance, self.guard_block)
 
     @property
     def guarded(self) -> int:
         """Elements of the blocks whose importance `guard_importance` looks at; 0: it is not called."""
         assert self.codec.items is not None
-        return self._guard_block or self.codec.items.guarded
+        return self.guard_block or self.codec.items.guarded
 
     def is_on_gpu(self, is_weighted: bool) -> bool:
         """Whether the device is a GPU that encodes rows of this type, with importance or without."""
@@ -129,4 +129,4 @@ def is_gpu(device: str | None) -> bool:
 def plain_rows(target: TensorType, device: str | None = None) -> PlainRows:
     """What encodes rows to a type. Raises PlanError for a type without a codec."""
     plain = target if target.codec is not None else TYPES.plain(target)
-    return PlainRows(target, plain, codec_of(plain.name), device)
+    return PlainRows(target, plain, codec_of(plain.name), device, _GUARD_BLOCK_OF.get(target.name.lower()))

@@ -14,6 +14,7 @@ from ...formats import PlanError
 from ...simd.block_reductions import max_magnitude, reduce_max_magnitude
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, splat
+from ...simd.memory import address, keep_alive, view
 from ...simd.scalar import float_from_bits
 from .codec import raise_nonfinite
 from .importance import importance_rows
@@ -55,18 +56,22 @@ def bf16_row_amax(words: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _extremes(values, bits):
-    """values: float32 [n]; bits: the same as uint32, which are ordered as the numbers are where none is negative or NaN."""
+def extremes(values):
+    """The least and the largest of float32 [n], n > 0, C-contiguous; NaN twice if one is NaN. Faster than numpy."""
+    bits = view(address(values), values.size, np.uint32)  # ordered as the numbers are where none is negative or NaN
     least = largest = bits[0]
     for i in range(bits.size):
         least, largest = min(least, bits[i]), max(largest, bits[i])
     if largest <= _INFINITY:
+        keep_alive(values)
         return float_from_bits(np.int32(least)), float_from_bits(np.int32(largest))
     low = high = values[0]
     for i in range(values.size):
         low, high = min(low, values[i]), max(high, values[i])
         if values[i] != values[i]:
-            return values[i], values[i]
+            low = high = values[i]
+            break
+    keep_alive(values)
     return low, high
 
 
@@ -92,11 +97,6 @@ def range_of(amax):
             return amax[i], amax[i]
         least, largest = min(least, amax[i]), max(largest, amax[i])
     return least, largest
-
-
-def extremes(values: np.ndarray) -> tuple[float, float]:
-    """The least and the largest of float32 [n], n > 0, C-contiguous; NaN twice if one is NaN. Faster than numpy."""
-    return _extremes(values, values.view(np.uint32))
 
 
 def finite_amax(x: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

@@ -104,7 +104,8 @@ class compiling_for:  # a class, which takes a third of the time of a generator:
     def __exit__(self, *_: object) -> None:
         if self._is_outermost:
             _thread.subject = ""
-            _tell(self._subject)
+            if self._subject in _unreported:  # without the lock, since this is asked at each call of `encode` and `decode`
+                _tell(self._subject)
 
 
 @contextmanager
@@ -168,8 +169,6 @@ def _end() -> None:
 
 
 def _tell(subject: str) -> None:
-    if subject not in _unreported:  # without the lock, since this is asked at each call of `encode` and `decode`
-        return
     with _lock:
         seconds = _unreported.get(subject)
         if seconds is None or seconds < _LEAST_SECONDS:
