@@ -88,6 +88,27 @@ block_max, block_min, block_magnitude = _of_blocks(_chosen(">")), _of_blocks(_ch
 
 
 @intrinsic
+def max_of_eight(typingctx, a, b, c, d, e, f, g, h):
+    """Lanes l and l + 8: the largest lane of the value number l, of eight values of float32 lanes that are not negative;
+    infinity is above all numbers, NaN above infinity."""
+
+    def generate(context, builder, signature, args):
+        values, step = list(args), 4
+        while step:
+            order = [[lane & ~step | bit for lane in range(LANES)] for bit in (0, step)]
+            pairs = [(values[i], values[i + step]) for i in range(step)]
+            sides = [[[lane + LANES * bool(i & step) for i, lane in enumerate(lanes)] for lanes in order]] * step
+            values = [
+                _larger_magnitude(builder, *(shuffle(builder, *pair, lanes) for lanes in side))
+                for pair, side in zip(pairs, sides, strict=True)
+            ]
+            step //= 2
+        return _larger_magnitude(builder, values[0], shuffle(builder, values[0], None, [lane ^ 8 for lane in range(LANES)]))
+
+    return F32(*[F32] * 8), generate
+
+
+@intrinsic
 def sum_bits(typingctx, a, b):
     """Float32 lanes whose bits, as integers, are the sum of those of a and b."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from numba import types
 
-from . import llvm
 from .compile import intrinsic
+from .instructions.integers import bytes_of_rows, bytes_of_words, rounded
 from .instructions.permute import permute_bytes
 from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
-from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, undefined, vector
+from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, split_vector, undefined, vector
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
@@ -149,34 +149,51 @@ def truncated_nibbles(typingctx, low, high):
 
 
 @intrinsic
-def store_low_bytes(typingctx, row, index, a, b, c, d):
-    """Writes the `low_bytes` of four values of lanes to 64 consecutive bytes of a uint8 row."""
+def store_rounded(typingctx, row, index, a, b, c, d):
+    """Writes four values of lanes, from -127 to 127, rounded with ties to even, to 64 consecutive bytes of a uint8 row. Returns
+    lanes whose bits, as integers, are the sums of these four."""
     if not is_row(row, types.uint8):
         return None
 
     def generate(context, builder, signature, args):
         pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I8, 4 * LANES)
-        words = llvm.concat(builder, [builder.bitcast(value, I32X16) for value in args[2:]])
-        builder.store(builder.trunc(words, vector(I8, 4 * LANES)), pointer, align=1)
-        return context.get_dummy_value()
+        a, b, c, d = words = [rounded(builder, value) for value in args[2:]]
+        builder.store(bytes_of_words(builder, words), pointer, align=1)
+        return builder.bitcast(builder.add(builder.add(a, b), builder.add(c, d)), F32X16)
 
-    return types.void(row, types.intp, F32, F32, F32, F32), generate
+    return F32(row, types.intp, F32, F32, F32, F32), generate
 
 
 @intrinsic
-def store_words_of_rows(typingctx, row, index, a, b, c, d, e, f, g, h):
-    """Writes sixteen bytes of each of eight rows to 128 consecutive bytes of a uint8 row: four bytes of each row in turn."""
+def store_truncated(typingctx, row, first, second, a, b, c, d):
+    """Writes four values of lanes, from above -129 to below 128, truncated to integers, to a uint8 row: two from row[first] on
+    and two from row[second] on."""
+    if not is_row(row, types.uint8):
+        return None
+
+    def generate(context, builder, signature, args):
+        codes = bytes_of_words(builder, [builder.fptosi(value, I32X16) for value in args[3:]])
+        for half, index in zip(split_vector(builder, codes, 2), args[1:3], strict=True):
+            pointer = element_pointer(context, builder, signature.args[0], args[0], index, I8, 2 * LANES)
+            builder.store(half, pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, types.intp, F32, F32, F32, F32), generate
+
+
+@intrinsic
+def store_rounded_rows(typingctx, row, index, a, b, c, d, e, f, g, h):
+    """Writes lanes of each of eight rows, from -127 to 127, rounded with ties to even, to 128 consecutive bytes of a uint8 row:
+    four bytes of each row in turn."""
     if not is_row(row, types.uint8):
         return None
 
     def generate(context, builder, signature, args):
         pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I8, 8 * LANES)
-        words = llvm.concat(builder, [builder.bitcast(value, vector(I32, 4)) for value in args[2:]])
-        woven = shuffle(builder, words, None, [4 * r + i for i in range(4) for r in range(8)])
-        builder.store(builder.bitcast(woven, vector(I8, 8 * LANES)), pointer, align=1)
+        builder.store(bytes_of_rows(builder, [rounded(builder, value) for value in args[2:]]), pointer, align=1)
         return context.get_dummy_value()
 
-    return types.void(row, types.intp, *[BYTES] * 8), generate
+    return types.void(row, types.intp, *[F32] * 8), generate
 
 
 @intrinsic

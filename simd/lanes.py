@@ -226,6 +226,16 @@ def trunc_lanes(typingctx, a):
 
 
 @intrinsic
+def copy_sign(typingctx, a, sign):
+    """The magnitudes of a with the signs of `sign` (float32 lanes)."""
+
+    def generate(context, builder, signature, args):
+        return call_lanewise(builder, "copysign", *args)
+
+    return F32(F32, F32), generate
+
+
+@intrinsic
 def power_of_two_below(typingctx, a):
     """The largest power of two that is no larger, per lane: float32 lanes, not negative; 0 for subnormal numbers."""
     if a != F32:

@@ -122,6 +122,24 @@ def prefetch_lines(typingctx, address, size):
     return types.void(types.int64, size), generate
 
 
+@intrinsic
+def prefetch_elements(typingctx, row, index, count):
+    """Asks for `count` (a literal) elements of a row from row[index] on, to be read, into the nearest cache; beyond the row's
+    end, too."""
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(row, types.Array):
+        return None
+
+    def generate(context, builder, signature, args):
+        item_bytes = row.dtype.bitwidth // 8
+        first = builder.ptrtoint(context.make_array(row)(context, builder, args[0]).data, _I64)
+        address = builder.add(first, builder.mul(args[1], _I64(item_bytes)))
+        for offset in range(0, item_bytes * count.literal_value, CACHE_LINE):
+            llvm.prefetch(builder, address, offset, 3)
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, count), generate
+
+
 @kernel
 def fill(array, value):
     """Sets all elements of an array of one dimension: numba's `array[:] = value` takes far longer to compile."""

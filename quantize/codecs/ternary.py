@@ -16,6 +16,7 @@ from ...simd.compile import intrinsic, kernel
 from ...simd.lane_types import BYTES, LANES
 from ...simd.lanes import load, select, splat, store_half
 from ...simd.llvm import I8, I32, constant, shuffle, vector
+from ...simd.memory import prefetch_elements
 from .codec import Codec, codec_with_amax
 from .float_range import amax_of, range_of
 from .row_decoder import row_decoder
@@ -77,6 +78,7 @@ def _encode(x, powers, is_iq1, out, amax):
         threshold = splat(max(scale[0] * np.float32(0.5), _SMALLEST) if scale[0] > 0 else np.float32(1))
         for b in range(blocks):
             i = n * r + BLOCK * b
+            prefetch_elements(flat, i + n, BLOCK)
             d0, d1 = _digits(flat, i, threshold, powers, 0), _digits(flat, i + 16, threshold, powers, 16)
             d2, d3 = _digits(flat, i + 32, threshold, powers, 32), _digits(flat, i + 48, threshold, powers, 48)
             if not is_iq1:

@@ -16,11 +16,36 @@ _PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.w
 _PMADDUBSW = {512: "avx512.pmaddubs.w.512", 256: "avx2.pmadd.ub.sw", 128: "ssse3.pmadd.ub.sw.128"}
 _PMULHRSW = {512: "avx512.pmul.hr.sw.512", 256: "avx2.pmul.hr.sw", 128: "ssse3.pmul.hr.sw.128"}
 _PSIGNB = {256: "avx2.psign.b", 128: "ssse3.psign.b.128"}
+_PACKS = {
+    (I16, 512): "avx512.packssdw.512",
+    (I16, 256): "avx2.packssdw",
+    (I8, 512): "avx512.packsswb.512",
+    (I8, 256): "avx2.packsswb",
+}
 _VPERMPS = {512: "avx512.permvar.sf.512", 256: "avx2.permps"}
 
 
 def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
     return call(builder, f"llvm.x86.{name}", result, *args)
+
+
+# --- conversions ----------------------------------------------------------------------------------------------------
+
+
+def cvtps2dq(builder: Any, value: Any) -> Any:
+    """<16 x i32> or <8 x i32>: floats rounded, ties to even (AVX-512, AVX)."""
+    result = vector(I32, value.type.count)
+    if bits_of(value.type) == 256:
+        return _call(builder, "avx.cvt.ps2dq.256", result, value)
+    mode = I32(4)  # that of the processor's state
+    return _call(builder, "avx512.mask.cvtps2dq.512", result, value, ir.Constant(result, None), I16(-1), mode)
+
+
+def packs(builder: Any, low: Any, high: Any) -> Any:
+    """Two vectors of i32 as one of i16, or two of i16 as one of i8, clipped: in each 128 bits those of `low`, then those of
+    `high` (AVX512BW, AVX2)."""
+    to = {I32: I16, I16: I8}[low.type.element]
+    return _call(builder, _PACKS[to, bits_of(low.type)], vector(to, 2 * low.type.count), low, high)
 
 
 # --- products -------------------------------------------------------------------------------------------------------

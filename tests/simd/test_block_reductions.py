@@ -8,6 +8,7 @@ from ggufmill.simd.block_reductions import (
     block_max,
     block_min,
     max_magnitude,
+    max_of_eight,
     may_not_be_finite,
     or_bits,
     reduce_max_magnitude,
@@ -53,6 +54,20 @@ def test_magnitudes_keep_what_is_not_finite(value, place):
     x = X[:32].copy()
     x[place] = value
     assert np.array_equal(_magnitude(x), np.abs(x).max(), equal_nan=True)
+
+
+@kernel
+def _of_eight(x, out):
+    a, b, c, d = load(x, 0), load(x, 16), load(x, 32), load(x, 48)
+    e, f, g, h = load(x, 64), load(x, 80), load(x, 96), load(x, 112)
+    store(out, 0, max_of_eight(a, b, c, d, e, f, g, h))
+
+
+def test_the_largest_of_each_of_eight():
+    x, out = np.abs(X[:128]), np.empty(16, np.float32)
+    x[[37, 90]] = np.nan, np.inf
+    _of_eight(x, out)
+    assert np.array_equal(out, np.tile(x.reshape(8, 16).max(1), 2), equal_nan=True)
 
 
 @kernel

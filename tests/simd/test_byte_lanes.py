@@ -13,8 +13,9 @@ from ggufmill.simd.byte_lanes import (
     low_bytes,
     nonzero,
     store_bytes,
-    store_low_bytes,
-    store_words_of_rows,
+    store_rounded,
+    store_rounded_rows,
+    store_truncated,
     transpose_bytes,
     truncated_nibbles,
 )
@@ -67,16 +68,16 @@ def test_integers_at_odd_addresses():
 
 
 @numba.njit
-def _words_of_rows(rows, out):
-    a, b, c, d = load_bytes(rows, 0), load_bytes(rows, 16), load_bytes(rows, 32), load_bytes(rows, 48)
-    e, f, g, h = load_bytes(rows, 64), load_bytes(rows, 80), load_bytes(rows, 96), load_bytes(rows, 112)
-    store_words_of_rows(out, 3, a, b, c, d, e, f, g, h)
+def _store_rows(y, out):
+    a, b, c, d = load(y, 0), load(y, 16), load(y, 32), load(y, 48)
+    e, f, g, h = load(y, 64), load(y, 80), load(y, 96), load(y, 112)
+    store_rounded_rows(out, 3, a, b, c, d, e, f, g, h)
 
 
-def test_words_of_rows_in_turn():
-    rows, out = np.arange(128, dtype=np.uint8).reshape(8, 16), np.zeros(133, np.uint8)
-    _words_of_rows(rows.reshape(-1), out)
-    assert np.array_equal(out[3:131].reshape(4, 8, 4), rows.reshape(8, 4, 4).transpose(1, 0, 2))
+def test_rounded_rows_in_turn():
+    y, out = np.random.default_rng(5).uniform(-127, 127, 128).astype(np.float32), np.zeros(133, np.int8)
+    _store_rows(y, out.view(np.uint8))
+    assert np.array_equal(out[3:131].reshape(4, 8, 4), np.rint(y).reshape(8, 4, 4).transpose(1, 0, 2))
     assert not out[[0, 1, 2, 131, 132]].any()
 
 
@@ -93,19 +94,22 @@ def test_low_bytes_of_shifted_numbers_are_rounded_ties_to_even():
 
 
 @numba.njit
-def _pack(y, out):
+def _pack(y, out, sums):
     a, b, c, d = load(y, 0), load(y, 16), load(y, 32), load(y, 48)
-    store_low_bytes(out, 0, a + ROUNDING_CONSTANT, b + ROUNDING_CONSTANT, c + ROUNDING_CONSTANT, d + ROUNDING_CONSTANT)
-    store_bytes(out, 64, truncated_nibbles(abs(a), abs(b)))
+    store(sums, 0, store_rounded(out, 0, a, b, c, d))
+    store_truncated(out, 64, 99, a, b, c, d)
+    store_bytes(out, 131, truncated_nibbles(abs(a), abs(b)))
 
 
 def test_bytes_of_four_vectors_and_nibbles_of_two():
     y = np.random.default_rng(3).uniform(-31, 31, 64).astype(np.float32)
-    out = np.empty(80, np.uint8)
-    _pack(y, out)
+    out, sums = np.empty(147, np.uint8), np.empty(16, np.float32)
+    _pack(y, out, sums)
     assert np.array_equal(out[:64].view(np.int8), np.rint(y))
+    assert np.array_equal(sums.view(np.int32), np.rint(y).reshape(4, 16).sum(0))
+    assert np.array_equal(np.concatenate([out[64:96], out[99:131]]).view(np.int8), np.trunc(y))
     low, high = np.abs(y[:32]).astype(np.uint8).reshape(2, 16) & 15
-    assert np.array_equal(out[64:], low | high << 4)
+    assert np.array_equal(out[131:], low | high << 4)
 
 
 @numba.njit

@@ -14,7 +14,7 @@ from ....simd.block_reductions import block_max, block_min, may_not_be_finite, o
 from ....simd.byte_lanes import store_bytes, truncated_nibbles
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, min_lanes, reduce_max, select, splat, store, store_half
-from ....simd.memory import address, keep_alive, store_word
+from ....simd.memory import address, keep_alive, prefetch_elements, store_word
 from ..codec import Codec, ItemEncoder
 from ..float_range import amax_of, finite_amax, range_of
 from ..row_decoder import row_decoder
@@ -59,6 +59,7 @@ def _round_row(row, max_code, has_min, floats, half_words, out):
         for b in range(count):
             start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
             x, y = load(row, start), load(row, start + LANES)
+            prefetch_elements(row, start + _BLOCKS * BLOCK, BLOCK)
             bits = or_bits(or_bits(x, y), bits)
             if has_min:
                 x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]

@@ -8,8 +8,10 @@ import numpy as np
 
 from ....formats import TYPES
 from ....simd.block_reductions import block_magnitude, max_magnitude, reduce_max_magnitude
+from ....simd.byte_lanes import store_truncated
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, select, splat, store, store_half
+from ....simd.lanes import LANES, copy_sign, load, select, splat, store, store_half
+from ....simd.memory import prefetch_elements
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
 from ..codec import Codec, ItemEncoder, codec_with_amax
 from ..float_range import range_of
@@ -21,6 +23,7 @@ from .round_to_nearest import rounding_codec
 
 BLOCK = 32
 _BLOCKS = 4 * LANES  # of q8_0, whose scales are found together, before their codes
+_PAIR, _Q8_BYTES = 2 * BLOCK, TYPES["q8_0"].block_bytes
 _Q8_FLOATS = _BLOCKS + BLOCK * LANES  # of working memory: inverse scales, a copy of less than sixteen blocks
 
 
@@ -88,18 +91,30 @@ def _encode_q8_0_row(row, floats, half_words, out):
             nonzero = scale > np.float32(3e-39)  # the inverse of a smaller scale is infinite
             store(floats, b, select(nonzero, 1 / scale, splat(0)))
             store_half(half_words, b, scale)
-        for b in range(count):
-            start, out_at = (first + b) * BLOCK, (first + b) * (BLOCK + 2)
+        for b in range(0, count - 1, 2):
+            start, out_at = (first + b) * BLOCK, (first + b) * _Q8_BYTES
+            there, out_there = start + BLOCK, out_at + _Q8_BYTES
+            prefetch_elements(row, start + _BLOCKS * BLOCK, _PAIR)
             out[out_at], out[out_at + 1] = half_words[b] & 255, half_words[b] >> 8
-            store(out, out_at + 2, _round_half_away(load(row, start) * floats[b]))
-            store(out, out_at + 2 + LANES, _round_half_away(load(row, start + LANES) * floats[b]))
+            out[out_there], out[out_there + 1] = half_words[b + 1] & 255, half_words[b + 1] >> 8
+            store_truncated(
+                out, out_at + 2, out_there + 2,
+                _half_away(load(row, start) * floats[b]), _half_away(load(row, start + LANES) * floats[b]),
+                _half_away(load(row, there) * floats[b + 1]), _half_away(load(row, there + LANES) * floats[b + 1]),
+            )  # fmt: skip
+        if count % 2:
+            b = count - 1
+            start, out_at = (first + b) * BLOCK, (first + b) * _Q8_BYTES
+            out[out_at], out[out_at + 1] = half_words[b] & 255, half_words[b] >> 8
+            store(out, out_at + 2, _half_away(load(row, start) * floats[b]))
+            store(out, out_at + 2 + LANES, _half_away(load(row, start + LANES) * floats[b]))
     return reduce_max_magnitude(largest)
 
 
 @kernel
-def _round_half_away(y):
+def _half_away(y):
     """The value that, truncated, is y rounded with ties away from zero. The constant is the largest float32 below 0.5."""
-    return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
+    return y + copy_sign(splat(0.49999997), y)
 
 
 def _encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
