@@ -33,7 +33,8 @@ def header_bytes(
     value that GGUF cannot hold.
     """
     out = BytesIO()  # whose bytes can be had without a copy: a header with a million tensors is large
-    out.write(MAGIC + struct.pack("<IQQ", VERSION, 0, len(metadata)) + metadata_bytes(metadata))
+    out.write(MAGIC + struct.pack("<IQQ", VERSION, 0, len(metadata)))
+    out.write(metadata_bytes(metadata))
     offsets, end = array("Q"), 0  # relative to the end of the header
     known: dict[tuple[tuple[int, ...], int], tuple[bytes, int]] = {}  # shape and type -> as it is spelt, aligned size
     for name, shape, tensor_type in tensors:
@@ -55,11 +56,11 @@ def header_bytes(
 
 def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
     """Keys and values as they stand in a header. Raises FormatError for a value that GGUF cannot hold."""
-    out = bytearray()
+    parts: list[bytes] = []
     for key, value in metadata.items():
         type_id, payload = _value(key, value)
-        out += _string(key) + struct.pack("<I", type_id) + payload
-    return bytes(out)
+        parts += _string(key), struct.pack("<I", type_id), payload
+    return b"".join(parts)
 
 
 def _string(text: str) -> bytes:
