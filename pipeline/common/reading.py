@@ -14,20 +14,24 @@ from ...runtime.timing import head_seconds, layers_seconds
 from .forecast import Forecast, free_space, interpreting
 from .memory import warn_over
 
-# Anonymous memory of a program that runs a model: its modules and kernels, and for each token of the vocabulary.
-_STARTED, _TOKEN = 100 << 20, 370
-_STARTING, _TOKEN_STARTING = 1.65, 8e-6  # the same of seconds of the processor, where `interpreting` is 1
+# Anonymous memory of a program that has loaded a model: its modules, and for each token of the vocabulary; and its kernels when
+# it has run.
+_LOADED, _TOKEN, _KERNELS = 60 << 20, 370, 40 << 20
+_STARTING, _TOKEN_STARTING = 1.0, 2e-6  # the same of seconds of the processor, where `interpreting` is 1
 TORCH_BYTES, TORCH_STARTING = (
     320 << 20,
     2.0,
 )  # what torch 2.14 adds to both: 262 MiB as it is imported, the rest in its first products
 
 
-def started_bytes(models: Sequence[Model]) -> int:
+def loaded_bytes(models: Sequence[Model]) -> int:
     """Bytes of a program that has loaded these models, beside their files."""
-    return _STARTED + sum(
-        _TOKEN * model.n_embeddings + model.packed_bytes + model.executable.weight_bytes() for model in models
-    )
+    return _LOADED + sum(_TOKEN * model.n_embeddings + model.packed_bytes for model in models)
+
+
+def started_bytes(models: Sequence[Model]) -> int:
+    """Bytes of a program that has run these models, beside their files and what a pass takes."""
+    return loaded_bytes(models) + _KERNELS + sum(model.executable.weight_bytes() for model in models)
 
 
 def start_seconds(models: Sequence[Model]) -> float:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckFailed, PlanError, UsageError
-from ...formats import dims
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text
 from ...jobs.patterns import NamePattern
 from ...runtime import Model
-from ...runtime.evaluate.compare import THREAD_BYTES, Comparison, compare
+from ...runtime.evaluate.compare import THREAD_BYTES, Comparison, compare, weights_bytes, weights_seconds
 from ...runtime.evaluate.provenance import describe_program, describe_settings, describe_text
 from ...runtime.placement.stored_sizes import stored_nbytes
 from ..common.arguments import as_bytes, as_pattern, refuse_unused
@@ -21,7 +20,7 @@ from ..common.forecast import Planned
 from ..common.memory import warn_over
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from ..common.progress import WINDOWS, Stage, reporting
-from ..common.reading import reading_forecast, reading_memory, reading_seconds, started_bytes
+from ..common.reading import loaded_bytes, reading_forecast, reading_memory, reading_seconds
 from ..common.shown import shown
 from ..reports.plots import plot_comparison
 from ..reports.style import check_picture
@@ -30,8 +29,6 @@ from ..requests.running import settings_of
 from ..requests.verb import verb
 
 N_CTX = 512
-_WEIGHT_BYTES = 48  # that a thread has for a weight of what is smaller than a chunk of rows
-_WEIGHT_SECONDS = 1e-8  # of a thread, for a weight of both models (bf16 and q8_0, Zen 5)
 
 
 @shown
@@ -139,7 +136,7 @@ def _passes_memory(models: list[Model], n_ctx: int, reads: bool) -> tuple[int, i
     """Bytes of both models and of the larger pass; and of the other pass, which runs at the same time if a text is read. None:
     not known."""
     a, b = models
-    memory = reading_memory([b], n_ctx, 1, a) if reads else started_bytes(models)
+    memory = reading_memory([b], n_ctx, 1, a) if reads else loaded_bytes(models)
     if memory is None:
         return None
     return memory, min(model.windows_bytes(1, n_ctx) or 0 for model in models) if reads else 0
@@ -165,8 +162,6 @@ def _planned(
         names = [name for name in a.source.tensors if weights.search(name) and name in b.source.tensors]
         count = sum(a.source.tensors[name].n_elements for name in names)
         work |= {"tensors": len(names), "weights": count}
-        seconds["weights"] = _WEIGHT_SECONDS * count / threads
-        shapes = (dims(a.source.tensors[name].shape) for name in names)
-        largest = max((columns * rows for columns, rows, _ in shapes), default=0)
-        beside = max(beside, threads * min(THREAD_BYTES, _WEIGHT_BYTES * largest))
+        seconds["weights"] = weights_seconds(a.source.tensors, b.source.tensors, names) / threads
+        beside = max([beside, *(weights_bytes(a.source.tensors[name], threads) for name in names)])
     return Planned(work, reading_forecast(seconds, memory + beside if memory is not None else None, models, Path()))

@@ -7,23 +7,26 @@ import time
 from collections.abc import Callable, Sized
 from itertools import pairwise
 
-from ...formats import TensorSource, dims
+from ...formats import SourceTensor, TensorSource, dims
+from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
+from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
+from ...quantize.timing import is_copied
 from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
 
 # Anonymous memory of a job, measured: that of the program with its kernels, for each token of a vocabulary that is written, and
-# what a thread takes for chunks of rows.
-_STARTED, _TOKEN, _PER_THREAD = 62 << 20, 420, 30 << 20
+# for each weight of a chunk of rows that a thread has as it is encoded, and as it is read where no file is mapped.
+_STARTED, _TOKEN, _ENCODED, _READ = 52 << 20, 420, 6, 4
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 # The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
 # vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 4e-6, 8.5e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
-_PREPARING = 20 << 20  # of a program that prepares covariances
-_APART = 16  # bytes of a weight, of what is smaller than a chunk of rows
+_PREPARING = 30 << 20  # of a program that prepares covariances
+_APART, _APART_MOST = 16, 30 << 20  # bytes of a weight that is encoded with a covariance, and of a thread for these
 _TOGETHER = 28  # bytes of a weight whose row is encoded together with others
 _TIMED_BYTES = 1 << 30  # of a job whose types are timed first, which takes a tenth of a second each, with covariances some
 
@@ -61,7 +64,10 @@ def forecast(
         seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
     memory = _STARTED + max(
         checking,
-        _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
+        _TOKEN * count
+        + threads * _thread_bytes(plan, source)
+        + plan.covariance_bytes
+        + (_PREPARING if plan.covariance_bytes else 0),
     )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
@@ -82,12 +88,22 @@ def hashing_seconds() -> float:
     return (time.thread_time() - begun) / len(data)
 
 
-def _thread_bytes(plan: Plan) -> int:
-    """What a thread takes for rows: runs of those that are encoded together are larger than others."""
-    matrices = (dims(kind.shape) for kind, _ in plan.outputs.counts())
-    usual = min(_PER_THREAD, _APART * max((columns * rows for columns, rows, _ in matrices), default=0))
+def _thread_bytes(plan: Plan, source: TensorSource) -> int:
+    """What a thread takes for rows: a chunk that is encoded, and others that wait to be written; runs of rows that are encoded
+    together are larger."""
+    usual = max((_chunk_bytes(kind, source.tensors.get(name)) for name, kind in plan.outputs.entries()), default=0)
     if not plan.covariance_bytes:
-        return usual
+        return round(usual)
+    matrices = (dims(kind.shape) for kind, _ in plan.outputs.counts())
+    usual = max(usual, min(_APART_MOST, _APART * max((columns * rows for columns, rows, _ in matrices), default=0)))
     ends = ((output, [*output.cuts, output.shape[1]]) for output in plan.outputs if output.cuts)
     runs = ((stop - start) * output.shape[0] for output, cuts in ends for start, stop in pairwise(cuts))
-    return max(usual, _TOGETHER * max(runs, default=0))
+    return max(round(usual), _TOGETHER * max(runs, default=0))
+
+
+def _chunk_bytes(kind: OutputKind, tensor: SourceTensor | None) -> float:
+    """Of one thread, for chunks of an output."""
+    columns, rows, _ = dims(kind.shape)
+    is_mapped = tensor is not None and tensor.mapped is not None
+    each = (0 if is_copied(kind) else _ENCODED) + (0 if is_mapped else _READ)
+    return min(CHUNK_ELEMENTS, columns * rows) * (each + CHUNKS_PER_THREAD * kind.nbytes / kind.n_elements)

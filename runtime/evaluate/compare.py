@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,9 @@ from .perplexity import make_windows
 from .score_statistics import ScoreStatistics
 
 ROWS_BYTES = 16 << 20  # decoded weights of one tensor in memory
-THREAD_BYTES = 50 << 20  # that a thread has of both models' weights
+THREAD_BYTES = 50 << 20  # that a thread has of both models' weights, at the most
+_WEIGHT_BYTES = 16  # of a weight of these: of both, their difference, and what one of them is decoded from
+_TIMED, _TIMED_ROWS = 0.02, 64  # seconds that comparing weights is timed for, and rows that are compared
 MAX_INPUTS = 64  # input vectors per matrix with which the error of its products is measured
 _POLL_SECONDS = 0.2  # interval of checking whether the other model is still running
 
@@ -309,6 +314,35 @@ def _compare_weights(
         comparison.tensors.append(error)
         if on_tensor is not None:
             on_tensor(error.nbytes_a + error.nbytes_b, name)
+
+
+def weights_bytes(tensor: SourceTensor, threads: int) -> int:
+    """Bytes that so many threads have, at the most, while a tensor's weights are compared."""
+    columns, rows, _ = dims(tensor.shape)
+    parts = islice(_row_ranges(tensor, columns, rows), threads)
+    return sum(min(THREAD_BYTES, _WEIGHT_BYTES * (stop - start) * columns) for start, stop in parts)
+
+
+def weights_seconds(a: Mapping[str, SourceTensor], b: Mapping[str, SourceTensor], names: Sequence[str]) -> float:
+    """Seconds of a thread for comparing these tensors: of each pair of types the largest is timed, by its first rows."""
+    count, largest = Counter[tuple[str, str]](), dict[tuple[str, str], str]()
+    for name in names:
+        pair = a[name].source_type, b[name].source_type
+        count[pair] += a[name].n_elements
+        if pair not in largest or a[largest[pair]].n_elements < a[name].n_elements:
+            largest[pair] = name
+    return sum(count[pair] * _seconds_of_a_weight(a[name], b[name]) for pair, name in largest.items())
+
+
+def _seconds_of_a_weight(a: SourceTensor, b: SourceTensor) -> float:
+    rows, calls, worker = min(_TIMED_ROWS, a.shape[1] if len(a.shape) > 1 else 1), 0, Workers(1)
+    first = [replace(tensor, shape=(tensor.shape[0], rows) if len(tensor.shape) > 1 else tensor.shape[:1]) for tensor in (a, b)]
+    _tensor_error(first[0], first[1], {}, worker)  # which may compile kernels
+    begun = time.thread_time()
+    while not calls or time.thread_time() - begun < _TIMED:
+        _tensor_error(first[0], first[1], {}, worker)
+        calls += 1
+    return (time.thread_time() - begun) / (calls * first[0].n_elements)
 
 
 def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int], np.ndarray], workers: Workers) -> TensorError:

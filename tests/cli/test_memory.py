@@ -18,6 +18,7 @@ from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
 from ggufmill.quantize.covariance.matrix.triangles import FoldedCovariance, triangle_size
 from ggufmill.recipes import FOLDER
+from ggufmill.runtime.evaluate import compare
 
 pytestmark = [
     pytest.mark.process,
@@ -147,6 +148,9 @@ def test_fewer_windows_run_together_in_less_memory(said, verb, bound, tmp_path):
     assert peak(*bounded) < 1.15 * said(*bounded)
 
 
-def test_fewer_threads_compare_weights_in_less_memory(said):
+def test_fewer_threads_compare_weights_in_less_memory(said, monkeypatch):
+    """Of tensors that are divided into many parts of the largest size."""
+    monkeypatch.setattr(compare, "ROWS_BYTES", 1 << 14)
+    monkeypatch.setattr(compare, "_WEIGHT_BYTES", compare.THREAD_BYTES)
     less, more = (said("compare", DEMO, DEMO, "-t", 16, "--memory", memory) for memory in ("300M", "4G"))
     assert less < 300 << 20 < more

@@ -92,3 +92,23 @@ def test_a_sum_is_written_when_no_pass_is_in_memory_any_more(tmp_path, monkeypat
     least = said(0)
     assert said(1 << 30) - least == (1 << 30) - 2 * triangle_size(widest)
     assert said(2 * triangle_size(widest)) == least
+
+
+def test_a_thread_has_a_chunk_that_is_encoded_and_others_that_wait(tmp_path):
+    """It took 9 MiB of the demo where 30 were said, and 20 of whole chunks in float32."""
+    from ggufmill.jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
+    from ggufmill.pipeline.writing import forecast as written
+
+    def said(source, type_name, threads):
+        planned = ggufmill.quantize_model(source, tmp_path / "q.gguf", type_name, threads=threads, dry_run=True)
+        return planned.forecast.memory
+
+    largest = 1536 * 256  # weights of the demo's tables
+    one, two, floats = (said(DEMO, name, n) for name, n in (("q8_0", 1), ("q8_0", 2), ("f32", 2)))
+    waiting = CHUNKS_PER_THREAD * 34 / 32
+    assert largest < CHUNK_ELEMENTS
+    assert two - one == pytest.approx(largest * (written._ENCODED + written._READ + waiting), rel=0.01)
+    assert floats - two == pytest.approx(2 * largest * (CHUNKS_PER_THREAD * 4 - waiting), rel=0.01)
+    ggufmill.convert_model(DEMO, tmp_path / "m.gguf", outtype="bf16")
+    mapped = [said(tmp_path / "m.gguf", "q8_0", n) for n in (1, 2)]
+    assert mapped[1] - mapped[0] == pytest.approx(largest * (written._ENCODED + waiting), rel=0.01)

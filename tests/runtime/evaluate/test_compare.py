@@ -6,9 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from ggufmill.formats import MillError, PlanError
+from ggufmill.formats import MillError, PlanError, SourceTensor
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.compare import compare
+from ggufmill.runtime.evaluate import compare as comparing
+from ggufmill.runtime.evaluate.compare import compare, weights_bytes, weights_seconds
 from ggufmill.runtime.graph import Observer
 
 
@@ -140,3 +141,32 @@ def test_tensors_that_only_one_model_has_are_listed(deep):
     assert comparison.only_a == ["blk.0.attn_kv_b.weight"]
     assert comparison.layers == []
     assert comparison.only_b == comparison.reshaped == []
+
+
+def test_memory_of_weights_is_of_the_parts_that_threads_have_at_a_time(monkeypatch):
+    monkeypatch.setattr(comparing, "ROWS_BYTES", 4 * 64 * 32)
+
+    def said(shape, threads):
+        return weights_bytes(SourceTensor("a", shape, "f32", lambda *_: np.zeros(0)), threads)
+
+    part = comparing._WEIGHT_BYTES * 64 * 32
+    assert [said((64, 128), threads) for threads in (1, 2, 8)] == [part, 2 * part, 4 * part]
+    assert [said((64, 32), threads) for threads in (1, 8)] == [part, part]
+    assert said((64, 16, 3), 8) == 3 * part / 2
+
+
+def test_comparing_is_timed_on_the_largest_tensor_of_each_pair_of_types(monkeypatch):
+    timed = []
+    monkeypatch.setattr(comparing, "_seconds_of_a_weight", lambda a, b: timed.append(a.name) or 2.0)
+    rows = np.ones((64, 32), np.float32)
+
+    def tensors(*types):
+        shapes = (32, 64), (32, 32), (32,)
+        made = zip("abc", shapes, types, strict=True)
+        return {name: SourceTensor(name, shape, kind, lambda start, stop: rows[start:stop]) for name, shape, kind in made}
+
+    a, b = tensors("f32", "f32", "f32"), tensors("q8_0", "q8_0", "f32")
+    assert weights_seconds(a, b, list("bac")) == 2.0 * (96 * 32 + 32)
+    assert timed == ["a", "c"]
+    monkeypatch.undo()
+    assert weights_seconds(a, b, list("abc")) > 0
