@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from ...formats import FormatError, MillError, PlanError
 from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from ...formats.string_array import StringArray, byte_lengths
+from ...formats.string_array import StringArray, byte_lengths, numbers_of
 from .charsmap import check_charsmap
 from .vocabulary import Vocabulary, byte_characters
 
@@ -25,9 +25,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`
 # Lone surrogates are not characters. Those from U+DC80 on stand for bytes that are not valid UTF-8 (PEP 383).
 _SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
 _REPLACEMENT = "\ufffd"
+_BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
-_FEW_TEXTS, _SHORT_TEXT = 8, 128  # texts, and characters of each, for which not all merges of a file are prepared
+_FEW, _LEAST = (
+    160,
+    20,
+)  # characters of the first texts, for which not all merges of a file are prepared, and what each counts for
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 _DROPPED = (
     4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
@@ -50,8 +54,8 @@ class Tokenizer:
         pre = _pre_tokenizer(self.vocabulary) if model == "gpt2" else PreTokenizer((), add_bos=model != "t5")
         self._pre = pre
         # Merging all of a large vocabulary takes longer to prepare than all else that a generation's first token needs.
-        is_stored = isinstance(self.vocabulary.tokens, StringArray)
-        self._few = _FEW_TEXTS if is_stored and model == "gpt2" and self.vocabulary.has_merges else 0
+        has_merges = model == "llama" or (model == "gpt2" and self.vocabulary.has_merges)
+        self._few = _FEW if has_merges and isinstance(self.vocabulary.tokens, StringArray) else 0
         if not self._few:
             self._backend  # noqa: B018 (raises what is wrong with the vocabulary)
         self._thousands = pre.thousands
@@ -78,13 +82,15 @@ class Tokenizer:
 
     def _backend_for(self, text: str) -> Backend:
         """What encodes this text; for the first few short ones, only with the tokens that occur in it."""
-        if "_backend" in self.__dict__ or self._few <= 0 or len(text) > _SHORT_TEXT:
+        self._few -= max(_LEAST, len(text))
+        if "_backend" in self.__dict__ or self._few < 0:
             return self._backend
-        self._few -= 1
-        characters = byte_characters()
-        written = "".join(characters[byte] for byte in text.encode())
+        written = text.replace(" ", "▁")
+        if self.vocabulary.model == "gpt2":
+            characters = byte_characters()
+            written = "".join(characters[byte] for byte in text.encode())
         parts = {written[i:j] for i in range(len(written)) for j in range(i + 1, len(written) + 1)}
-        return _byte_level_bpe(self.vocabulary, self._pre, parts)
+        return _BACKENDS[self.vocabulary.model](self.vocabulary, self._pre, parts)
 
     @property
     def n_vocab(self) -> int:
@@ -311,13 +317,15 @@ def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer, within: Set[str] 
     return backend
 
 
-def _sentencepiece_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
-    """SentencePiece's BPE: the pair whose union has the best score is merged first; unknown characters fall back to bytes."""
+def _sentencepiece_bpe(vocabulary: Vocabulary, pre: PreTokenizer, within: Set[str] | None = None) -> Backend:
+    """SentencePiece's BPE: the pair whose union has the best score is merged first; unknown characters fall back to bytes.
+
+    within: all parts of the text that is to be encoded; but for bytes and the unknown one, other tokens are left out."""
     scores = vocabulary.scores if vocabulary.scores is not None else -np.arange(len(vocabulary.tokens))
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
-    model = models.BPE(
-        vocab=vocabulary.ids, merges=_merges_by_score(vocabulary, scores), unk_token=unknown, byte_fallback=True, fuse_unk=True
-    )
+    merges = _merges_by_score(vocabulary, scores, within)
+    ids = vocabulary.ids if within is None else vocabulary.ids_of({*within, *_BYTE_TOKENS, *filter(None, [unknown])})
+    model = models.BPE(vocab=ids, merges=merges, unk_token=unknown, byte_fallback=True, fuse_unk=True)
     backend = Backend(model)
     backend.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
     return backend
@@ -362,16 +370,19 @@ def _word_piece(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
     return backend
 
 
-def _merges_by_score(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
-    """All pairs of tokens whose union is a token, best score (float64 [n_vocab]) of the union first."""
-    ids = vocabulary.ids
+def _merges_by_score(vocabulary: Vocabulary, scores: np.ndarray, within: Set[str] | None = None) -> list[tuple[str, str]]:
+    """All pairs of tokens whose union is a token, best score (float64 [n_vocab]) of the union first; within: of these texts
+    alone, and of the parts of each that is a token."""
+    is_merged = np.isin(vocabulary.token_types, (NORMAL, USER_DEFINED, UNUSED))
+    if within is None:
+        ids, texts, numbers = vocabulary.ids, list(vocabulary.tokens), np.flatnonzero(is_merged)
+    else:
+        ids, texts, some = vocabulary.ids_of(within), vocabulary.tokens, numbers_of(vocabulary.tokens, within)
+        numbers = np.array([number for number in some if is_merged[number] and texts[number] in within], np.int64)
+    order: list[int] = numbers[np.argsort(-scores[numbers], kind="stable")].tolist()
     merges: list[tuple[str, str]] = []
-    order: list[int] = np.argsort(-scores, kind="stable").tolist()
-    for i in order:
-        if vocabulary.token_types[i] in (NORMAL, USER_DEFINED, UNUSED):
-            token = vocabulary.tokens[i]
-            if len(token) > _MAX_MERGED_LENGTH:
-                continue
+    for token in (texts[number] for number in order):
+        if len(token) <= _MAX_MERGED_LENGTH:
             merges += [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ids and token[k:] in ids]
     return merges
 

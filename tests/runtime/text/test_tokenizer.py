@@ -109,14 +109,28 @@ def test_the_first_short_texts_do_not_wait_for_all_merges(trained, tmp_path):
     path.write_bytes(header_bytes(metadata, [], 32)[0])
     stored = open_gguf(path).metadata
     assert stored["tokenizer.ggml.tokens"] == metadata["tokenizer.ggml.tokens"]
-    tokenizer = Tokenizer(stored)
-    assert tokenizer.eog_ids == Tokenizer(metadata).eog_ids
+    assert Tokenizer(stored).eog_ids == Tokenizer(metadata).eog_ids
     for start in range(0, 56, 7):
-        text = TEXT[start : start + 5 * start + 2]
-        assert tokenizer.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids
-        assert "_backend" not in vars(tokenizer) or len(text) > 128
-        vars(tokenizer).pop("_backend", None)
-    assert tokenizer.encode("fox", add_special=False) == reference.encode("fox", add_special_tokens=False).ids
+        tokenizer, text = Tokenizer(stored), TEXT[start : start + 4 * start + 2]
+        for _ in range(160 // max(20, len(text))):
+            assert tokenizer.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids
+        assert "_backend" not in vars(tokenizer) or len(text) > 160
+        tokenizer.encode(TEXT[:160])
+        assert "_backend" in vars(tokenizer)
+
+
+def test_short_texts_of_sentencepiece_do_not_wait_for_all_merges(sentencepiece, tmp_path):
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(header_bytes(sentencepiece, [], 32)[0])
+    stored, draw = open_gguf(path).metadata, random.Random(0)
+    whole = Tokenizer(sentencepiece)
+    assert "_backend" in vars(whole)
+    for length in (*range(12), 40, 99):
+        text = "".join(draw.choices("abc é🙂<0x41>", k=length))
+        tokenizer = Tokenizer(stored)
+        assert tokenizer.encode(text) == whole.encode(text)
+        assert tokenizer.encode(f"<s>{text}", parse_special=True) == whole.encode(f"<s>{text}", parse_special=True)
+        assert "_backend" not in vars(tokenizer) or length > 70
 
 
 def test_bos_and_eos_are_added_as_the_metadata_says(trained):
