@@ -122,6 +122,24 @@ def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:
     return concat(builder, [function(builder, *part) for part in parts])
 
 
+def lane_sums(builder: Any, vectors: Sequence[Any]) -> Any:
+    """A vector whose lane i is the sum of vector i's lanes; the number of vectors is a power of two, at most LANES. Lanes that
+    are half a vector apart are added first, then those a quarter apart: for each vector in the same order, however many there
+    are."""
+    vectors, of_lanes, size = list(vectors), [[i] * LANES for i in range(len(vectors))], LANES
+    while size > 1:  # lanes come in runs of `size`, each of one of the vectors that were given
+        unit = LANES if size > 4 else 4  # within which lanes move: the quarter of a vector if that will do
+        low = [at + i for start in range(0, LANES, unit) for at in range(start, start + unit, size) for i in range(size // 2)]
+        units = [low[at : at + unit // 2] for at in range(0, len(low), unit // 2)]
+        lanes = [lane + side for run in units for side in (0, LANES) for lane in run]
+        pairs = zip(vectors[::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
+        of_pairs = zip(of_lanes[::2], of_lanes[1::2], strict=True) if len(vectors) > 1 else [(of_lanes[0], of_lanes[0])]
+        high = [lane + size // 2 for lane in lanes]
+        vectors = [builder.fadd(shuffle(builder, x, y, lanes), shuffle(builder, x, y, high)) for x, y in pairs]
+        of_lanes, size = [[(x + y)[lane] for lane in lanes] for x, y in of_pairs], size // 2
+    return shuffle(builder, vectors[0], None, [of_lanes[0].index(i) if i in of_lanes[0] else 0 for i in range(LANES)])
+
+
 def transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """LANES vectors of LANES words: word i of vector j becomes word j of vector i. Words are moved within quarters of vectors,
     then quarters: shuffles that processors do two at a time."""

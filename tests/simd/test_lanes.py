@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from numba import types
 
-from ggufmill.simd.compile import kernel
+from ggufmill.simd import llvm
+from ggufmill.simd.compile import intrinsic, kernel
 from ggufmill.simd.lanes import (
     any_lane,
     clamp,
@@ -157,6 +159,34 @@ def test_sums_go_by_halves():
         folded = folded[:, : folded.shape[1] // 2] + folded[:, folded.shape[1] // 2 :]
     assert np.array_equal(np.float32(halves), folded[:, 0])
     assert total == folded[0, 0] + folded[1, 0]
+
+
+def _summed(count):
+    """The operation that writes the sums of so many vectors, which lie one after the other, to lanes of another."""
+
+    @intrinsic
+    def summed(typingctx, source, out):
+        def generate(context, builder, signature, args):
+            vectors = [llvm.load(builder, args[0], llvm.F32X16, 64 * i) for i in range(count)]
+            llvm.store(builder, llvm.lane_sums(builder, vectors), args[1])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    @kernel
+    def write(source, out):
+        summed(source.ctypes.data, out.ctypes.data)
+
+    return write
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+def test_lanes_of_several_vectors_are_added_by_halves(count):
+    vectors, out = RNG.standard_normal((count, 16)).astype(np.float32), np.empty(16, np.float32)
+    _summed(count)(vectors, out)
+    while vectors.shape[1] > 1:
+        vectors = vectors[:, : vectors.shape[1] // 2] + vectors[:, vectors.shape[1] // 2 :]
+    assert np.array_equal(out[:count], vectors[:, 0])
 
 
 @kernel

@@ -109,7 +109,7 @@ def attend(
         )
         job.view(np.float64)[-2:] = params.scale, params.softcap
         address = flash.set_addresses(job, division.tasks, segment.q.reshape(-1), segment.out.reshape(-1), split_values, rows)
-        attend_rows = flash.attend_of(segment.keys.type_id, segment.values.type_id)
+        attend_rows = flash.attend_of(segment.keys.type_id, segment.values.type_id, division.split_blocks > 0)
         program.append((0, attend_rows.address, address, len(division.tasks)))
         arrays += [division.tasks, split_values, rows, job]
         products += heads * n * total * (k_width + v_width)

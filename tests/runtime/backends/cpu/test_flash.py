@@ -242,6 +242,31 @@ def test_rows_of_every_type_are_read_as_their_codec_decodes_them(type_name, side
     assert np.abs(result(q, cache, 150, params) - expected).max() < rounding
 
 
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("n", "group", "k_width", "v_width", "past"),
+    [(1, 1, 96, 80, 300), (1, 7, 64, 64, 129), (3, 5, 80, 192, 127), (1, 16, 144, 128, 400), (2, 17, 32, 24, 250)],
+)
+def test_rows_are_multiplied_as_they_lie_in_the_cache(n, group, k_width, v_width, past, type_name):
+    """Where the keys of generated tokens are split: for any number of queries, and values that end within a panel or are the
+    first numbers of the keys."""
+    q, k, v = random(np.random.default_rng(11), n, 2 * group, 2, k_width, v_width, past)
+    k_stored, v_stored = (
+        decode(encode(x.reshape(-1, x.shape[2]), type_name), type_name, x.shape[2]).reshape(x.shape) for x in (k, v)
+    )
+    cache, params = cached(k, v, past, type_name, type_name), AttentionParams(k_width**-0.5)
+    expected = plain(q, k_stored, v_stored, past, params)
+    assert np.abs(result(q, cache, past, params, TWO, generated=True) - expected).max() < ROUNDING
+    if v_width <= k_width:
+        rows, out = cache.rows(0, "k", n), np.empty((n, 2 * group, v_width), np.float32)
+        attend([Segment(q, rows, rows, past, out)], 2, params, TWO, generated=True)
+        assert np.abs(out - plain(q, k_stored, k_stored[:, :, :v_width], past, params)).max() < ROUNDING
+    k[1, 5, 7] = np.nan
+    got = result(q, cached(k, v, past, type_name, type_name), past, params, TWO, generated=True)
+    assert np.isnan(got[:, group:]).all()
+    assert np.isfinite(got[:, :group]).all()
+
+
 # Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.
 BOUNDS = {
     "f32": 1e-6,

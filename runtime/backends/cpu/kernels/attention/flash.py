@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ......formats import TYPES
 from ......simd.compile import kernel
 from ......simd.exponential import exp
 from ......simd.lanes import LANES, load, store
@@ -25,6 +26,7 @@ from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
+from .row_products import ROW_PRODUCTS, RowProducts
 from .running_softmax import change_scores, clear, exponentiate, first_key, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
@@ -168,8 +170,11 @@ def set_addresses(job, tasks, q, out, split_values, rows):
     return job.ctypes.data
 
 
-def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKernel:
-    """The function for caches of float types or of types in blocks: each is half of what there is to compile."""
+def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: RowProducts | None = None) -> TaskKernel:
+    """The function for caches of float types or of types in blocks: each is half of what there is to compile. in_place: for
+    splits of the keys, with rows of this type, multiplied as they lie in the cache."""
+    is_in_place, (score_rows, add_rows, row_type) = in_place is not None, in_place or ROW_PRODUCTS["f32"]
+    number_bytes = TYPES[row_type].row_bytes(1)
 
     def attend(argument, number):
         """A task of a job: argument the job's address, number the task's."""
@@ -243,6 +248,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                 maxima, sums = view(block_maxima, rows, np.float32), view(block_sums, rows, np.float32)
                 values = view(block_values, value_size, np.float32)
                 k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
+                v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
                 panels, block_scores = round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
                 tiles = (rows - skipped + ROWS - 1) // ROWS
                 k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
@@ -265,6 +271,13 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         k_next,
                         k_last,
                     )
+                elif is_in_place:
+                    own_values = job[_V_ROW_BYTES] if job[_V] != job[_K] else 0
+                    score_rows(
+                        *(queries_at + 4 * k_width * skipped, 4 * k_width, rows - skipped),
+                        *(k, job[_K_ROW_BYTES], count, k_width, block_scores, 4 * KEYS),
+                        *(KEYS * job[_K_ROW_BYTES], v, own_values),
+                    )
                 else:
                     # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
                     if round_up(count, LANES) < panels * PANEL:
@@ -272,24 +285,14 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, k_ahead)
                     q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
                     multiply_panels(
-                        q_at,
-                        4 * k_width,
-                        rows - skipped,
-                        decoded_at,
-                        panels,
-                        k_width,
-                        block_scores,
-                        4 * KEYS,
-                        every,
-                        k_next,
-                        k_last,
+                        *(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, every),
+                        *(k_next, k_last),
                     )
                 scaled = 0 if split_blocks else width
                 if softcap != 0 or job[_SLOPES]:
                     slopes_at = job[_SLOPES] + 4 * (head * job[_GROUP] + task[_MEMBER]) if job[_SLOPES] else 0
                     change_scores(scores, skipped, rows, members, position - job[_AHEAD] - key, count, softcap, slopes_at)
                 exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, scaled)
-                v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
                 panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
                 v_steps = tiles * panels * (count // 2 if has_value_blocks else count)
                 v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
@@ -303,23 +306,25 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
                     )
                 else:
-                    if v_decoded < v_width:
-                        fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
-                    decode_rows(
-                        job[_V_TYPE],
-                        v,
-                        job[_V_ROW_BYTES],
-                        count,
-                        v_decoded,
-                        decoded,
-                        0,
-                        np.int64(PANEL),
-                        count * PANEL,
-                        v_ahead,
-                    )
-                    multiply_panels(
-                        block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0, v_next, v_last
-                    )
+                    in_rows = v_decoded // PANEL if is_in_place else 0  # panels; the last one may not be a whole
+                    if is_in_place:
+                        add_rows(
+                            *(block_scores, 4 * KEYS, seen, v, job[_V_ROW_BYTES], PANEL * number_bytes, in_rows, count),
+                            *(to, 4 * width, np.bool_(True), v, v),
+                        )
+                    v += PANEL * number_bytes * in_rows
+                    panels, to, v_rest = panels - in_rows, to + 4 * PANEL * in_rows, v_decoded - PANEL * in_rows
+                    if panels:
+                        if v_decoded < v_width:
+                            fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
+                        decode_rows(
+                            *(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_rest, decoded, 0),
+                            *(np.int64(PANEL), count * PANEL, v_ahead),
+                        )
+                        multiply_panels(
+                            *(block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0),
+                            *(v_next, v_last),
+                        )
                 if job[_SHARED_PART]:
                     weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
                     weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
@@ -348,6 +353,11 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
 
 attend_floats, attend_blocks = _attend("attend_floats", False, False), _attend("attend_blocks", True, True)
 attend_key_blocks, attend_value_blocks = _attend("attend_key_blocks", True, False), _attend("attend_value_blocks", False, True)
+attend_f32_rows, attend_f16_rows, attend_bf16_rows = (
+    _attend(f"attend_{name}_rows", False, False, ROW_PRODUCTS[name]) for name in ROW_PRODUCTS
+)
+# By the type of keys and values, where few queries have their keys split.
+ATTEND_IN_PLACE = {TYPE_IDS["f32"]: attend_f32_rows, TYPE_IDS["f16"]: attend_f16_rows, TYPE_IDS["bf16"]: attend_bf16_rows}
 # By whether keys are in blocks, and whether values are.
 ATTEND = {
     (False, False): attend_floats,
@@ -357,8 +367,10 @@ ATTEND = {
 }
 
 
-def attend_of(k_type: int, v_type: int) -> TaskKernel:
-    """The function for keys and values of these types, of TYPE_IDS or WORDS."""
+def attend_of(k_type: int, v_type: int, is_split: bool = False) -> TaskKernel:
+    """The function for keys and values of these types, of TYPE_IDS or WORDS. is_split: whether the job has `split_blocks`."""
+    if is_split and k_type == v_type and k_type in ATTEND_IN_PLACE:
+        return ATTEND_IN_PLACE[k_type]
     return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
 
 

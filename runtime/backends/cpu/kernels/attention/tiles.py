@@ -31,7 +31,7 @@ from ......simd.llvm import (
     vector,
 )  # fmt: skip
 from ......simd.target import target
-from ..gemm.float_panels import transposed
+from ..gemm.float_panels import load_floats, transposed
 
 VECTORS = 4 if target().vector_bits == 512 else 1  # of sixteen columns
 PANEL = LANES * VECTORS
@@ -46,17 +46,17 @@ def ask_in_turn(builder, ahead, step, last):
     prefetch(builder, builder.select(builder.icmp_signed("<", at, last), at, last), 0, 2)
 
 
-def _register_tile(rows: int):
-    """The operation (a, a_step, b, c, c_step, depth, overwrite, ahead, last): c = a b if overwrite, else c += a b.
+def _register_tile(rows: int, type_name: str):
+    """The operation (a, a_step, b, b_step, c, c_step, depth, overwrite, ahead, last): c = a b if overwrite, else c += a b.
 
-    a: address of float32 [rows, depth], its rows a_step bytes apart; b: of a panel [depth, PANEL]; c: of [rows, PANEL], its
-    rows c_step bytes apart. ahead, last: see `ask_in_turn`.
+    a: address of float32 [rows, depth], its rows a_step bytes apart; b: of [depth, PANEL] of the type, f32, f16 or bf16, its
+    rows b_step bytes apart; c: of float32 [rows, PANEL], its rows c_step bytes apart. ahead, last: see `ask_in_turn`.
     """
 
     @intrinsic
-    def register_tile(typingctx, a, a_step, b, c, c_step, depth, overwrite, ahead, last):
+    def register_tile(typingctx, a, a_step, b, b_step, c, c_step, depth, overwrite, ahead, last):
         def generate(context, builder, signature, args):
-            a, a_step, b, c, c_step, depth, overwrite, ahead, last = args
+            a, a_step, b, b_step, c, c_step, depth, overwrite, ahead, last = args
             tile = [(row, v) for row in range(rows) for v in range(VECTORS)]
             c_rows = [builder.add(c, builder.mul(c_step, I64(row))) for row in range(rows)]
             sums = {place: alloca_once(builder, F32X16) for place in tile}
@@ -71,8 +71,8 @@ def _register_tile(rows: int):
 
             def step(i):
                 ask_in_turn(builder, ahead, i, last)
-                b_row, a_offset = builder.add(b, builder.mul(i, I64(4 * PANEL))), builder.mul(i, I64(4))
-                columns = [load(builder, b_row, F32X16, _VECTOR_BYTES * v) for v in range(VECTORS)]
+                b_row, a_offset = builder.add(b, builder.mul(i, b_step)), builder.mul(i, I64(4))
+                columns = [load_floats(builder, target(), type_name, b_row, LANES * v) for v in range(VECTORS)]
                 for row in range(rows):
                     factor = splat(builder, load(builder, a_rows[row], F32, a_offset))
                     for v in range(VECTORS):
@@ -84,38 +84,51 @@ def _register_tile(rows: int):
                 store(builder, builder.load(sums[row, v]), c_rows[row], _VECTOR_BYTES * v)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6, types.boolean, types.int64, types.int64), generate
+        return types.void(*[types.int64] * 7, types.boolean, types.int64, types.int64), generate
 
     return register_tile
 
 
-_six_rows, _four_rows, _two_rows, _one_row = (_register_tile(rows) for rows in (ROWS, 4, 2, 1))
+def multiplication(type_name: str):
+    """The kernel (a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last): c = a b if
+    overwrite, else c += a b.
+
+    a float32 [rows, depth], b [panels, depth, PANEL] of the type, f32, f16 or bf16, c float32 [rows, panels * PANEL]:
+    addresses, and bytes from row to row, of b from panel to panel too. depth has to be positive. ahead, last: addresses of the
+    first and the last cache line to ask for meanwhile; any memory if none.
+    """
+    six_rows, four_rows, two_rows, one_row = (_register_tile(rows, type_name) for rows in (ROWS, 4, 2, 1))
+
+    @kernel
+    def multiply(a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last):
+        for panel in range(panels):
+            b_panel, c_panel, row = b + panel_step * panel, c + 4 * PANEL * panel, 0
+            while row < rows:
+                x, y, left = a + row * a_step, c_panel + row * c_step, rows - row
+                if left >= ROWS:
+                    six_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    row += ROWS
+                elif left >= 4:
+                    four_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    row += 4
+                elif left >= 2:
+                    two_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    row += 2
+                else:
+                    one_row(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    row += 1
+                ahead += 64 * depth
+
+    return multiply
+
+
+_multiply = multiplication("f32")
 
 
 @kernel
 def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite, ahead, last):
-    """c = a b if overwrite, else c += a b: a float32 [rows, depth], b [panels, depth, PANEL], c [rows, panels * PANEL].
-
-    a, b, c: addresses; a_step, c_step: bytes from row to row. depth has to be positive. ahead, last: addresses of the first and
-    the last cache line to ask for meanwhile; any memory if none.
-    """
-    for panel in range(panels):
-        b_panel, c_panel, row = b + 4 * PANEL * depth * panel, c + 4 * PANEL * panel, 0
-        while row < rows:
-            x, y, left = a + row * a_step, c_panel + row * c_step, rows - row
-            if left >= ROWS:
-                _six_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
-                row += ROWS
-            elif left >= 4:
-                _four_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
-                row += 4
-            elif left >= 2:
-                _two_rows(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
-                row += 2
-            else:
-                _one_row(x, a_step, b_panel, y, c_step, depth, overwrite, ahead, last)
-                row += 1
-            ahead += 64 * depth
+    """As `multiplication` of float32 panels that lie one after the other."""
+    _multiply(a, a_step, rows, b, 4 * PANEL, 4 * PANEL * depth, panels, depth, c, c_step, overwrite, ahead, last)
 
 
 @intrinsic
