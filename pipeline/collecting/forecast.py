@@ -24,7 +24,7 @@ from ...runtime import Model
 from ...runtime.backends import CACHED_BYTES
 from ...runtime.graph.ops import ExpertLinear
 from ..common.forecast import Forecast, free_space
-from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds, started_bytes
+from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds, started_bytes, tokenising_bytes
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _memory(
         most = max(running, folded) + job.summing_bytes(gradients=False)
     if back is not None:
         most = TORCH_BYTES + max(most, min(CACHED_BYTES, running) + back.sums_bytes + back.kept_bytes + back.working_bytes)
-    return started_bytes([model]) + 16 * entries + most
+    return max(tokenising_bytes([model]), started_bytes([model]) + 16 * entries + most)
 
 
 def experts_of(model: Model, tokens: int) -> ExpertForecast | None:

@@ -17,7 +17,8 @@ from .memory import warn_over
 # Anonymous memory of a program that has loaded a model: its modules, and for each token of the vocabulary; and its kernels when
 # it has run.
 _LOADED, _TOKEN, _KERNELS = 60 << 20, 370, 40 << 20
-_STARTING, _TOKEN_STARTING = 1.0, 2e-6  # the same of seconds of the processor, where `interpreting` is 1
+_TOKENISING = 1250  # in the place of _TOKEN, while a text is made tokens, which is before a pass
+_STARTING, _TOKEN_STARTING = 1.25, 4e-6  # the same of seconds of the processor, where `interpreting` is 1
 TORCH_BYTES, TORCH_STARTING = (
     320 << 20,
     2.0,
@@ -32,6 +33,11 @@ def loaded_bytes(models: Sequence[Model]) -> int:
 def started_bytes(models: Sequence[Model]) -> int:
     """Bytes of a program that has run these models, beside their files and what a pass takes."""
     return loaded_bytes(models) + _KERNELS + sum(model.executable.weight_bytes() for model in models)
+
+
+def tokenising_bytes(models: Sequence[Model]) -> int:
+    """Bytes of a program that has loaded these models while a text is made tokens."""
+    return loaded_bytes(models) + (_TOKENISING - _TOKEN) * max(model.n_embeddings for model in models)
 
 
 def start_seconds(models: Sequence[Model]) -> float:
@@ -51,7 +57,7 @@ def reading_memory(models: Sequence[Model], n_ctx: int, together: int, baseline:
     kept = sum(4 * together * n_ctx * model.graph.n_embd for model in running[1:])
     block = min(BLOCK_BYTES, 4 * models[0].n_vocab * scored(n_ctx))
     blocks = block * (1 if baseline is None else 3)
-    return started_bytes(running) + kept + sum(stay) + max(blocks, *passes)
+    return max(tokenising_bytes(running), started_bytes(running) + kept + sum(stay) + max(blocks, *passes))
 
 
 def most_together(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sized
 from itertools import pairwise
 
 from ...formats import SourceTensor, TensorSource, dims
+from ...formats.string_array import StringArray
 from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
 from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
@@ -20,10 +21,11 @@ from ..common.vocabulary_check import tokenizer_file
 # Anonymous memory of a job, measured: that of the program with its kernels, for each token of a vocabulary that is written, and
 # for each weight of a chunk of rows that a thread has as it is encoded, and as it is read where no file is mapped.
 _STARTED, _TOKEN, _ENCODED, _READ = 52 << 20, 420, 6, 4
+_STORED_TOKEN = 150  # in the place of _TOKEN, of a vocabulary that is a GGUF's, whose strings are not decoded
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 # The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
 # vocabulary read, and compared.
-_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED = 0.7, 4e-6, 8.5e-6
+_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 0.8, 4e-6, 8.5e-6, 1e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
 _PREPARING = 30 << 20  # of a program that prepares covariances
 _APART, _APART_MOST = 16, 30 << 20  # bytes of a weight that is encoded with a covariance, and of a thread for these
@@ -53,7 +55,8 @@ def forecast(
     count = len(tokens) if isinstance(tokens, Sized) else 0
     is_compared = tokenizer_file(source) is not None
     checking = _TOKEN_CHECKED * count if is_compared else 0
-    starting = _STARTING + count * (_TOKEN_STARTING + (_TOKEN_COMPARED if is_compared else 0))
+    each, of_each = (_STORED_TOKEN, _STORED_STARTING) if isinstance(tokens, StringArray) else (_TOKEN, _TOKEN_STARTING)
+    starting = _STARTING + count * (of_each + (_TOKEN_COMPARED if is_compared else 0))
     seconds = None
     if timing is not None:
         begun = time.process_time() - compilation_seconds()
@@ -64,7 +67,7 @@ def forecast(
         seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
     memory = _STARTED + max(
         checking,
-        _TOKEN * count
+        each * count
         + threads * _thread_bytes(plan, source)
         + plan.covariance_bytes
         + (_PREPARING if plan.covariance_bytes else 0),
