@@ -94,7 +94,7 @@ class AttentionJobs:
             splits = owner.cache_view(-1 - sequence, str(shape))  # the memory of the group
             reads = (queries, *cached)
             address = job.ctypes.data
-            attend_rows = flash.attend_of(k_type, v_type, owner.gemv)
+            attend_rows = flash.attend_of(k_type, v_type, owner.gemv, group, k_width)
             attend = owner.schedule.place(attend_rows.address, address, 0, reads, (results, splits))
             merge = owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits))
             jobs.tasks.append((attend, merge))

@@ -109,7 +109,8 @@ def attend(
         )
         job.view(np.float64)[-2:] = params.scale, params.softcap
         address = flash.set_addresses(job, division.tasks, segment.q.reshape(-1), segment.out.reshape(-1), split_values, rows)
-        attend_rows = flash.attend_of(segment.keys.type_id, segment.values.type_id, division.split_blocks > 0)
+        is_split, types = division.split_blocks > 0, (segment.keys.type_id, segment.values.type_id)
+        attend_rows = flash.attend_of(*types, is_split, heads // kv_heads, k_width)
         program.append((0, attend_rows.address, address, len(division.tasks)))
         arrays += [division.tasks, split_values, rows, job]
         products += heads * n * total * (k_width + v_width)
