@@ -64,7 +64,7 @@ def test_rows_that_are_encoded_together_take_more():
         return forecast(plan, source, threads=4).memory
 
     alone = said((), 1 << 30)
-    assert said((), 0) == alone - (1 << 30) - (20 << 20)  # and what prepares them
+    assert said((), 0) == alone - (1 << 30) - (30 << 20)  # and what prepares them
     assert said((0, 1024), 1 << 30) - alone == 4 * (28 * 1024 * 14336 - (30 << 20))
     assert said((0, 16, 32), 0) == said((), 0)
 

@@ -85,6 +85,7 @@ class AttentionJobs:
             words |= {"k_width": k_width, "v_width": v_width, "k_type": k_type, "v_type": v_type, "window": window}
             words |= {name: owner.constant(x) for name in ("sinks", "slopes") if (x := getattr(params, name)) is not None}
             words["ahead"] = params.ahead(n)
+            words["score_part"], words["value_part"] = flash.parts_of(k_type, v_type, owner.gemv, group, k_width)
             for name, word in words.items():
                 job[_COLUMNS[name]] = word
             job.view(np.float64)[-2:] = params.scale, params.softcap
@@ -94,8 +95,7 @@ class AttentionJobs:
             splits = owner.cache_view(-1 - sequence, str(shape))  # the memory of the group
             reads = (queries, *cached)
             address = job.ctypes.data
-            attend_rows = flash.attend_of(k_type, v_type, owner.gemv, group, k_width)
-            attend = owner.schedule.place(attend_rows.address, address, 0, reads, (results, splits))
+            attend = owner.schedule.place(flash.attend_of(k_type, v_type).address, address, 0, reads, (results, splits))
             merge = owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits))
             jobs.tasks.append((attend, merge))
 

@@ -235,7 +235,7 @@ class CpuExecutable(Executable):
             ops = dict.fromkeys(map(type, self.compiled.all_ops))
             if None in stored or LatentAttention in ops:  # rows decoded by Python, and latents, are multiplied as float32
                 types = ["f32", *(name for name in types if name != "f32")]
-            parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types, generated)]
+            parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
             few = list(map(gemv_unit, types)) if generated or is_short else []
             compile_in_background([*few, *parts] if generated else [*parts[:1], *units, *few, *parts[1:]])

@@ -95,13 +95,15 @@ def attend(
         splits = division.splits
         split_values = np.empty(splits * n * heads * padded_width(v_width) if splits > 1 else 0, np.float32)
         rows = np.empty(2 * splits * n * heads, np.float32)
+        types = segment.keys.type_id, segment.values.type_id
         job = np.array(
             (
                 *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0),
                 *(0 if x is None else x.ctypes.data for x in (sinks, slopes)),
-                *(n, heads // kv_heads, kv_heads, k_width, v_width, segment.keys.type_id, segment.values.type_id),
+                *(n, heads // kv_heads, kv_heads, k_width, v_width, *types),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
+                *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
                 *(0, 0),
             ),
@@ -109,8 +111,7 @@ def attend(
         )
         job.view(np.float64)[-2:] = params.scale, params.softcap
         address = flash.set_addresses(job, division.tasks, segment.q.reshape(-1), segment.out.reshape(-1), split_values, rows)
-        is_split, types = division.split_blocks > 0, (segment.keys.type_id, segment.values.type_id)
-        attend_rows = flash.attend_of(*types, is_split, heads // kv_heads, k_width)
+        attend_rows = flash.attend_of(*types)
         program.append((0, attend_rows.address, address, len(division.tasks)))
         arrays += [division.tasks, split_values, rows, job]
         products += heads * n * total * (k_width + v_width)

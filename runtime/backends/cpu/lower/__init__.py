@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .....formats import PlanError
+from .....formats import TYPES, PlanError
 from .....simd.team import TaskKernel
 from ....graph import ops as o
 from ....graph.signatures import unsupported
 from ..compiled_graph import CompiledGraph
-from ..kernels.attention.cache_rows import TYPE_IDS
-from ..kernels.attention.flash import ATTEND, ATTEND_IN_PLACE, attend_of
+from ..kernels.attention.flash import ATTEND
 from ..kernels.experts import choose_experts, combine
 from ..kernels.recurrent import delta_rule
 from . import (  # noqa: F401, they fill STEPS  # noqa: F401
@@ -28,21 +27,20 @@ from .experts import find_mixtures
 from .reference_step import ReferenceStep
 from .step import STEPS, SUPPORT, Step
 
-_ATTEND = (*ATTEND.values(), *ATTEND_IN_PLACE.values())
 # Op -> those of its kernels whose compiling takes seconds (see simd.compile.background).
 SLOW_KERNELS: dict[type[o.Op], tuple[TaskKernel, ...]] = {
-    o.Attention: _ATTEND,
-    o.LatentAttention: _ATTEND,
+    o.Attention: tuple(ATTEND.values()),
+    o.LatentAttention: tuple(ATTEND.values()),
     o.GatedDeltaRule: (delta_rule,),
     o.Route: (choose_experts, combine),
 }
 
 
-def slow_kernels(op: type[o.Op], cache_types: tuple[str, str], generated: bool) -> tuple[TaskKernel, ...]:
-    """Those of an op's that are called for keys and values of these types, of prompts or of generated tokens."""
-    keys, values = (TYPE_IDS[name] for name in cache_types)
-    attend = attend_of(keys, values, generated)
-    return tuple(each for each in SLOW_KERNELS.get(op, ()) if each is attend or each not in _ATTEND)
+def slow_kernels(op: type[o.Op], cache_types: tuple[str, str]) -> tuple[TaskKernel, ...]:
+    """Those of an op's that are called for keys and values of these types."""
+    keys, values = (not TYPES[name].is_float for name in cache_types)
+    needed = SLOW_KERNELS.get(op, ())
+    return tuple(each for each in needed if each not in ATTEND.values() or each is ATTEND[keys, values])
 
 
 def steps_of(compiled: CompiledGraph, ops: Sequence[o.Op]) -> list[Step]:

@@ -14,7 +14,7 @@ from ggufmill.runtime.backends.cpu.attention import AttentionParams, scored_atte
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
 from ggufmill.runtime.backends.cpu.kernels.attention.cache_rows import TYPE_IDS, WORDS
-from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS, attend_of
+from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS, parts_of
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.runtime.settings import CACHE_TYPES
@@ -271,8 +271,8 @@ def test_many_queries_of_narrow_heads_have_keys_decoded():
     """71 heads of 64 numbers with one of keys, as Falcon's, take longer over rows as they lie in the cache; 128 heads over
     latents do not."""
     f16 = TYPE_IDS["f16"]
-    assert attend_of(f16, f16, True, 71, 64) is attend_of(f16, f16) is not attend_of(f16, f16, True, 8, 64)
-    assert attend_of(f16, f16, True, 128, 576) is attend_of(f16, f16, True)
+    assert parts_of(f16, f16, True, 71, 64) == (0, 0) == parts_of(f16, f16, False, 8, 64)
+    assert parts_of(f16, f16, True, 8, 64) == parts_of(f16, f16, True, 128, 576) != (0, 0)
 
 
 # Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.

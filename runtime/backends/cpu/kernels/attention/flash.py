@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ......formats import TYPES
 from ......simd.compile import kernel
 from ......simd.exponential import exp
 from ......simd.lanes import LANES, load, store
@@ -26,7 +25,7 @@ from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
-from .row_products import ROW_PRODUCTS, RowProducts
+from .row_products import ROW_PRODUCTS, SCORES
 from .running_softmax import change_scores, clear, exponentiate, first_key, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
@@ -62,6 +61,8 @@ JOB_FIELDS = (
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
     "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
     "merge_heads",  # heads of a part of `merge`
+    "score_part",  # of rows that are multiplied as they lie in the cache (see row_products), or 0: they are decoded
+    "value_part",
     "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
     "shared_width",
@@ -73,7 +74,7 @@ JOB_FIELDS = (
 (
     _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _SLOPES, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH,
     _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _AHEAD, _WINDOW, _SPLITS,
-    _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS,
+    _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS, _SCORE_PART, _VALUE_PART,
     _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE, _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
@@ -83,7 +84,8 @@ TASK_FIELDS = ("head", "head_end", "member", "member_end", "token", "token_end",
 _HEAD, _HEAD_END, _MEMBER, _MEMBER_END, _TOKEN, _TOKEN_END, _BLOCK, _BLOCK_END, _SPLIT = range(len(TASK_FIELDS))
 _TASK_SIZE = len(TASK_FIELDS)
 
-_FIRST_BLOCK_TYPE = TYPE_IDS["q8_0"]
+_F32, _FIRST_BLOCK_TYPE = TYPE_IDS["f32"], TYPE_IDS["q8_0"]
+_PRODUCT_WORDS = SCORES.itemsize // 8
 assert KEYS % PANEL == 0
 
 
@@ -170,11 +172,8 @@ def set_addresses(job, tasks, q, out, split_values, rows):
     return job.ctypes.data
 
 
-def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: RowProducts | None = None) -> TaskKernel:
-    """The function for caches of float types or of types in blocks: each is half of what there is to compile. in_place: for
-    splits of the keys, with rows of this type, multiplied as they lie in the cache."""
-    is_in_place, (score_rows, add_rows, row_type) = in_place is not None, in_place or ROW_PRODUCTS["f32"]
-    number_bytes = TYPES[row_type].row_bytes(1)
+def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKernel:
+    """The function for caches of float types or of types in blocks: each is half of what there is to compile."""
 
     def attend(argument, number):
         """A task of a job: argument the job's address, number the task's."""
@@ -221,7 +220,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: R
         nodes, levels = view(address(stack), MAX_LEVELS, np.int64), view(address(stack) + 8 * MAX_LEVELS, MAX_LEVELS, np.int64)
         for i in range(MAX_LEVELS):
             nodes[i] = i
-        weighing = np.empty(len(FIELDS), np.int64)
+        weighing, products = np.empty(len(FIELDS), np.int64), np.empty(_PRODUCT_WORDS, np.int64)
         last_end = min(task[_BLOCK_END] * KEYS, position + tokens, job[_PAST] + job[_N])
         for head in range(task[_HEAD], task[_HEAD_END]):
             _copy_queries(job, task, head, scale, queries, k_width)
@@ -271,13 +270,12 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: R
                         k_next,
                         k_last,
                     )
-                elif is_in_place:
-                    own_values = job[_V_ROW_BYTES] if job[_V] != job[_K] else 0
-                    score_rows(
-                        *(queries_at + 4 * k_width * skipped, 4 * k_width, rows - skipped),
-                        *(k, job[_K_ROW_BYTES], count, k_width, block_scores, 4 * KEYS),
-                        *(KEYS * job[_K_ROW_BYTES], v, own_values),
-                    )
+                elif job[_SCORE_PART]:
+                    products[0], products[1], products[2] = queries_at + 4 * k_width * skipped, 4 * k_width, rows - skipped
+                    products[3], products[4], products[5], products[6] = k, job[_K_ROW_BYTES], count, k_width
+                    products[7], products[8], products[9] = block_scores, 4 * KEYS, KEYS * job[_K_ROW_BYTES]
+                    products[10], products[11] = v, job[_V_ROW_BYTES] if job[_V] != job[_K] else 0
+                    call_part(job[_SCORE_PART], address(products), 0)
                 else:
                     # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
                     if round_up(count, LANES) < panels * PANEL:
@@ -306,13 +304,13 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: R
                         *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
                     )
                 else:
-                    in_rows = v_decoded // PANEL if is_in_place else 0  # panels; the last one may not be a whole
-                    if is_in_place:
-                        add_rows(
-                            *(block_scores, 4 * KEYS, seen, v, job[_V_ROW_BYTES], PANEL * number_bytes, in_rows, count),
-                            *(to, 4 * width, np.bool_(True), v, v),
-                        )
-                    v += PANEL * number_bytes * in_rows
+                    in_rows = v_decoded // PANEL if job[_VALUE_PART] else 0  # panels; the last one may not be a whole
+                    if in_rows:
+                        products[0], products[1], products[2] = block_scores, 4 * KEYS, seen
+                        products[3], products[4], products[5], products[6] = v, job[_V_ROW_BYTES], in_rows, count
+                        products[7], products[8] = to, 4 * width
+                        call_part(job[_VALUE_PART], address(products), 0)
+                    v += PANEL * (4 if job[_V_TYPE] == _F32 else 2) * in_rows
                     panels, to, v_rest = panels - in_rows, to + 4 * PANEL * in_rows, v_decoded - PANEL * in_rows
                     if panels:
                         if v_decoded < v_width:
@@ -346,6 +344,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: R
         keep_alive(scratch)
         keep_alive(results)
         keep_alive(stack)
+        keep_alive(products)
 
     attend.__qualname__ = name
     return TaskKernel(attend)
@@ -353,11 +352,6 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool, in_place: R
 
 attend_floats, attend_blocks = _attend("attend_floats", False, False), _attend("attend_blocks", True, True)
 attend_key_blocks, attend_value_blocks = _attend("attend_key_blocks", True, False), _attend("attend_value_blocks", False, True)
-attend_f32_rows, attend_f16_rows, attend_bf16_rows = (
-    _attend(f"attend_{name}_rows", False, False, ROW_PRODUCTS[name]) for name in ROW_PRODUCTS
-)
-# By the type of keys and values, where few queries have their keys split.
-ATTEND_IN_PLACE = {TYPE_IDS["f32"]: attend_f32_rows, TYPE_IDS["f16"]: attend_f16_rows, TYPE_IDS["bf16"]: attend_bf16_rows}
 # By whether keys are in blocks, and whether values are.
 ATTEND = {
     (False, False): attend_floats,
@@ -367,15 +361,20 @@ ATTEND = {
 }
 
 
-def attend_of(k_type: int, v_type: int, is_split: bool = False, group: int = 1, k_width: int = 64) -> TaskKernel:
-    """The function for keys and values of these types, of TYPE_IDS or WORDS. is_split: whether the job has `split_blocks`;
-    group, k_width: as in a job."""
+def attend_of(k_type: int, v_type: int) -> TaskKernel:
+    """The function for keys and values of these types, of TYPE_IDS or WORDS."""
+    return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
+
+
+def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int) -> tuple[int, int]:
+    """`score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a job."""
     # What adding lanes up takes grows with the queries, what decoding takes with the width: measured on a Zen 4, they meet
     # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. Of drafts one token's count: their sums are the same as a token's.
     is_small = 9 * group <= 2 * k_width
-    if is_split and is_small and k_type == v_type and k_type in ATTEND_IN_PLACE:
-        return ATTEND_IN_PLACE[k_type]
-    return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
+    if not (is_split and is_small and k_type == v_type and k_type in ROW_PRODUCTS):
+        return 0, 0
+    products = ROW_PRODUCTS[k_type]
+    return products.score.address, products.add.address
 
 
 @TaskKernel

@@ -6,19 +6,20 @@ values are sums over the keys, in the order of `tiles`. Neither depends on the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from numba import types
 from numba.core.cgutils import alloca_once
 
 from ......formats import TYPES
-from ......simd.compile import intrinsic, kernel
+from ......simd.compile import intrinsic
 from ......simd.llvm import F32X16, I64, LANES, constant, fma, lane_sums, load, loop, shuffle, store
 from ......simd.target import target
+from ......simd.team import TaskKernel
 from ..gemm.float_panels import load_floats
-from .cache_rows import ask
-from .tiles import VECTORS, multiplication
+from .cache_rows import TYPE_IDS, ask
+from .tiles import PANEL, VECTORS, multiplication
 
 # Queries of the largest tile, and the vectors of sums of a tile, all in registers: tiles of fewer queries have more keys.
 _QUERIES, _SUMS = (8, 16) if VECTORS > 1 else (4, 4)
@@ -63,47 +64,66 @@ def _key_tile(type_name: str, rows: int):
     return key_tile
 
 
+# Operands: scores of `rows` float32 queries with `count` keys of `width` numbers, a multiple of LANES, are written to `scores`;
+# what lies behind them up to a multiple of LANES is written to, too. Meanwhile the keys `ahead` bytes on are asked for, and the
+# keys' values, of value_step bytes, which may be 0. Addresses, and bytes from row to row.
+SCORES = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *("queries", "step", "rows", "keys", "key_step", "count", "width", "scores", "scores_step"),
+            *("ahead", "values", "value_step"),
+        )
+    ]
+)
+# Operands: values of `count` keys, `panels` of PANEL numbers, weighted by float32 [rows, count], are written to `sums`.
+VALUES = np.dtype(
+    [(name, np.int64) for name in ("weights", "step", "rows", "values", "value_step", "panels", "count", "sums", "sums_step")]
+)
+
+
 class RowProducts(NamedTuple):
-    """Kernels for rows of one type.
+    """Parts of attention for rows of one type, with operands of SCORES and VALUES: called by their addresses, so that attention
+    is not compiled for each type."""
 
-    score  (queries, step, rows, keys, key_step, count, width, scores, scores_step, ahead, values, value_step): writes the
-           scores of float32 queries with `count` keys of `width` numbers, a multiple of LANES; what lies behind them up to a
-           multiple of LANES is written to, too. Addresses, and bytes from row to row. Meanwhile the keys `ahead` bytes on are
-           asked for, and the keys' values, of value_step bytes, which may be 0.
-    add    see `tiles.multiplication`
-    """
-
-    score: Callable[..., None]
-    add: Callable[..., None]
-    type_name: str
+    score: TaskKernel
+    add: TaskKernel
 
 
 def _row_products(type_name: str) -> RowProducts:
     most, half, quarter, one = (_key_tile(type_name, max(1, _QUERIES // part)) for part in (1, 2, 4, 8))
+    multiply, panel_bytes = multiplication(type_name), TYPES[type_name].row_bytes(PANEL)
 
-    @kernel
-    def score(queries, step, rows, keys, key_step, count, width, scores, scores_step, ahead, values, value_step):
-        chunks, row = width // LANES, 0
-        while row < rows:
-            q, s, left, taken = queries + row * step, scores + row * scores_step, rows - row, 1
+    def score(task, number):
+        chunks, row = task.width // LANES, 0
+        while row < task.rows:
+            q, s, left, taken = task.queries + row * task.step, task.scores + row * task.scores_step, task.rows - row, 1
             while 2 * taken <= min(left, _QUERIES):
                 taken *= 2
-            for key in range(0, count, _SUMS // taken):
-                k, to, of = keys + key * key_step, s + 4 * key, count - key
+            for key in range(0, task.count, _SUMS // taken):
+                k, to, of = task.keys + key * task.key_step, s + 4 * key, task.count - key
                 if row == 0:
-                    ask(k + ahead, key_step * (_SUMS // taken))
-                    ask(values + key * value_step, value_step * (_SUMS // taken))
+                    ask(k + task.ahead, task.key_step * (_SUMS // taken))
+                    ask(task.values + key * task.value_step, task.value_step * (_SUMS // taken))
                 if taken == _QUERIES:
-                    most(q, step, k, key_step, of, chunks, to, scores_step)
+                    most(q, task.step, k, task.key_step, of, chunks, to, task.scores_step)
                 elif taken == _QUERIES // 2:
-                    half(q, step, k, key_step, of, chunks, to, scores_step)
+                    half(q, task.step, k, task.key_step, of, chunks, to, task.scores_step)
                 elif taken == _QUERIES // 4:
-                    quarter(q, step, k, key_step, of, chunks, to, scores_step)
+                    quarter(q, task.step, k, task.key_step, of, chunks, to, task.scores_step)
                 else:
-                    one(q, step, k, key_step, of, chunks, to, scores_step)
+                    one(q, task.step, k, task.key_step, of, chunks, to, task.scores_step)
             row += taken
 
-    return RowProducts(score, multiplication(type_name), type_name)
+    def add(task, number):
+        values, every = task.values, np.bool_(True)
+        multiply(
+            *(task.weights, task.step, task.rows, values, task.value_step, panel_bytes, task.panels, task.count),
+            *(task.sums, task.sums_step, every, values, values),
+        )
+
+    score.__qualname__, add.__qualname__ = f"score_{type_name}", f"add_{type_name}"
+    return RowProducts(TaskKernel(score, SCORES), TaskKernel(add, VALUES))
 
 
-ROW_PRODUCTS = {name: _row_products(name) for name in ("f32", "f16", "bf16")}
+ROW_PRODUCTS = {TYPE_IDS[name]: _row_products(name) for name in ("f32", "f16", "bf16")}
