@@ -15,6 +15,7 @@ from .lazy_sequence import LazySequence
 
 LENGTH = 8  # bytes in front of each string: its length in bytes, little-endian
 _LEAST_WINDOW, _WINDOW = 1 << 12, 1 << 20  # bytes of which `string_starts` looks for lengths at once
+_RUN = 256  # lengths that are read one by one where those do not agree
 
 
 class StringArray(LazySequence[str]):
@@ -64,6 +65,16 @@ def numbers_of(strings: Sequence[str], texts: Collection[str], without: int = 0)
     return np.union1d(found, np.flatnonzero(lengths == 0)).tolist() if "" in texts else found.tolist()
 
 
+def all_have_inner_space(strings: Sequence[str]) -> bool:
+    """Whether each has a space behind its first character."""
+    if not isinstance(strings, StringArray):
+        return all(" " in string[1:] for string in strings)
+    starts, content = np.frombuffer(strings.starts, np.int64), np.frombuffer(strings.payload, np.uint8)
+    spaces = np.append(np.flatnonzero(content == ord(" ")), content.size)
+    first = spaces[np.minimum(np.searchsorted(spaces, starts[:-1] + LENGTH + 1), len(spaces) - 1)]
+    return bool((first < starts[1:]).all())
+
+
 def byte_lengths(strings: Sequence[str]) -> np.ndarray:
     """Bytes of each string in UTF-8, int64 [n]."""
     if isinstance(strings, StringArray):
@@ -83,10 +94,10 @@ def string_starts(buffer: mmap.mmap | bytes, position: int, count: int) -> tuple
     """Where each of `count` strings begins, and the end of the last, int64 [found + 1], and whether all are within the buffer.
 
     Of most strings the seven upper bytes of the length are zero, which no text has. Where such runs of zeros are as far from
-    each other as the lengths between them say, they are all the strings that there are; else one length is read, and the
-    window in which to look is made smaller.
+    each other as the lengths between them say, they are all the strings that there are; else some lengths are read one by one,
+    and the window in which to look is made smaller.
     """
-    found, size, window = array("q", [position]), len(buffer), _WINDOW
+    found, size, window, length_at = array("q", [position]), len(buffer), _WINDOW, struct.Struct("<Q").unpack_from
     while len(found) <= count and position + LENGTH <= size:
         content = np.frombuffer(buffer, np.uint8, min(window, size - position), position)
         begins = _zero_runs(content)
@@ -101,11 +112,12 @@ def string_starts(buffer: mmap.mmap | bytes, position: int, count: int) -> tuple
             position = found[-1]
             window = min(2 * window, _WINDOW)
             continue
-        (length,) = struct.unpack_from("<Q", buffer, position)
-        if length > size - position - LENGTH:
-            break
-        position += LENGTH + length
-        found.append(position)
+        for _ in range(min(_RUN, count + 1 - len(found))):
+            length = length_at(buffer, position)[0] if position + LENGTH <= size else size
+            if length > size - position - LENGTH:
+                return np.frombuffer(found, np.int64), False
+            position += LENGTH + length
+            found.append(position)
         window = max(window // 4, _LEAST_WINDOW)
     return np.frombuffer(found, np.int64), len(found) == count + 1
 

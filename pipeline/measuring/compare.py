@@ -159,9 +159,10 @@ def _planned(
         work["windows"] = windows
         seconds["layers"] = sum(reading_seconds(model, windows * n_ctx, n_ctx) for model in models)
     if weights is not None:
-        names = [name for name in a.source.tensors if weights.search(name) and name in b.source.tensors]
-        count = sum(a.source.tensors[name].n_elements for name in names)
-        work |= {"tensors": len(names), "weights": count}
-        seconds["weights"] = weights_seconds(a.source.tensors, b.source.tensors, names) / threads
-        beside = max([beside, *(weights_bytes(a.source.tensors[name], threads) for name in names)])
+        ours, theirs = a.source.tensors, b.source.tensors
+        both = [name for name in ours if weights.search(name) and name in theirs]
+        names = [name for name in both if ours[name].shape == theirs[name].shape]
+        work |= {"tensors": len(names), "weights": sum(ours[name].n_elements for name in names)}
+        seconds["weights"] = weights_seconds(ours, theirs, names) / threads
+        beside = max([beside, *(weights_bytes(ours[name], threads) for name in names)])
     return Planned(work, reading_forecast(seconds, memory + beside if memory is not None else None, models, Path()))

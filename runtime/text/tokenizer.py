@@ -28,10 +28,8 @@ _REPLACEMENT = "\ufffd"
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _SPACES = " \t\n\v\f\r"  # what C's isspace calls so
 _NUMBER = re.compile(r"\d+")
-_FEW, _LEAST = (
-    160,
-    20,
-)  # characters of the first texts, for which not all merges of a file are prepared, and what each counts for
+# Characters of the first texts, for which not all merges of a file are prepared, and the least that a text counts for.
+_FEW, _LEAST = 160, 20
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 _DROPPED = (
     4  # bytes of a text for each that a token stands for, where spaces, accents or unknown characters are dropped or merged
@@ -54,6 +52,8 @@ class Tokenizer:
         pre = _pre_tokenizer(self.vocabulary) if model == "gpt2" else PreTokenizer((), add_bos=model != "t5")
         self._pre = pre
         # Merging all of a large vocabulary takes longer to prepare than all else that a generation's first token needs.
+        if model == "llama":
+            self.vocabulary.scores  # noqa: B018 (raises what is wrong with them)
         has_merges = model == "llama" or (model == "gpt2" and self.vocabulary.has_merges)
         self._few = _FEW if has_merges and isinstance(self.vocabulary.tokens, StringArray) else 0
         if not self._few:
@@ -82,7 +82,8 @@ class Tokenizer:
 
     def _backend_for(self, text: str) -> Backend:
         """What encodes this text; for the first few short ones, only with the tokens that occur in it."""
-        self._few -= max(_LEAST, len(text))
+        if "_backend" not in self.__dict__:
+            self._few -= max(_LEAST, len(text))
         if "_backend" in self.__dict__ or self._few < 0:
             return self._backend
         written = text.replace(" ", "▁")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError
 from ...formats.metadata_values import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from ...formats.string_array import StringArray, is_list_of_strings, numbers_of
+from ...formats.string_array import StringArray, all_have_inner_space, is_list_of_strings, numbers_of
 
 # Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
 _EOG_TEXTS = frozenset(
@@ -33,7 +33,6 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "t5": {"eos": 1, "unknown": 2},
 }
 
-_NO_MERGES = "tokenizer.ggml.merges is no list of pairs of tokens with a space between them"
 _BYTE_TOKEN, _SURROGATE = re.compile(r"<0x[0-9A-Fa-f]{2}>"), re.compile("[\ud800-\udfff]")
 
 
@@ -104,13 +103,14 @@ class Vocabulary:
     def _merge_texts(self) -> Sequence[str]:
         """Two tokens each, with a space between them, in order of rank. Raises FormatError."""
         merges = self.get("merges", [])
-        if not is_list_of_strings(merges):
-            raise FormatError(_NO_MERGES)
+        # The separator is the first space after the first character: that may be a space itself.
+        if not is_list_of_strings(merges) or not all_have_inner_space(merges):
+            raise FormatError("tokenizer.ggml.merges is no list of pairs of tokens with a space between them")
         return merges
 
     @property
     def has_merges(self) -> bool:
-        """Raises FormatError if they are no texts."""
+        """Raises FormatError if they are no pairs of tokens."""
         return len(self._merge_texts) > 0
 
     def merges(self, within: Set[str] | None = None) -> list[tuple[str, str]]:
@@ -120,11 +120,7 @@ class Vocabulary:
         if within is not None:
             some = (merges[number] for number in numbers_of(merges, within, without=1))
             merges = [merge for merge in some if merge.replace(" ", "", 1) in within]
-        # The separator is the first space after the first character: that may be a space itself.
-        parts = [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.find(" ", 1)] if at > 0]
-        if len(parts) < len(merges):
-            raise FormatError(_NO_MERGES)
-        return parts
+        return [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.index(" ", 1)]]
 
     def flag(self, key: str, default: bool) -> bool:
         """The boolean tokenizer.ggml.KEY; an integer is accepted. Raises FormatError."""

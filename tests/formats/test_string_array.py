@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.errors import FormatError
-from ggufmill.formats import open_gguf
+from ggufmill.formats import open_gguf, string_array
 from ggufmill.formats.gguf_header import header_bytes, metadata_bytes
-from ggufmill.formats.string_array import LENGTH, StringArray, byte_lengths, numbers_of, string_starts
+from ggufmill.formats.string_array import (
+    LENGTH,
+    StringArray,
+    _zero_runs,
+    all_have_inner_space,
+    byte_lengths,
+    numbers_of,
+    string_starts,
+)
 from ggufmill.formats.types import TYPES
 
 ANY = st.one_of(
@@ -96,6 +104,22 @@ def test_numbers_of_texts_are_few_and_may_leave_out_a_byte():
     assert numbers_of(strings, {"ab", " x"}, without=1) == [0, 3, 6]
     assert numbers_of(strings, {""}) == [5]
     assert numbers_of(strings, set()) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"a" * 300, b"\0" * 9])
+def test_strings_whose_lengths_do_not_stand_out_are_read_in_runs(text, monkeypatch):
+    """Of such an array a window is looked at once for hundreds of strings: a hostile header must not take minutes."""
+    looked, texts = [], [text] * 20_000
+    monkeypatch.setattr(string_array, "_zero_runs", lambda content: looked.append(len(content)) or _zero_runs(content))
+    assert list(array_of(texts)) == [text.decode()] * len(texts)
+    assert len(looked) < len(texts) // 200
+
+
+@given(st.lists(st.text("a \0é", max_size=4), max_size=20))
+def test_spaces_within(texts):
+    inner = [text for text in texts if " " in text[1:]]
+    for some in (texts, inner, [*inner, ""]):
+        assert all_have_inner_space(array_of([text.encode() for text in some])) == all(" " in text[1:] for text in some)
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 5000])

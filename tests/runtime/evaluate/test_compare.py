@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import MillError, PlanError, SourceTensor
+from ggufmill.jobs.patterns import NamePattern
+from ggufmill.pipeline.measuring.compare import _planned
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate import compare as comparing
 from ggufmill.runtime.evaluate.compare import compare, weights_bytes, weights_seconds
@@ -153,6 +155,16 @@ def test_memory_of_weights_is_of_the_parts_that_threads_have_at_a_time(monkeypat
     assert [said((64, 128), threads) for threads in (1, 2, 8)] == [part, 2 * part, 4 * part]
     assert [said((64, 32), threads) for threads in (1, 8)] == [part, part]
     assert said((64, 16, 3), 8) == 3 * part / 2
+
+
+def test_tensors_of_other_shapes_are_not_planned(deep):
+    """The largest of their types, which is what is timed."""
+    name, tensor = "more.weight", dataclasses.replace(deep.tensors["output.weight"], name="more.weight")
+    narrow = dataclasses.replace(tensor, shape=(tensor.shape[0] // 2, tensor.shape[1]))
+    models = [load(dataclasses.replace(deep, tensors={**deep.tensors, name: each})) for each in (tensor, narrow)]
+    planned = _planned(models, False, 32, 0, NamePattern(""), (0, 0), 1)
+    assert planned.work == {"tensors": len(deep.tensors), "weights": sum(t.n_elements for t in deep.tensors.values())}
+    assert compare(*models, None).reshaped == [name]
 
 
 def test_comparing_is_timed_on_the_largest_tensor_of_each_pair_of_types(monkeypatch):

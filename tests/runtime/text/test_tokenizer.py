@@ -119,6 +119,20 @@ def test_the_first_short_texts_do_not_wait_for_all_merges(trained, tmp_path):
         assert "_backend" in vars(tokenizer)
 
 
+def test_a_vocabulary_of_a_file_that_contradicts_itself_is_refused_at_once(trained, sentencepiece, tmp_path):
+    """As that of a list, though not all of its strings are decoded."""
+    path = tmp_path / "vocabulary.gguf"
+    merges = [*trained[1]["tokenizer.ggml.merges"], "xy"]
+    for metadata, problem in (
+        (trained[1] | {"tokenizer.ggml.merges": merges}, "merges is no list of pairs"),
+        (sentencepiece | {"tokenizer.ggml.scores": np.zeros(5, np.float32)}, "scores has to hold"),
+    ):
+        path.write_bytes(header_bytes(metadata, [], 32)[0])
+        for given_ in (metadata, open_gguf(path).metadata):
+            with pytest.raises(FormatError, match=problem):
+                Tokenizer(given_)
+
+
 def test_short_texts_of_sentencepiece_do_not_wait_for_all_merges(sentencepiece, tmp_path):
     path = tmp_path / "vocabulary.gguf"
     path.write_bytes(header_bytes(sentencepiece, [], 32)[0])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .....formats import PlanError
 from .....simd.workers import Workers
 from ....graph.ops import Attention
 from ....graph.values import alibi_slopes
@@ -22,6 +23,8 @@ from .step import Step, lowers
 class AttentionStep(Step):
     def __init__(self, compiled, op: Attention):
         super().__init__(compiled, op)
+        if op.chunked and not op.causal:
+            raise PlanError(f"{compiled.store.source.path}: attention to chunks of tokens that see later ones is not supported")
         window = -op.window if op.chunked else op.window
         slopes = alibi_slopes(op.q.shape[0], op.alibi) if op.alibi else None
         self.params = AttentionParams(op.scale, window, op.softcap, compiled.optional_vector(op.sinks), slopes, op.causal)

@@ -369,7 +369,8 @@ def attend_of(k_type: int, v_type: int) -> TaskKernel:
 def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int) -> tuple[int, int]:
     """`score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a job."""
     # What adding lanes up takes grows with the queries, what decoding takes with the width: measured on a Zen 4, they meet
-    # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. Of drafts one token's count: their sums are the same as a token's.
+    # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. The queries of one token count, so that drafts get the sums of
+    # single ones.
     is_small = 9 * group <= 2 * k_width
     if not (is_split and is_small and k_type == v_type and k_type in ROW_PRODUCTS):
         return 0, 0

@@ -17,7 +17,7 @@ _HIGH, _MIDDLE = 21, 10  # lowest bits of the first two parts
 _BINS = 2048
 # Operands: scores float32 [tokens, heads, step]; counts int64 [tokens]: scores of a row; wanted: numbers that are taken, fewer
 # than there are scores; always: the last scores, which are taken whatever they are; out: float32 numbers of the scores,
-# token_bytes from one token's to the next, head_bytes from one head's.
+# token_bytes from one token's to the next, head_bytes from one head's. NaN counts as more than infinity, or less, by its sign.
 LARGEST = np.dtype(
     [(name, np.int64) for name in ("scores", "heads", "step", "counts", "wanted", "always", "out", "token_bytes", "head_bytes")]
 )
