@@ -82,9 +82,10 @@ class Tokenizer:
 
     def _backend_for(self, text: str) -> Backend:
         """What encodes this text; for the first few short ones, only with the tokens that occur in it."""
-        if "_backend" not in self.__dict__:
-            self._few -= max(_LEAST, len(text))
-        if "_backend" in self.__dict__ or self._few < 0:
+        if "_backend" in self.__dict__:
+            return self._backend
+        self._few -= max(_LEAST, len(text))
+        if self._few < 0:
             return self._backend
         written = text.replace(" ", "▁")
         if self.vocabulary.model == "gpt2":
@@ -196,7 +197,7 @@ class Tokenizer:
         ids, characters = self.vocabulary.ids, byte_characters()
         if self.vocabulary.model == "bert":
             return {}
-        names = {b: f"<0x{b:02X}>" if self.vocabulary.model in ("llama", "t5") else characters[b] for b in range(0x80, 0x100)}
+        names = {b: _BYTE_TOKENS[b] if self.vocabulary.model in ("llama", "t5") else characters[b] for b in range(0x80, 0x100)}
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
     def _split_special(self, text: str, parse_special: bool) -> list[str | int]:

@@ -45,12 +45,11 @@ class AttentionParams:
         return self.window if self.causal or not self.window else self.window // 2 * 2 + 1
 
 
-def first_key(position: int, window: int, causal: bool = True) -> int:
-    """The first position that a query sees; window, causal: as in `AttentionParams`."""
-    if window < 0:
-        return position // -window * -window
-    before = window - 1 if causal else window // 2
-    return max(0, position - before) if window else 0
+def first_key(position: int, span: int) -> int:
+    """The first position that a query sees; position: the last that it may see; span: as in `AttentionParams`."""
+    if span < 0:
+        return position // -span * -span
+    return max(0, position + 1 - span) if span else 0
 
 
 def scored_attention(
@@ -67,7 +66,7 @@ def scored_attention(
     sinks, slopes = (None if x is None else x.reshape(k.shape[0], -1, 1) for x in (params.sinks, params.slopes))
     kv_heads, group, n, width = q.shape
     m = k.shape[1]
-    past = m - n
+    past, ahead = m - n, params.ahead(n)
     out = np.empty((kv_heads, group, n, v.shape[2]), np.float32)
     block = min(n, QUERY_BLOCK, max(SMALLEST_BLOCK, scores_bytes // (4 * m)))
     mask = np.triu(np.full((block, block), -np.inf, np.float32), 1)
@@ -78,9 +77,9 @@ def scored_attention(
         """Attention of the block of queries from the first query, key head and query of a group on that `place` names."""
         start, h, g = place
         stop = min(start + block, n)
-        key_stop = past + stop if params.causal else min(m, past + stop + window // 2) if window else m
+        key_stop = min(m, past + stop + ahead)
         # Products are summed by COLUMN_TILE keys: for the same sums in every block of queries, keys begin at a multiple of it.
-        first = first_key(past + start, window, params.causal) // COLUMN_TILE * COLUMN_TILE
+        first = first_key(past + start + ahead, params.span) // COLUMN_TILE * COLUMN_TILE
         queries = q[h : h + step_kv, g : g + step_group, start:stop]
         shape = queries.shape[:3]
         scores = gemm.matmul(queries.reshape(shape[0], -1, width), k[h : h + step_kv, first:key_stop].transpose(0, 2, 1))
@@ -95,7 +94,7 @@ def scored_attention(
         if params.causal:
             by_query[..., past + start - first :] += mask[: stop - start, : stop - start]
         if window:
-            first_keys = np.array([first_key(past + i, window, params.causal) for i in range(start, stop)])
+            first_keys = np.array([first_key(past + ahead + i, params.span) for i in range(start, stop)])
             by_query[..., np.arange(first, key_stop) < first_keys[:, None]] = -np.inf
             if not params.causal:
                 by_query[..., distance > window // 2] = -np.inf
