@@ -5,8 +5,7 @@
     python benchmarks/forecasts.py WORK_FOLDER --only sequential --only "make" --gaps
 
 Every job is a process of its own, as in true_size.py. --gaps: the longest time between two reports of progress, and before the
-first one, of the job itself (seconds of the processor). That a kernel is compiled is a report, too, since a terminal counts the
-seconds of it.
+first one, of the job itself (seconds of the processor). While a kernel is compiled each second has a report, too.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def reported(function, stage):
             times.append((time.process_time(), stage, a[0] if a else ""))
         return function(*a)
     return called
-compile_time._begin = reported(compile_time._begin, "compiling")
+compile_time._say = reported(compile_time._say, "compiling")
 compile_time._end = reported(compile_time._end, "compiled")
 @atexit.register
 def say():

@@ -5,12 +5,13 @@ Every function of the library that takes a while has a keyword argument `progres
     None      a bar in a notebook, nothing anywhere else
     True      a bar of tqdm.auto, which draws itself in a notebook as well as in a terminal
     False     nothing
-    callable  called with a `Progress` again and again
+    callable  called with a `Progress` again and again, by one thread at a time
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,20 +20,22 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...simd.compile.compile_time import compilation_seconds, seconds_without_compilation
+from ...simd.compile.compile_time import compilation_heard, compilation_seconds, seconds_without_compilation
 from .messages import printable
 
 if TYPE_CHECKING:
     from ...runtime import Model
 
 BYTES, WINDOWS = "B", "chunk"  # units
+COMPILE = "compile"  # a stage
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a call has come in one of its stages, which follow each other.
 
-    stage    what is being done: 'quantize', 'verify', 'checksums', 'perplexity', ...
+    stage    what is being done: 'quantize', 'verify', 'checksums', 'perplexity', ...; and 'compile', within any other, while
+             kernels are compiled, which is needed once: `item` says for what, such as a type, `done` counts these reports
     done     units that are finished; within a stage it never falls
     total    units in all; None while that is not known
     unit     'B' for bytes, 'tensor', 'chunk' (a window of a text), 'group', 'test', 'depth'
@@ -143,6 +146,8 @@ class Bars:
         self._compiling = 0.0  # seconds that are not in the bar's times
 
     def __call__(self, progress: Progress) -> None:
+        if progress.stage == COMPILE:
+            return  # of which lines tell
         if (progress.done == 0 and not progress.share) or progress.stage != self._stage:
             self.close()
             self._stage, delay = progress.stage, self._delays.get(progress.stage, 0.0)
@@ -205,6 +210,39 @@ def reporting(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
         yield bars
     finally:
         bars.close()
+
+
+@contextmanager
+def hearing_of_kernels(progress: OnProgress | bool | None) -> Iterator[OnProgress | bool | None]:
+    """The argument `progress` of a function: a callable also gets reports of the stage COMPILE within this, and is never called
+    by two threads at a time. Bars have lines about that."""
+    if not callable(progress) or isinstance(progress, Bars | _Told):
+        yield progress
+        return
+    told = _Told(progress)
+    with compilation_heard(told.compiling):
+        yield told
+
+
+class _Told:
+    """What reports of any thread are told to, one at a time."""
+
+    def __init__(self, told: OnProgress):
+        self._told, self._lock, self._times = told, threading.RLock(), 0
+
+    def __call__(self, progress: Progress) -> None:
+        with self._lock:
+            self._told(progress)
+
+    def compiling(self, subject: str) -> None:
+        """Says what kernels are compiled for; nothing while another report is told, which may itself wait for the compiler."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._times += 1
+            self._told(Progress(COMPILE, self._times, None, "report", subject))
+        finally:
+            self._lock.release()
 
 
 def _in_notebook() -> bool:

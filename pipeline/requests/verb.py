@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any, ParamSpec, TypeVar
 
 from ...request_fields import Field, fields_of
+from ..common.progress import hearing_of_kernels
 
 P = ParamSpec("P")
 Q = TypeVar("Q")
@@ -41,7 +42,10 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Callable[P, R]
                 raise TypeError(f"{function.__name__}() {error}{hint}") from None
             made = request(**given)  # type: ignore[call-arg]
             object.__setattr__(made, "given", tuple(given))  # of these, see `running.settings_of`
-            return function(made)
+            with hearing_of_kernels(given.get("progress")) as progress:
+                if "progress" in given:
+                    object.__setattr__(made, "progress", progress)
+                return function(made)
 
         called.__dict__ |= {"__signature__": signature, "request": request}
         called.__doc__ = documented(inspect.cleandoc(function.__doc__ or ""), request)

@@ -29,6 +29,8 @@ def _print(line: str) -> None:
 
 
 _write: Callable[[str], None] = _print
+_listeners: list[Callable[[str], None]] = []  # who hears what is compiled for
+_HEARD_EVERY = 1.0  # seconds
 
 
 class _Thread(threading.local):
@@ -37,11 +39,13 @@ class _Thread(threading.local):
     subject   what it compiles for (see `compiling_for`), or ''
     locks     how often it holds numba's compiler lock
     compiles  since when, and for what, it has been compiling a kernel of ours, while it does
+    said      when listeners heard of it last
     """
 
     subject = ""
     locks = 0
     compiles: tuple[float, str] | None = None
+    said = 0.0
 
 
 _thread = _Thread()
@@ -150,10 +154,28 @@ def compilation_lines(write: Callable[[str], None]) -> Iterator[None]:
         _write = before
 
 
+@contextmanager
+def compilation_heard(report: Callable[[str], None]) -> Iterator[None]:
+    """Within this, `report` is called with what is compiled for when a kernel begins to be compiled, and each second while it
+    is, by the thread that compiles it."""
+    _listeners.append(report)
+    try:
+        yield
+    finally:
+        _listeners.remove(report)
+
+
 def _begin(subject: str) -> None:
     global _now
     with _lock:
         _thread.compiles = _now = time.perf_counter(), subject
+    _say(subject)
+
+
+def _say(subject: str) -> None:
+    _thread.said = time.perf_counter()
+    for report in tuple(_listeners):
+        report(subject)
 
 
 def _end() -> None:
@@ -198,7 +220,10 @@ def listen() -> None:
 
         def on_start(self, event: event.Event) -> None:
             module = (event.data or {}).get("module") or ""
-            if _thread.compiles is None and _thread.locks and module.startswith(_PACKAGE + "."):
+            if _thread.compiles is not None:
+                if time.perf_counter() - _thread.said >= _HEARD_EVERY:
+                    _say(_thread.compiles[1])
+            elif _thread.locks and module.startswith(_PACKAGE + "."):
                 _announce()
                 _begin(_thread.subject or module.split(".")[1])
 

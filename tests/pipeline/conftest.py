@@ -6,6 +6,7 @@ import pytest
 from cluster_processes import processes
 
 from ggufmill import convert_model, quantize_model
+from ggufmill.pipeline.common.progress import COMPILE
 from ggufmill.recipes import FOLDER
 
 
@@ -46,6 +47,8 @@ def reports():
         def stages(self):
             runs = []
             for report in self:
+                if report.stage == COMPILE:
+                    continue  # it comes within any other
                 begins = report.done == 0 and not report.share
                 if begins or not runs or runs[-1][-1].stage != report.stage:
                     runs.append([])

@@ -2,18 +2,24 @@
 
 import io
 import sys
+import threading
 import types
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from numba.core.event import trigger_event
 from tqdm import tqdm
 
 import ggufmill
 from ggufmill.pipeline import tune
-from ggufmill.pipeline.common.progress import Bars, Progress, Stage, reporting
+from ggufmill.pipeline.common.progress import COMPILE, Bars, Progress, Stage, reporting
+from ggufmill.pipeline.requests.files import HashRequest
+from ggufmill.pipeline.requests.verb import verb
 from ggufmill.pipeline.writing import sequential
 from ggufmill.recipes import FOLDER
+from ggufmill.simd.compile import compile_time
+from ggufmill.simd.compile.compile_time import compiling_for, listen
 
 
 class Bar:
@@ -96,6 +102,81 @@ def test_a_callable_gets_the_reports():
     reports = []
     reported(reports.append)
     assert [report.done for report in reports] == [0, 1]
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """compiles(type): what numba says when it compiles a kernel, within which a second passes."""
+    listen()
+    monkeypatch.setattr(compile_time, "_announce", lambda: None)
+    monkeypatch.setattr(compile_time, "_HEARD_EVERY", 0.0)
+    kernel = {"module": "ggufmill.quantize.encode"}
+
+    def compile_for(subject):
+        with compiling_for(subject), trigger_event("numba:compiler_lock"):
+            for _ in range(2):
+                with trigger_event("numba:run_pass", kernel):
+                    pass
+
+    return compile_for
+
+
+def calling(compile_for):
+    """A verb that is about to report, when it needs a kernel, on a thread of its own."""
+
+    @verb(HashRequest)
+    def called(request: HashRequest) -> None:
+        thread = threading.Thread(target=compile_for, args=("iq3_k",))
+        thread.start()
+        thread.join()
+        with reporting(request.progress) as report:
+            Stage(report, "hash", 1)
+            compile_for("q4_K")
+
+    return called
+
+
+def test_a_callable_hears_what_kernels_are_compiled_for(compiles):
+    reports = []
+    calling(compiles)("a.gguf", progress=reports.append)
+    told = [(report.stage, report.done, report.item) for report in reports]
+    compiled = [(COMPILE, n, kind) for n, kind in enumerate(("iq3_k", "iq3_k", "q4_K", "q4_K"), 1)]
+    assert told == [*compiled[:2], ("hash", 0, ""), *compiled[2:]]
+    compiles("q4_K")
+    assert len(reports) == len(told)
+
+
+def test_a_verb_within_another_says_it_once(compiles):
+    outer, reports = calling(compiles), []
+
+    @verb(HashRequest)
+    def called(request: HashRequest) -> None:
+        outer(request.file, progress=request.progress)
+
+    called("a.gguf", progress=reports.append)
+    assert [report.stage for report in reports] == [COMPILE, COMPILE, "hash", COMPILE, COMPILE]
+
+
+def test_a_callable_that_needs_a_kernel_itself_is_not_called_meanwhile(compiles):
+    """Else it would wait for itself: who compiles holds the compiler while it tells."""
+    reports = []
+
+    def progress(report):
+        reports.append(report.stage)
+        if report.stage == "hash":
+            thread = threading.Thread(target=compiles, args=("f16",))
+            thread.start()
+            thread.join()
+
+    calling(compiles)("a.gguf", progress=progress)
+    assert reports == [COMPILE, COMPILE, "hash", COMPILE, COMPILE]
+
+
+def test_bars_leave_kernels_to_their_lines(made, compiles):
+    calling(compiles)("a.gguf", progress=Bars(Bar))
+    assert [bar.options["desc"] for bar in made] == ["hash"]
+    Bars(Bar)(Progress(COMPILE, 1, None, "report", "q4_K"))
+    assert len(made) == 1
 
 
 def test_true_draws_bars_and_nothing_else_does(monkeypatch):
@@ -214,6 +295,8 @@ def stages_of(reports):
     found, times = {}, {}
     for report in reports:
         name = report.stage
+        if name == COMPILE:
+            continue  # it comes within any other
         begins = (report.done, report.share) == (0, 0) and found.get((name, times.get(name, 1)), [report])[-1].done > 0
         times[name] = times.get(name, 1) + begins
         found.setdefault((name, times[name]), []).append(report)

@@ -35,7 +35,7 @@ def test_one_machine_goes_on_where_a_cluster_stopped(tmp_path, cluster):
     whole = compute_imatrix(DEMO, TEXT, tmp_path / "one.gguf", **options)
 
     def stop(progress):
-        if progress.done >= 4:
+        if progress.stage == "imatrix" and progress.done >= 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="3 windows are kept"):

@@ -107,3 +107,17 @@ def test_waiting_for_another_process_counts_as_compiling(lines):
         time.sleep(0.02)
     assert seconds_without_compilation() - start <= time.perf_counter() - wall_start - 0.02
     assert lines == ["compiling kernels for q2_K, q3_K: 0 s"]
+
+
+def test_what_is_compiled_for_is_heard_when_it_begins_and_each_second(lines, monkeypatch):
+    heard, now = [], [100.0]
+    monkeypatch.setattr(compile_time.time, "perf_counter", lambda: now[0])
+    kernel = {"module": "ggufmill.formats.floats"}
+    with compile_time.compilation_heard(heard.append), compiling_for("iq3_k"), trigger_event("numba:compiler_lock"):
+        for seconds in (0.0, 0.5, 0.6, 0.2, 5.0):
+            now[0] += seconds
+            with trigger_event("numba:run_pass", kernel):
+                pass
+    assert heard == ["iq3_k"] * 3
+    compile_a_kernel()
+    assert len(heard) == 3
