@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,6 +68,15 @@ class CompiledGraph:
 
     def optional_vector(self, weight: Weight | None) -> np.ndarray | None:
         return None if weight is None else self.vector(weight)
+
+    def shared_rows(self, names: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Rows that several tokens share: how many, int64 of the layers, and of their names' numbers among `names`."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for number, layer in enumerate(self.layers):
+            for name, part in layer.rows.items():
+                if part.every > 1 and name in names:
+                    found.setdefault(part.every, []).append((number, names.index(name)))
+        return [(every, *np.array(places, np.int64).T) for every, places in found.items()]
 
     def part(self, layer: int, name: str) -> CachePart:
         """What a layer keeps per token under this name."""

@@ -19,6 +19,7 @@ from .kv_cache import CacheRows
 
 _TASK_BYTES = 1 << 20  # for the rows of a task: half of the cache that is a core's own
 _MAX_ROWS, _MIN_ROWS = 288, 48  # beyond, more gain nothing; below, decoding a block of keys takes longer than its products
+_TASKS_PER_THREAD = 3
 _MIN_NUMBERS = 1 << 14  # of keys and values, decoded by a task: some microseconds
 _MERGE_NUMBERS = 1 << 12  # added by a part of `merge`
 _POSITIONS = 32  # a generated token's tasks are the same for a run of this many positions: a divisor of flash.KEYS
@@ -73,6 +74,7 @@ def attend(
     merges: list[tuple[int, int, int, int]] = []
     arrays: list[np.ndarray] = []  # that the program refers to by address
     squares, products = [], 0
+    enough = len(segments) >= _TASKS_PER_THREAD * workers.count and not generated
     sinks, slopes = (None if x is None else np.ascontiguousarray(x, np.float32) for x in (params.sinks, params.slopes))
     for segment in segments:
         n, heads, k_width = segment.q.shape
@@ -87,7 +89,7 @@ def attend(
             k_width,
             v_width + (shared.padded if shared else 0),
         )
-        division = divide(AttentionShape(*sizes, workers.count, generated, shared is not None))
+        division = divide(AttentionShape(*sizes, workers.count, generated, enough or shared is not None))
         if shared is not None and shared_out is not None and shared_out.dtype == np.float64:
             of_tasks = np.zeros((len(division.tasks), shared.width))
             squares.append((shared_out, of_tasks, division.tasks[:, 0]))
@@ -105,7 +107,7 @@ def attend(
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
                 *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
-                *(0, 0),
+                *(0, 0, 0, 0),
             ),
             np.int64,
         )
@@ -139,8 +141,8 @@ class AttentionShape(NamedTuple):
     """The attention of n tokens of a sequence, after `past` others, for so many threads.
 
     How sums are ordered depends on `generated` alone: see kernels.attention.flash. generated: the keys are split, and not the
-    tokens (as long as they are few). fixed: each head's tasks are the same however many heads and threads there are, and the
-    keys are not split.
+    tokens (as long as they are few). fixed: tasks have as many queries as they can, however many heads and threads there are,
+    and the keys are not split.
     """
 
     n: int
@@ -167,7 +169,7 @@ def _divide(shape: AttentionShape) -> Division:
     n, group, kv_heads, past, window, k_width, v_width, threads, generated, fixed = shape
     is_split = generated and not fixed
     max_rows = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
-    per_thread = max_rows if fixed else kv_heads * n * group // (3 * threads)  # several tasks for each
+    per_thread = max_rows if fixed else kv_heads * n * group // (_TASKS_PER_THREAD * threads)
     rows = max(_MIN_ROWS, min(_MAX_ROWS, max_rows, per_thread))
     parts = -(-group // (_MIN_ROWS if is_split else rows))
     members = -(-group // parts)  # queries of a group that a task takes

@@ -73,6 +73,9 @@ class PassProgram(PassTasks):
         self.attention = AttentionJobs(self, compiled.attention_layers)
         self._cache_tables: list[np.ndarray | None] = [None] * len(counts)  # whose strides cache_addresses has
         self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
+        self.lengths = np.zeros(len(counts), np.int64)  # tokens of each sequence before the pass
+        # Addresses of the rows of each sequence, bytes of one, and of a head's: see KVCache.table.
+        self.row_addresses = np.zeros((len(counts), len(compiled.layers), len(names), 3), np.int64)
         self._ropes: dict[tuple, Rotations] = {}
         self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
@@ -150,6 +153,7 @@ class PassProgram(PassTasks):
     def _set_cache_addresses(self) -> None:
         """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
         for sequence, (cache, at) in enumerate(self.run_inputs.batch):
+            self.lengths[sequence] = cache.length
             if cache.state is not None:
                 self.state_addresses[sequence] = cache.state.addresses()
             if not self.names:
@@ -159,4 +163,8 @@ class PassProgram(PassTasks):
             self.cache_addresses[:, :, at, 0] += rows[:, :, None, 0]
             if rows is not self._cache_tables[sequence]:
                 self._cache_tables[sequence] = rows
+                self.row_addresses[sequence] = rows
                 self.cache_addresses[:, :, at, 1] = rows[:, :, None, 2]
+            for every, layers, names in self.shared_rows:  # of the last token of a run, the others write none
+                own = rows[layers, names, 0][:, None] + rows[layers, names, 1][:, None] * (positions // every)
+                self.cache_addresses[layers, names, at, 0] = np.where((positions + 1) % every, 0, own)

@@ -53,6 +53,7 @@ class PassTasks(PassMemory):
         self.row_step = max(1, _ROW_NUMBERS // compiled.graph.n_embd)
         self.schedule, self.run_inputs = Schedule(), RunInputs()
         self.cache_addresses = np.zeros((len(compiled.layers), len(names), self.n, 2), np.int64)
+        self.shared_rows = compiled.shared_rows(names)
         self._cache_views: dict[tuple[int, str], View] = {}
         self._by_rows: dict[tuple[str, int, int], Partition] = {}
 
@@ -127,7 +128,7 @@ class PassTasks(PassMemory):
         if part.rotation:
             x = self.rotate(x, self.temporary(x.rows, x.heads, x.width), part.rotation)
         is_float, blocks = TYPES[part.type].is_float, cache_blocks.STORES.get(part.type)
-        if part.every > 1 or not (is_float or blocks):
+        if not (is_float or blocks):
 
             def put() -> None:
                 rows = x.array

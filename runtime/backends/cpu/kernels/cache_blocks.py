@@ -32,19 +32,25 @@ def _place(task, row, head):
 
 
 @kernel
+def _heads(task, row):
+    """Heads of a row that are written: none where the row has no place."""
+    return task.x.heads if view(task.addresses + 16 * row, 2, np.int64)[0] else 0
+
+
+@kernel
 def _store_rounded(task, number, max_code, block_bytes):
     """Of types whose codes are 0 to `max_code`, in blocks of 32 numbers."""
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
-        for h in range(task.x.heads):
+        for h in range(_heads(task, r)):
             row, out = head_of(task.x, r, h, 0, width), view(_place(task, r, h), width // 32 * block_bytes, np.uint8)
             if _fill_unless_finite(row, out):
                 round_to_nearest(row, max_code, False, out)
 
 
-# Of all: writes rows of heads of whole blocks. addresses: int64 [rows, 2], of head 0's row in the cache, and bytes from there
-# to the next head's.
+# Of all: writes rows of heads of whole blocks. addresses: int64 [rows, 2], of head 0's row in the cache (0: it has none), and
+# bytes from there to the next head's.
 
 
 @task_kernel(x=reads(HEADS), addresses=CONSTANT)
@@ -52,7 +58,7 @@ def store_q8_0(task, number):
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
-        for h in range(task.x.heads):
+        for h in range(_heads(task, r)):
             row, out = head_of(task.x, r, h, 0, width), view(_place(task, r, h), width // 32 * 34, np.uint8)
             if _fill_unless_finite(row, out):
                 encode_q8_0_row(row, out)
@@ -73,7 +79,7 @@ def store_q8_kv(task, number):
     first, stop, _, _ = cell(task, number)
     width = task.x.width
     for r in range(first, stop):
-        for h in range(task.x.heads):
+        for h in range(_heads(task, r)):
             row, at, size = head_of(task.x, r, h, 0, width), _place(task, r, h), width + 8
             if _fill_unless_finite(row, view(at, size, np.uint8)):
                 words = size // 4

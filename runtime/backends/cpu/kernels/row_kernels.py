@@ -210,10 +210,10 @@ def quantise(task, number):
 def store_in_cache(task, number):
     """Writes rows of heads to KV caches of a float type (cache_rows.TYPE_IDS).
 
-    addresses: int64 [rows, 2], of head 0's row in the cache, and bytes from there to the next head's.
+    addresses: int64 [rows, 2], of head 0's row in the cache (0: it has none), and bytes from there to the next head's.
     """
     first, stop, _, _ = cell(task, number)
     for r in range(first, stop):
         place = view(task.addresses + 16 * r, 2, np.int64)
-        for h in range(task.x.heads):
+        for h in range(task.x.heads if place[0] else 0):
             store_row(task.type_id, head_of(task.x, r, h, 0, task.x.width), place[0] + h * place[1])

@@ -15,7 +15,7 @@ from ..pass_program import PassProgram
 from .step import Step, lowers
 
 
-def _sequences(out: PassProgram, layer: int, name: str) -> dict[str, Any]:
+def sequences(out: PassProgram, layer: int, name: str) -> dict[str, Any]:
     """The operands that say which rows each sequence has, and where its state of a name lies."""
     counts = np.array(out.counts, np.int64)
     ranges = np.stack([np.cumsum(counts) - counts, counts], axis=1)
@@ -45,7 +45,7 @@ class ShortConvolutionStep(Step):
         kernel, channels = self.weight.shape
         parts = len(out.counts) * -(-channels // recurrent.CHANNELS)
         sizes = {"channels": channels, "kernel_size": kernel, "stride": _stride(out, op.layer, op.state)}
-        options = {"silu": op.activation == "silu", "dilation": op.dilation, **_sequences(out, op.layer, op.state)}
+        options = {"silu": op.activation == "silu", "dilation": op.dilation, **sequences(out, op.layer, op.state)}
         out.task(recurrent.short_convolution, parts, x=x, out=to, weight=self.weight, bias=self.bias, **sizes, **options)
 
 
@@ -72,7 +72,7 @@ def gated_delta_rule(
     operands |= {"decays": prod(alpha.shape) // heads, "tiled": tiled, "epsilon": epsilon, "scale": k_width**-0.5}
     operands["lower_bound"] = lower_bound
     parts = len(program.counts) * heads * -(-_stride(program, layer, "delta") // recurrent.COLUMNS)
-    program.task(recurrent.delta_rule, parts, **operands, **_sequences(program, layer, "delta"))
+    program.task(recurrent.delta_rule, parts, **operands, **sequences(program, layer, "delta"))
 
 
 @lowers(SelectiveScan)
@@ -90,6 +90,6 @@ class SelectiveScanStep(Step):
         op = self.op
         operands: dict[str, Any] = {name: _heads(out, getattr(op, name)) for name in ("x", "b", "c")}
         operands |= {"dt": out.contiguous(op.dt), "out": with_heads(out.new(op.out), *op.x.shape)}
-        operands |= {"dt_bias": self.bias, "decay": self.decay, "skip": self.skip, **_sequences(out, op.layer, "scan")}
+        operands |= {"dt_bias": self.bias, "decay": self.decay, "skip": self.skip, **sequences(out, op.layer, "scan")}
         parts = len(out.counts) * op.x.shape[0] * -(-_stride(out, op.layer, "scan") // selective_scan.COLUMNS)
         out.task(selective_scan.selective_scan, parts, **operands)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ....graph import Observer, Value, Weight
-from ....graph.compressed_attention_ops import AverageRun, Compress
 from ....graph.hyper_connection_ops import MatchStreams, ScoreStreams
 from ....graph.ops import NgramEmbedding, Op, ScaleByPosition, Split
 from ...reference.fallback import note_fallback
@@ -17,7 +16,7 @@ from ..pass_cache import PassCache
 from ..pass_program import PassProgram
 from .step import Step
 
-FAST_ENOUGH = (AverageRun, Compress, MatchStreams, NgramEmbedding, ScaleByPosition, ScoreStreams)
+FAST_ENOUGH = (MatchStreams, NgramEmbedding, ScaleByPosition, ScoreStreams)
 
 
 class ReferenceStep(Step):

@@ -68,6 +68,8 @@ JOB_FIELDS = (
     "shared_width",
     "shared_out",  # float32 [n, shared_heads, shared_width]: of the job's first head
     "shared_heads",  # 0: shared_out is float64 [tasks, shared_width], for the sums over a task's queries of the squares
+    "gather_part",  # address of the part that brings rows from different places together (see listed_rows), or 0
+    "gathered",  # its record; keys and values are the same float32 rows then, at no address of their own
     "scale",
     "softcap",  # 0: none
 )
@@ -75,7 +77,7 @@ JOB_FIELDS = (
     _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _SLOPES, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH,
     _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _AHEAD, _WINDOW, _SPLITS,
     _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS, _SCORE_PART, _VALUE_PART,
-    _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE, _SOFTCAP,
+    _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _GATHER_PART, _GATHERED, _SCALE, _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
 # Key heads, queries of a group, tokens, blocks of keys: each from ... to; and the number of the split. Blocks may go beyond the
@@ -202,7 +204,8 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         rounded = rows * (k_width // 2 + 1 if has_key_blocks else 0), rows * (KEYS + 2 if has_value_blocks else 0)
         sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * widest, LANES * widest, rounded[0], rounded[1])
         total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5] + sizes[6]
-        scratch = np.empty(total + LANES, np.float32)
+        gathered = KEYS * k_width if job[_GATHER_PART] else 0
+        scratch = np.empty(total + gathered + LANES, np.float32)
         queries_at = (address(scratch) + 63) // 64 * 64
         scores_at = queries_at + 4 * sizes[0]
         values_at = scores_at + 4 * sizes[1]
@@ -210,6 +213,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         scales_at, codes_at = decoded_at + 2 * sizes[3], decoded_at + 4 * sizes[3]  # of blocks, behind the words
         query_words = codes_at + 4 * sizes[4]
         query_factors, weight_words = query_words + 2 * rows * k_width, query_words + 4 * sizes[5]
+        gathered_at = weight_words + 4 * sizes[6]
         scales = view(scales_at, sizes[3] // 2, np.float32)
         queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
         decoded = view(decoded_at, sizes[3], np.float32)
@@ -248,6 +252,10 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                 values = view(block_values, value_size, np.float32)
                 k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
                 v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
+                if job[_GATHER_PART]:
+                    products[0], products[1], products[2], products[3] = job[_GATHERED], key, count, gathered_at
+                    call_part(job[_GATHER_PART], address(products), 0)
+                    k, v = gathered_at, gathered_at
                 panels, block_scores = round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
                 tiles = (rows - skipped + ROWS - 1) // ROWS
                 k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)

@@ -1,0 +1,131 @@
+"""Attention of single tokens to rows that lie in different places: the last tokens of a sequence, and entries of its cache that
+each stand for a run of tokens (DeepSeek-V4). A list of addresses stands for the rows; flash attention has those of a block of
+keys decoded when it comes to them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ......simd.compile import kernel
+from ......simd.memory import address, keep_alive, view
+from ......simd.team import TaskKernel, call_part
+from ..recurrent import SEQUENCES
+from ..task_kernel import CONSTANT, INT, REAL, ROWS, reads, row_of, task_kernel, writes
+from .cache_rows import TYPE_IDS, decode_rows
+from .flash import JOB_FIELDS, TASK_FIELDS
+from .running_softmax import round_up
+from .shared_values import KEYS
+from .tiles import PANEL
+
+(
+    _TASKS, _Q, _OUT, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _PAST,
+    _SPLITS, _SPLIT_BLOCKS, _SCORE_PART, _VALUE_PART, _GATHER_PART, _GATHERED, _SCALE, _MAXIMA, _SUMS,
+) = (
+    JOB_FIELDS.index(name)
+    for name in (
+        "tasks", "q", "out", "sinks", "n", "group", "kv_heads", "k_width", "v_width", "k_type", "v_type", "k_row_bytes",
+        "v_row_bytes", "past", "splits", "split_blocks", "score_part", "value_part", "gather_part", "gathered", "scale",
+        "maxima", "sums",
+    )
+)  # fmt: skip
+_JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
+_LISTED_SIZE = 5  # address of the list, how many of its rows are float32, width, width in memory, type of the others
+
+
+def _gather(argument, number):
+    """Decodes some of the rows of a list. argument: the address of int64 [4]: that of the list's record, the first row's
+    number, how many, and where the rows are written to, each filled up with zeros to its width in memory."""
+    words = view(argument, 4, np.int64)
+    listed, first, count, out = view(words[0], _LISTED_SIZE, np.int64), words[1], words[2], words[3]
+    rows, width, padded = view(listed[0] + 8 * first, count, np.int64), listed[2], listed[3]
+    for i in range(count):
+        to = view(out + 4 * padded * i, padded, np.float32)
+        if first + i < listed[1]:
+            source = view(rows[i], width, np.float32)
+            for j in range(width):
+                to[j] = source[j]
+            for j in range(width, padded):
+                to[j] = np.float32(0)
+        else:
+            decode_rows(listed[4], rows[i], 0, 1, padded, to, 0, 0, PANEL, 0)
+
+
+gather = TaskKernel(_gather)
+
+
+@kernel
+def _sequence_of(task, token):
+    """The sequence that a row of the pass belongs to: its number, first row, and tokens before the pass."""
+    sequence = 0
+    while True:
+        rows = view(task.ranges + 16 * sequence, 2, np.int64)
+        if token < rows[0] + rows[1]:
+            return sequence, rows[0], view(task.lengths + 8 * sequence, 1, np.int64)[0]
+        sequence += 1
+
+
+@task_kernel(
+    **{"q": reads(ROWS), "kv": reads(ROWS), "out": writes(ROWS), "selection": reads(ROWS), "sinks": CONSTANT},
+    **{**SEQUENCES, "lengths": CONSTANT, "entries": CONSTANT, "entry_step": INT},
+    **dict.fromkeys(("heads", "members", "width", "window", "stride", "every", "top", "type_id", "is_split"), INT),
+    **dict.fromkeys(("attend", "gather", "score_part", "value_part"), INT),
+    scale=REAL,
+)
+def attend_listed(task, number):
+    """One token's attention, of `members` heads, with one key head.
+
+    q, out     rows of float32 [heads, width]
+    kv         rows of float32 [width] of the tokens of the pass; the state has those of the tokens before, at their position
+               modulo `window`, rows of `stride` numbers
+    lengths    int64 [sequences], tokens before the pass
+    entries    of each sequence, entry_step bytes apart, int64 [2]: address of its first entry and bytes of one; 0: there are
+               none. A token sees those of the runs of `every` tokens that are complete with it
+    selection  rows of float32 [top]: numbers of the entries that a token sees; below 0, or address 0: all
+    sinks      float32 [heads]
+    attend     address of flash.attend_floats; gather: of `gather`; score_part, value_part: see flash.parts_of
+    is_split   whether sums have the order of generated tokens (see flash)
+    """
+    parts = (task.heads + task.members - 1) // task.members
+    token, head = number // parts, number % parts * task.members
+    sequence, first, past = _sequence_of(task, token)
+    stop, ring = past + token - first + 1, view(task.states + 16 * sequence, 2, np.int64)[0] + task.offset
+    recent, entries = min(stop, task.window), np.int64(0)
+    chosen = row_of(task.selection, token, 0, task.top)
+    is_chosen = task.selection.address != 0 and chosen[0] >= 0
+    if task.every:
+        entries = np.int64(task.top) if is_chosen else stop // task.every
+    count = recent + entries
+    rows = np.empty(count, np.int64)
+    for i in range(recent):
+        position = stop - recent + i
+        if position < past:
+            rows[i] = ring + 4 * task.stride * (position % task.window)
+        else:
+            rows[i] = task.kv.address + (first + position - past) * task.kv.row_bytes
+    if entries:
+        place = view(task.entries + task.entry_step * sequence, 2, np.int64)
+        for i in range(entries):
+            rows[recent + i] = place[0] + place[1] * (np.int64(chosen[i]) if is_chosen else i)
+    padded, blocks = round_up(task.width, 16), (count + KEYS - 1) // KEYS
+    listed = np.empty(_LISTED_SIZE, np.int64)
+    listed[0], listed[1], listed[2], listed[3], listed[4] = address(rows), recent, task.width, padded, task.type_id
+    job, part, sums = np.zeros(_JOB_SIZE, np.int64), np.zeros(_TASK_SIZE, np.int64), np.empty(2 * task.heads, np.float32)
+    part[1], part[2], part[3], part[5], part[7] = 1, head, min(head + task.members, task.heads), 1, blocks
+    job[_TASKS], job[_SINKS], job[_MAXIMA], job[_SUMS] = address(part), task.sinks, address(sums), address(sums)
+    job[_Q], job[_OUT] = task.q.address + token * task.q.row_bytes, task.out.address + token * task.out.row_bytes
+    job[_N], job[_GROUP], job[_KV_HEADS], job[_PAST], job[_SPLITS] = 1, task.heads, 1, count - 1, 1
+    job[_K_WIDTH], job[_V_WIDTH], job[_K_TYPE], job[_V_TYPE] = task.width, task.width, _F32, _F32
+    job[_K_ROW_BYTES], job[_V_ROW_BYTES] = 4 * padded, 4 * padded
+    if task.is_split:  # one split of all keys
+        split_blocks = np.int64(1)
+        while split_blocks < blocks:
+            split_blocks *= 2
+        job[_SPLIT_BLOCKS], job[_SCORE_PART], job[_VALUE_PART] = split_blocks, task.score_part, task.value_part
+    job[_GATHER_PART], job[_GATHERED] = task.gather, address(listed)
+    view(address(job), _JOB_SIZE, np.float64)[_SCALE] = task.scale
+    call_part(task.attend, address(job), 0)
+    keep_alive(rows)
+    keep_alive(listed)
+    keep_alive(part)
+    keep_alive(sums)
+    keep_alive(job)
