@@ -148,6 +148,40 @@ def truncated_nibbles(typingctx, low, high):
     return BYTES(F32, F32), generate
 
 
+def _stored_nibbles(bits):
+    """An intrinsic (row, index, step, eight lanes): four pairs of float32 lanes from 0 to below 128, truncated to
+    integers and limited to 2^bits - 1. Writes the low four bits of pair k, those of its second lanes above, to sixteen bytes
+    from row[index + k * step] on. Returns the fifth bits: bit 16 k + l of two integers, for first and second lanes."""
+
+    @intrinsic
+    def store(typingctx, row, index, step, a0, b0, a1, b1, a2, b2, a3, b3):
+        if not is_row(row, types.uint8):
+            return None
+
+        def generate(context, builder, signature, args):
+            words = [builder.fptosi(value, I32X16) for value in args[3:]]
+            codes, high_bits, wide = [], [], vector(I8, 4 * LANES)
+            for half in range(2):
+                code = bytes_of_words(builder, words[half::2])
+                highest = constant(wide, (1 << bits) - 1)
+                code = builder.select(builder.icmp_unsigned("<", code, highest), code, highest)
+                fifth = builder.icmp_unsigned(">", code, constant(wide, 15))
+                high_bits.append(builder.bitcast(fifth, I64) if bits > 4 else I64(0))
+                codes.append(builder.and_(code, constant(wide, 15)) if bits > 4 else code)
+            both = builder.or_(codes[0], builder.shl(codes[1], constant(wide, 4)))
+            for k, nibbles in enumerate(split_vector(builder, both, 4)):
+                place = builder.add(args[1], builder.mul(args[2], I64(k)))
+                builder.store(nibbles, element_pointer(context, builder, row, args[0], place, I8), align=1)
+            return context.make_tuple(builder, signature.return_type, high_bits)
+
+        return types.UniTuple(types.int64, 2)(row, types.intp, types.intp, *[F32] * 8), generate
+
+    return store
+
+
+store_nibbles, store_five_bits = _stored_nibbles(4), _stored_nibbles(5)
+
+
 @intrinsic
 def store_rounded(typingctx, row, index, a, b, c, d):
     """Writes four values of lanes, from -127 to 127, rounded with ties to even, to 64 consecutive bytes of a uint8 row. Returns

@@ -13,6 +13,8 @@ from ggufmill.simd.byte_lanes import (
     low_bytes,
     nonzero,
     store_bytes,
+    store_five_bits,
+    store_nibbles,
     store_rounded,
     store_rounded_rows,
     store_truncated,
@@ -110,6 +112,26 @@ def test_bytes_of_four_vectors_and_nibbles_of_two():
     assert np.array_equal(np.concatenate([out[64:96], out[99:131]]).view(np.int8), np.trunc(y))
     low, high = np.abs(y[:32]).astype(np.uint8).reshape(2, 16) & 15
     assert np.array_equal(out[131:], low | high << 4)
+
+
+@numba.njit
+def _nibbles(y, out):
+    a, b, c, d = load(y, 0), load(y, 16), load(y, 32), load(y, 48)
+    e, f, g, h = load(y, 64), load(y, 80), load(y, 96), load(y, 112)
+    store_nibbles(out, 1, 18, a, b, c, d, e, f, g, h)
+    return store_five_bits(out, 80, 20, a, b, c, d, e, f, g, h)
+
+
+def test_nibbles_and_fifth_bits_of_four_pairs_are_limited_to_the_largest_code():
+    y, out = np.random.default_rng(6).uniform(0, 32.9, 128).astype(np.float32), np.zeros(160, np.uint8)
+    fifths = np.array(_nibbles(y, out)).view(np.uint64)
+    codes = y.astype(np.uint8).reshape(4, 2, 16)
+    low = np.minimum(codes, 15)
+    assert np.array_equal(out[1:73].reshape(4, 18)[:, :16], low[:, 0] | low[:, 1] << 4)
+    codes = np.minimum(codes, 31)
+    assert np.array_equal(out[80:160].reshape(4, 20)[:, :16], codes[:, 0] & 15 | (codes[:, 1] & 15) << 4)
+    assert np.array_equal(np.unpackbits(fifths.view(np.uint8), bitorder="little").reshape(2, 4, 16), codes.swapaxes(0, 1) >> 4)
+    assert not out[[0, 17, 18, 79, 96, 97, 98, 99]].any()
 
 
 @numba.njit

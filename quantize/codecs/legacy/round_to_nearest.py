@@ -11,7 +11,7 @@ import numpy as np
 
 from ....formats import TYPES
 from ....simd.block_reductions import block_max, block_min, may_not_be_finite, or_bits
-from ....simd.byte_lanes import store_bytes, truncated_nibbles
+from ....simd.byte_lanes import store_bytes, store_five_bits, store_nibbles, truncated_nibbles
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, min_lanes, reduce_max, select, splat, store, store_half
 from ....simd.memory import address, keep_alive, prefetch_elements, store_word
@@ -34,14 +34,18 @@ def round_to_nearest(row, max_code, has_min, out):
     _round_row(row, max_code, has_min, np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), out)
 
 
-@kernel
-def round_rows_to_nearest(x, max_code, has_min, out, amax):
-    """As `round_to_nearest`, x float32 [rows, n] -> out uint8 [rows, row_bytes]. amax: float32 [rows], the largest magnitude of
-    each row. Returns the least and the largest of these; infinity or NaN if an element is."""
-    floats, half_words = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16)
-    for r in range(x.shape[0]):
-        amax[r] = _round_row(x[r], max_code, has_min, floats, half_words, out[r])
-    return range_of(amax)
+def _rows_kernel(max_code: int, has_min: bool) -> Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[float, float]]:
+    """The kernel of one type: as `round_to_nearest`, x float32 [rows, n] -> out uint8 [rows, row_bytes]. amax: float32 [rows],
+    the largest magnitude of each row. Returns the least and the largest of these; infinity or NaN if an element is."""
+
+    @kernel
+    def round_rows_to_nearest(x, out, amax):
+        floats, half_words = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16)
+        for r in range(x.shape[0]):
+            amax[r] = _round_row(x[r], max_code, has_min, floats, half_words, out[r])
+        return range_of(amax)
+
+    return round_rows_to_nearest
 
 
 @kernel
@@ -56,18 +60,29 @@ def _round_row(row, max_code, has_min, floats, half_words, out):
         count = min(_BLOCKS, blocks - first)
         amax = _store_scales(row, first, count, max_code, has_min, floats, half_words)
         largest = max_lanes(amax, largest)
-        for b in range(count):
+        whole = count - count % 4
+        for b in range(0, whole, 4):
             start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
-            x, y = load(row, start), load(row, start + LANES)
-            prefetch_elements(row, start + _BLOCKS * BLOCK, BLOCK)
-            bits = or_bits(or_bits(x, y), bits)
-            if has_min:
-                x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]
-            # Neither is below 0: elements are no less than the minimum, and no larger than half the scales' range.
-            inverse = splat(floats[b])
-            x = min_lanes(fma_lanes(x, inverse, shift), highest)
-            y = min_lanes(fma_lanes(y, inverse, shift), highest)
-            # Whole words: what a type has no room for is written over by what follows.
+            x0, y0, bits = _steps(row, start, b, has_min, floats, shift, bits)
+            x1, y1, bits = _steps(row, start + BLOCK, b + 1, has_min, floats, shift, bits)
+            x2, y2, bits = _steps(row, start + 2 * BLOCK, b + 2, has_min, floats, shift, bits)
+            x3, y3, bits = _steps(row, start + 3 * BLOCK, b + 3, has_min, floats, shift, bits)
+            for k in range(4):
+                # Whole words: what a type has no room for is written over by what follows.
+                at = out_address + np.uint64(out_at + k * block_bytes)
+                store_word(at, np.uint32(half_words[b + k] | half_words[_BLOCKS + b + k] << 16))
+            codes_at = out_at + block_bytes - BLOCK // 2
+            if max_code == 15:
+                store_nibbles(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
+            else:
+                low, high = store_five_bits(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
+                for k in range(4):
+                    fifth = np.uint32((low >> 16 * k) & 0xFFFF | ((high >> 16 * k) & 0xFFFF) << 16)
+                    store_word(out_address + np.uint64(out_at + k * block_bytes + head_bytes), fifth)
+        for b in range(whole, count):
+            start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
+            x, y, bits = _steps(row, start, b, has_min, floats, shift, bits)
+            x, y = min_lanes(x, highest), min_lanes(y, highest)
             store_word(out_address + np.uint64(out_at), np.uint32(half_words[b] | half_words[_BLOCKS + b] << 16))
             if max_code == 31:
                 fifth = mask_bits(x >= 16) | mask_bits(y >= 16) << 16
@@ -75,6 +90,19 @@ def _round_row(row, max_code, has_min, floats, half_words, out):
             store_bytes(out, out_at + block_bytes - BLOCK // 2, truncated_nibbles(x, y))
     keep_alive(out)
     return amax_of(row, 0, row.size) if may_not_be_finite(bits) else reduce_max(largest)
+
+
+@kernel
+def _steps(row, start, b, has_min, floats, shift, bits):
+    """How many steps of block b's scale its two vectors, from row[start] on, are above code 0, and a half; none is below 0:
+    elements are no less than the minimum, and no larger than half the scales' range. And `or_bits` of them and `bits`."""
+    x, y = load(row, start), load(row, start + LANES)
+    prefetch_elements(row, start + _BLOCKS * BLOCK, BLOCK)
+    bits = or_bits(or_bits(x, y), bits)
+    if has_min:
+        x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]
+    inverse = splat(floats[b])
+    return fma_lanes(x, inverse, shift), fma_lanes(y, inverse, shift), bits
 
 
 @kernel
@@ -125,12 +153,14 @@ def rounding_codec(
 ) -> Codec:
     """The codec of a type that is rounded to nearest without importance; search: `Codec.encode` with importance."""
 
+    round_rows = _rows_kernel(max_code, has_min)
+
     def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
         if importance is not None:
             amax, range_ = finite_amax(x)
             return search(x, importance), amax, range_
         out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-        return out, amax, round_rows_to_nearest(x, max_code, has_min, out, amax)
+        return out, amax, round_rows(x, out, amax)
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         return encode_with_amax(x, None)[0] if importance is None else search(x, importance)
