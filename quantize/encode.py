@@ -66,7 +66,8 @@ def encode(
     others (then a warning is logged). The layouts are those of docs/formats/layouts.md, the searches those of
     docs/formats/encoders.md.
     """
-    tensor_type = _find(type)
+    plain = _plain_rows(type, device)
+    tensor_type = plain.target
     x = np.ascontiguousarray(x, np.uint16 if bf16 else np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
@@ -90,7 +91,6 @@ def encode(
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
         importance = float_range().limit_importance(prepared.importance) if importance is None else importance
-    plain = _plain_rows(type, device)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     on_gpu = device is not None and plain.is_on_gpu(importance is not None)
@@ -103,13 +103,8 @@ def encode(
             refined, suspicious = _encode_together(x, plain, importance, prepared, effort, coupled)
             if refined is not None and not suspicious:
                 return _packed(refined, plain, n)
-        if isinstance(report, bool):
-            name = tensor_type.name
-            report_to = (lambda coarse: CoarseRowReport.of_array(_float32(x), name)(coarse)) if report else None
-        else:
-            report_to = report
         encode_rows = _encode_on_gpu if on_gpu else _encode_checked
-        q, changed = encode_rows(x, importance, plain, report_to)
+        q, changed = encode_rows(x, importance, plain, report)
         if prepared is not None:
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
@@ -180,8 +175,15 @@ def _float32(x: np.ndarray) -> np.ndarray:
     return x if x.dtype == np.float32 else bf16_to_f32(x)
 
 
+def _report_to(report: Report | bool, x: np.ndarray, plain: PlainRows) -> Report | None:
+    """What is called with coarse rows of x, float32 or the bits of bf16."""
+    if isinstance(report, bool):
+        return CoarseRowReport.of_array(_float32(x), plain.target.name) if report else None
+    return report
+
+
 def _encode_on_gpu(
-    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
+    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """As `_encode_checked`, x being float32 or the bits of bf16; rows that need more than their encoder are the processor's."""
     from .torch_encoders.encode_on_gpu import encode_on_gpu
@@ -190,7 +192,8 @@ def _encode_on_gpu(
     q, some = encode_on_gpu(x, importance, plain, plain.device)
     if not len(some):
         return q, None
-    report_some = None if report is None else lambda coarse: report(coarse._replace(rows=some[coarse.rows]))
+    report_to = _report_to(report, x, plain)
+    report_some = report_to is not None and (lambda coarse: report_to(coarse._replace(rows=some[coarse.rows])))
     try:
         q[some], changed_some = _encode_checked(_float32(x[some]), importance, plain, report_some)
     except NonFiniteError as error:
@@ -203,12 +206,12 @@ def _encode_on_gpu(
 
 
 def _encode_checked(
-    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | None
+    x: np.ndarray, importance: np.ndarray | None, plain: PlainRows, report: Report | bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows of the plain type by the processor, and which were encoded in another way than usual (bool, None for none)."""
     q, amax, range_ = plain.encode_with_amax(x, importance)
     rows = suspects(x, q, amax, range_, importance is not None, plain)
-    return mended(x, q, rows, importance, plain, report) if len(rows) else (q, None)
+    return mended(x, q, rows, importance, plain, _report_to(report, x, plain)) if len(rows) else (q, None)
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:

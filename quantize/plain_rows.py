@@ -17,7 +17,7 @@ from ..simd.compile import import_kernels
 from .codecs.codec import raise_nonfinite
 
 if TYPE_CHECKING:
-    from .codecs.codec import Codec
+    from .codecs.codec import Codec, Encoded
 
 # Block size -> repacked types whose encoders guard importance (docs/formats/encoders.md, imatrix sanitising) while those of
 # their base types do not: their bytes are not always those of the repacked base type.
@@ -76,11 +76,8 @@ class PlainRows:
         """C-contiguous float32 [rows, n], all of it finite, importance float32 [n] or None -> uint8 [rows, row_bytes]."""
         return self.codec.encode(x, self._guarded_importance(x, importance))
 
-    def encode_with_amax(
-        self, x: np.ndarray, importance: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        """As `encode`, with the largest magnitude of each row, float32 [rows], and the least and the largest of these. Raises
-        NonFiniteError for NaN or infinity in x."""
+    def encode_with_amax(self, x: np.ndarray, importance: np.ndarray | None) -> Encoded:
+        """As `Codec.encode_with_amax`, of any codec. Raises NonFiniteError for NaN or infinity in x."""
         encode_with_amax = self.codec.encode_with_amax
         if encode_with_amax is None:
             amax, range_ = float_range().finite_amax(x)

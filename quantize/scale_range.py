@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..formats import layouts
-from .plain_rows import PlainRows
+from .plain_rows import PlainRows, float_range
 from .subnormal_scales import encode_small, has_float16_scales
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
@@ -132,20 +132,26 @@ def mended(
 
 
 def suspects(
-    x: np.ndarray, q: np.ndarray, amax: np.ndarray, range_: tuple[float, float], is_weighted: bool, plain: PlainRows
+    x: np.ndarray, q: np.ndarray, amax: np.ndarray | None, range_: tuple[float, float], is_weighted: bool, plain: PlainRows
 ) -> np.ndarray:
     """Numbers of the rows that the type's scales may not hold or that are worse than zeros, in complete groups.
 
-    amax: the largest magnitude of each row; range_: the least and the largest of these; is_weighted: whether importance was
-    given.
+    amax: the largest magnitude of each row, found here if None; range_: the least and the largest of these; is_weighted:
+    whether importance was given.
     """
     least, largest = range_
     limits, found = plain_range(plain.type.name) or (0.0, np.inf), _NO_ROWS
-    if least < limits[0] or largest > limits[1]:
-        found = np.flatnonzero((amax < limits[0]) | (amax > limits[1]))
-        found = found[amax[found] > 0]
     codec = plain.codec
     rounds = codec.rounds or (codec.rounds_without_importance and not is_weighted and least >= _LEAST_ROUNDED)
+    is_within = least >= limits[0] and largest <= limits[1]
+    if is_within and rounds:
+        return found
+    if amax is None:
+        amax = float_range().row_amax(x)
+        assert amax is not None
+    if not is_within:
+        found = np.flatnonzero((amax < limits[0]) | (amax > limits[1]))
+        found = found[amax[found] > 0]
     if not rounds:
         from .codecs.row_errors import rows_not_nearer
 

@@ -130,10 +130,9 @@ def prefetch_elements(typingctx, row, index, count):
         return None
 
     def generate(context, builder, signature, args):
-        item_bytes = row.dtype.bitwidth // 8
-        first = builder.ptrtoint(context.make_array(row)(context, builder, args[0]).data, _I64)
-        address = builder.add(first, builder.mul(args[1], _I64(item_bytes)))
-        for offset in range(0, item_bytes * count.literal_value, CACHE_LINE):
+        first = builder.gep(context.make_array(row)(context, builder, args[0]).data, [args[1]])
+        address = builder.ptrtoint(first, _I64)  # a load from a place nearby shares its registers
+        for offset in range(0, row.dtype.bitwidth // 8 * count.literal_value, CACHE_LINE):
             llvm.prefetch(builder, address, offset, 3)
         return context.get_dummy_value()
 

@@ -27,7 +27,8 @@ class ItemEncoder(NamedTuple):
     importance: Callable[[np.ndarray], np.ndarray] = np.asarray
 
 
-EncodeWithAmax = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray, tuple[float, float]]]
+Encoded = tuple[np.ndarray, np.ndarray | None, tuple[float, float]]
+EncodeWithAmax = Callable[[np.ndarray, np.ndarray | None], Encoded]
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Codec:
     encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
                    [rows, n]. x has at least one row and only finite values.
     decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
-    encode_with_amax  what `encode` returns, the largest magnitude of each row, float32 [rows], and the least and the largest of
-                   these: of a codec that looks at all of x anyway, so that x need not be scanned before. Where the last is not
-                   finite, x is not
+    encode_with_amax  what `encode` returns, the largest magnitude of each row, float32 [rows], or None where only few callers
+                   need them, and the least and the largest of these: of a codec that looks at all of x anyway, so that x need
+                   not be scanned before. Where the last is not finite, x is not
     rounds         every weight becomes the nearest of values among which 0 is: no row within the range of the type's scales is
                    farther from its weights than zeros are
     items          how a GPU encodes; None: not at all

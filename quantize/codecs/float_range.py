@@ -88,15 +88,17 @@ def amax_of(x, start, size):
     return reduce_max_magnitude(max_magnitude(max_magnitude(max1, max2), max_magnitude(max3, max4)))
 
 
+NO_ROWS = np.float32(np.inf), np.float32(0)  # the range of none, for `with_row`
+
+
 @kernel
-def range_of(amax):
-    """The least and the largest of float32 [n] without negative numbers; the first that is infinite or NaN twice, if one is."""
-    least = largest = amax[0]
-    for i in range(amax.size):
-        if not amax[i] < np.inf:
-            return amax[i], amax[i]
-        least, largest = min(least, amax[i]), max(largest, amax[i])
-    return least, largest
+def with_row(range_, amax):
+    """The least and the largest of the largest magnitudes of rows, with that of one more; the first that is infinite or NaN
+    twice, if one is."""
+    least, largest = range_
+    if not largest < np.inf:
+        return range_
+    return (min(least, amax), max(largest, amax)) if amax < np.inf else (amax, amax)
 
 
 def finite_amax(x: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

@@ -25,8 +25,8 @@ from ...simd.lanes import (
     store,
 )
 from ...simd.scalar import ROUNDING_CONSTANT
-from .codec import Codec, codec_with_amax
-from .float_range import range_of
+from .codec import Codec, Encoded, codec_with_amax
+from .float_range import NO_ROWS, with_row
 from .importance import importance_rows
 from .row_decoder import row_decoder
 
@@ -66,13 +66,13 @@ def _gain(x, v, next_v, scale, next_scale, inverse):
 
 
 @kernel
-def _encode(x, importance, scales, inverses, out, amax):
-    """x float32 [rows, n] -> out uint8 [rows, row_bytes]; amax: float32 [rows], the largest magnitudes of rows. Returns the
-    least and the largest of these. Lanes are elements of one block, except for the largest magnitudes: sixteen blocks."""
+def _encode(x, importance, scales, inverses, out):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Returns the least and the largest of the rows' largest magnitudes.
+    Lanes are elements of one block, except for the largest magnitudes: sixteen blocks."""
     rows, n = x.shape
     floats = np.zeros(LANES + LANES * BLOCK, np.float32)
     block_amax, tile = floats[:LANES], floats[LANES:]
-    amax_bits, blocks = block_amax.view(np.uint32), n // BLOCK
+    amax_bits, blocks, range_ = block_amax.view(np.uint32), n // BLOCK, NO_ROWS
     for r in range(rows):
         row, out_row, largest = x[r], out[r], splat(0)
         qw = importance[r % importance.shape[0]] if importance.shape[0] > 0 else row
@@ -99,15 +99,15 @@ def _encode(x, importance, scales, inverses, out, amax):
                 e, v_a, v_c = e + 1, next_v_a, next_v_c
             out_row[_BYTES * b] = e if amax_bits[b % LANES] > 0 else 0
             store(out_row, _BYTES * b + 1, fma_lanes(_code(c, v_c), splat(16), _code(a, v_a)))
-        amax[r] = reduce_max_magnitude(largest)
-    return range_of(amax)
+        range_ = with_row(range_, reduce_max_magnitude(largest))
+    return range_
 
 
-def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
     """mxfp4: float32 [rows, n], n a multiple of 32, importance float32 [n] or None -> uint8 [rows, n / 32 * 17], and what
     `Codec.encode_with_amax` returns besides."""
-    out, amax = np.empty((len(x), TYPES["mxfp4"].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-    return out, amax, _encode(x, importance_rows(importance), _SCALES, _INVERSES, out, amax)
+    out = np.empty((len(x), TYPES["mxfp4"].row_bytes(x.shape[1])), np.uint8)
+    return out, None, _encode(x, importance_rows(importance), _SCALES, _INVERSES, out)
 
 
 CODECS: dict[str, Codec] = {"mxfp4": codec_with_amax(encode_with_amax, row_decoder("mxfp4"), rounds=True)}

@@ -17,11 +17,11 @@ from ...formats import TYPES, TensorType
 from ...simd.block_reductions import max_magnitude, max_of_eight, reduce_max_magnitude, reduce_sum_bits, sum_bits
 from ...simd.byte_lanes import low_bytes, store_bytes, store_rounded, store_rounded_rows
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, lane_at, load, min_lanes, select, splat, store, store_half
-from ...simd.memory import address, keep_alive, prefetch_elements, view
+from ...simd.lanes import LANES, lane_at, load, mask_from_bits, min_lanes, reduce_min, select, splat, store, store_half
+from ...simd.memory import CACHE_LINE, address, keep_alive, prefetch_elements, view
 from ...simd.scalar import ROUNDING_BITS, ROUNDING_CONSTANT
-from .codec import Codec, codec_with_amax
-from .float_range import amax_of, range_of
+from .codec import Codec, Encoded, codec_with_amax
+from .float_range import NO_ROWS, amax_of, with_row
 from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
@@ -40,26 +40,45 @@ def _scale_and_inverse(amax):
 
 
 @kernel
-def _store_codes(x, start, size, inverse, following, out, at):
+def _elements_to_line(x):
+    """How many elements of a row of float32 lie before its first cache line. 0 if they are not whole groups of four."""
+    elements = -address(x) % CACHE_LINE // 4
+    keep_alive(x)
+    return elements if elements % 4 == 0 else 0
+
+
+@kernel
+def _store_codes(x, start, size, to_line, inverse, following, out, at):
     """Rounds x[start : start + size], size a multiple of 16, to bytes out[at : at + size].
 
-    Returns the sum of the codes, and the `amax_of` as many elements from `following` on, which are to be rounded next: to look
-    at both in one loop leaves no time in which a processor waits for memory, or for a scale.
+    Returns the sum of the codes, and the `amax_of` as many elements from `following` on, which are to be rounded later: to look
+    at both in one loop leaves no time in which a processor waits for memory, or for a scale. Vectors are read where cache lines
+    begin, `to_line` elements from either start on, but for the first and the last ones.
     """
-    max1 = max2 = total = tail = splat(0)  # sums of bits
-    end, ahead, at = start + size - size % (4 * LANES), following - start, at - start
-    for i in range(start, end, 4 * LANES):
+    ahead, last, at = following - start, start + size - LANES, at - start
+    begin = start + to_line
+    end = begin + (size - to_line) // (4 * LANES) * (4 * LANES)
+    rest = (start + size - end) % LANES
+    a, b = load(x, start) * inverse + ROUNDING_CONSTANT, load(x, last) * inverse + ROUNDING_CONSTANT
+    store_bytes(out, at + start, low_bytes(a))
+    store_bytes(out, at + last, low_bytes(b))
+    max1, max2 = max_magnitude(load(x, following), splat(0)), max_magnitude(load(x, last + ahead), splat(0))
+    # Of sums of bits: those of a rounded number are a constant plus the code.
+    a = select(mask_from_bits((1 << to_line) - 1), a, splat(0))
+    b = select(mask_from_bits(0xFFFF << (LANES - rest)), b, splat(0))
+    total, tail = splat(0), sum_bits(a, b)
+    for i in range(begin, end, 4 * LANES):
         a, b = load(x, i) * inverse, load(x, i + LANES) * inverse
         c, d = load(x, i + 2 * LANES) * inverse, load(x, i + 3 * LANES) * inverse
         total = sum_bits(store_rounded(out, at + i, a, b, c, d), total)
         j = i + ahead
         max1, max2 = max_magnitude(load(x, j), max1), max_magnitude(load(x, j + LANES), max2)
         max1, max2 = max_magnitude(load(x, j + 2 * LANES), max1), max_magnitude(load(x, j + 3 * LANES), max2)
-    for i in range(end, start + size, LANES):
-        a = load(x, i) * inverse + ROUNDING_CONSTANT  # the bits of a rounded number are a constant plus the code
+    for i in range(end, last + 1, LANES):
+        a = load(x, i) * inverse + ROUNDING_CONSTANT
         store_bytes(out, at + i, low_bytes(a))
         tail, max1 = sum_bits(tail, a), max_magnitude(load(x, i + ahead), max1)
-    constant = (start + size - end) * ROUNDING_BITS
+    constant = (size - (end - begin)) * ROUNDING_BITS
     return np.int32(reduce_sum_bits(sum_bits(total, tail)) - constant), reduce_max_magnitude(max_magnitude(max1, max2))
 
 
@@ -68,57 +87,56 @@ def encode_q8_kv_row(x, out, scales, sums):
     """x float32 [n] -> out uint8 [8 + n]; scales, sums: the memory of `out` as float32 and as int32, for the row's scale and
     the sum of its codes."""
     scales[0], inverse = _scale_and_inverse(amax_of(x, 0, x.size))
-    sums[1], _ = _store_codes(x, 0, x.size, inverse, 0, out, _META)
+    sums[1], _ = _store_codes(x, 0, x.size, 0, inverse, 0, out, _META)
 
 
 @kernel
-def _encode_q8_kv(x, out, amax):
-    """x float32 [rows, n] -> out uint8 [rows, 8 + n].
-
-    Of this and the next kernels: amax float32 [rows], largest magnitudes of rows; the least and the largest are returned.
-    """
+def _encode_q8_kv(x, out):
+    """x float32 [rows, n] -> out uint8 [rows, 8 + n]. Of this and the next kernels: returns the least and the largest of the
+    rows' largest magnitudes."""
     rows, n = x.shape
     words = out.shape[1] // 4
     scales, sums = view(address(out), (rows, words), np.float32), view(address(out), (rows, words), np.int32)
     flat, out_flat = x.reshape(-1), out.reshape(-1)
-    largest = amax_of(flat, 0, n)
+    to_line, last = _elements_to_line(flat), (rows - 1) * n
+    largest, next_largest = amax_of(flat, 0, n), amax_of(flat, min(n, last), n)
+    range_ = NO_ROWS
     for r in range(rows):
-        amax[r] = largest
         scales[r, 0], inverse = _scale_and_inverse(largest)
-        following = min(r + 1, rows - 1) * n
-        sums[r, 1], largest = _store_codes(flat, r * n, n, inverse, following, out_flat, out.shape[1] * r + _META)
+        following, at = min((r + 2) * n, last), out.shape[1] * r + _META
+        # The largest of the row after the next is found meanwhile: no row waits for its scale.
+        sums[r, 1], later = _store_codes(flat, r * n, n, to_line, inverse, following, out_flat, at)
+        range_ = with_row(range_, largest)
+        largest, next_largest = next_largest, later
     keep_alive(out)
-    return range_of(amax)
+    return range_
 
 
 @kernel
-def _magnitudes(x, start, size):
-    """Lanes whose largest is the largest magnitude of x[start : start + size], size a multiple of 32."""
-    max1 = max2 = splat(0)
-    for i in range(start, start + size, 2 * LANES):
-        max1, max2 = max_magnitude(load(x, i), max1), max_magnitude(load(x, i + LANES), max2)
-    return max_magnitude(max1, max2)
-
-
-@kernel
-def _amax_of_rows(x, start, n, size):
+def _amax_of_rows(x, start, n, size, to_line):
     """The largest magnitude of x[start : start + size] and of the seven runs that follow, each n after the last one: lanes 0 to
     7, and again 8 to 15."""
-    return max_of_eight(
-        _magnitudes(x, start, size), _magnitudes(x, start + n, size), _magnitudes(x, start + 2 * n, size),
-        _magnitudes(x, start + 3 * n, size), _magnitudes(x, start + 4 * n, size), _magnitudes(x, start + 5 * n, size),
-        _magnitudes(x, start + 6 * n, size), _magnitudes(x, start + 7 * n, size),
-    )  # fmt: skip
+    s1, s2, s3, s4 = start + n, start + 2 * n, start + 3 * n, start + 4 * n
+    s5, s6, s7 = start + 5 * n, start + 6 * n, start + 7 * n
+    m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = splat(0)
+    for place in range(to_line - LANES if to_line else 0, size, LANES):
+        i = min(max(place, 0), size - LANES)
+        m0, m1 = max_magnitude(load(x, start + i), m0), max_magnitude(load(x, s1 + i), m1)
+        m2, m3 = max_magnitude(load(x, s2 + i), m2), max_magnitude(load(x, s3 + i), m3)
+        m4, m5 = max_magnitude(load(x, s4 + i), m4), max_magnitude(load(x, s5 + i), m5)
+        m6, m7 = max_magnitude(load(x, s6 + i), m6), max_magnitude(load(x, s7 + i), m7)
+    return max_of_eight(m0, m1, m2, m3, m4, m5, m6, m7)
 
 
 @kernel
-def _round_rows(x, start, n, size, inverse, out, at):
+def _round_rows(x, start, n, size, to_line, inverse, out, at):
     """Rounds such runs times their inverse scales, lanes 0 to 7, to bytes from out[at] on: four of each row in turn."""
     s1, s2, s3, s4 = start + n, start + 2 * n, start + 3 * n, start + 4 * n
     s5, s6, s7 = start + 5 * n, start + 6 * n, start + 7 * n
     i0, i1, i2, i3 = lane_at(inverse, 0), lane_at(inverse, 1), lane_at(inverse, 2), lane_at(inverse, 3)
     i4, i5, i6, i7 = lane_at(inverse, 4), lane_at(inverse, 5), lane_at(inverse, 6), lane_at(inverse, 7)
-    for i in range(0, size, LANES):
+    for place in range(to_line - LANES if to_line else 0, size, LANES):
+        i = min(max(place, 0), size - LANES)
         j = i + SUPERBLOCK  # what is read next, also where runs are superblocks
         prefetch_elements(x, start + j, LANES)
         prefetch_elements(x, s1 + j, LANES)
@@ -135,63 +153,66 @@ def _round_rows(x, start, n, size, inverse, out, at):
         )  # fmt: skip
 
 
+@kernel
+def _range_of_lanes(least, largest):
+    """The least and the largest of lanes; twice the largest if that is infinite or NaN."""
+    end = reduce_max_magnitude(largest)
+    return (reduce_min(least) if end < np.inf else end), end
+
+
 # Scales of the next two are stored sixteen at a time, eight too many: codes are written over these.
 
 
 @kernel
-def _encode_q8_kv_r8(x, out, amax):
+def _encode_q8_kv_r8(x, out):
     """x float32 [8 * groups, n] -> out uint8 [8 * groups, 4 + n], of groups: 32 + 8 * n bytes."""
     rows, n = x.shape
-    flat, out_flat, largest, at = x.reshape(-1), out.reshape(-1), np.empty(LANES, np.float32), 0
-    scales = view(address(out), out.size // 4, np.float32)
+    flat, out_flat, least, largest, at = x.reshape(-1), out.reshape(-1), splat(np.inf), splat(0), 0
+    scales, to_line = view(address(out), out.size // 4, np.float32), _elements_to_line(flat)
     for first in range(0, rows, ROWS):
-        group_amax = _amax_of_rows(flat, n * first, n, n)
+        group_amax = _amax_of_rows(flat, n * first, n, n, to_line)
         d = min_lanes(group_amax / 127, splat(_LARGEST_SCALE))
         nonzero = d > np.float32(3e-39)
         store(scales, at // 4, select(nonzero, d, splat(0)))
         inverse = select(nonzero, 1 / select(nonzero, d, splat(1)), splat(0))
-        _round_rows(flat, n * first, n, n, inverse, out_flat, at + _KV_D_BYTES)
+        _round_rows(flat, n * first, n, n, to_line, inverse, out_flat, at + _KV_D_BYTES)
         at += _KV_D_BYTES + ROWS * n
-        store(largest, 0, group_amax)
-        amax[first : first + ROWS] = largest[:ROWS]
+        least, largest = min_lanes(group_amax, least), max_magnitude(group_amax, largest)
     keep_alive(out)
-    return range_of(amax)
+    return _range_of_lanes(least, largest)
 
 
 @kernel
-def _encode_q8_k_r8(x, out, amax):
+def _encode_q8_k_r8(x, out):
     """x float32 [8 * groups, n] -> out uint8 [8 * groups, n / 256 * 258], of groups: n / 256 * 2064 bytes."""
     rows, n = x.shape
-    flat, out_flat, largest, at = x.reshape(-1), out.reshape(-1), np.empty(LANES, np.float32), 0
-    d_words = view(address(out), out.size // 2, np.uint16)
+    flat, out_flat, least, largest, at = x.reshape(-1), out.reshape(-1), splat(np.inf), splat(0), 0
+    d_words, to_line = view(address(out), out.size // 2, np.uint16), _elements_to_line(flat)
     for first in range(0, rows, ROWS):
         group_amax = splat(0)
         for start in range(n * first, n * first + n, SUPERBLOCK):
-            block_amax = _amax_of_rows(flat, start, n, SUPERBLOCK)
+            block_amax = _amax_of_rows(flat, start, n, SUPERBLOCK, to_line)
             group_amax = max_magnitude(block_amax, group_amax)
             store_half(d_words, at // 2, block_amax / 127)
             nonzero = block_amax > np.float32(1e-36)
             inverse = select(nonzero, np.float32(127) / select(nonzero, block_amax, splat(1)), splat(0))
-            _round_rows(flat, start, n, SUPERBLOCK, inverse, out_flat, at + _K_D_BYTES)
+            _round_rows(flat, start, n, SUPERBLOCK, to_line, inverse, out_flat, at + _K_D_BYTES)
             at += _K_D_BYTES + ROWS * SUPERBLOCK
-        store(largest, 0, group_amax)
-        amax[first : first + ROWS] = largest[:ROWS]
+        least, largest = min_lanes(group_amax, least), max_magnitude(group_amax, largest)
     keep_alive(out)
-    return range_of(amax)
+    return _range_of_lanes(least, largest)
 
 
-def _encode_rows(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+def _encode_rows(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
     """As `EncodeWithAmax`, of q8_KV."""
-    out, amax = np.empty((len(x), _META + x.shape[1]), np.uint8), np.empty(len(x), np.float32)
-    return out, amax, _encode_q8_kv(x, out, amax)
+    out = np.empty((len(x), _META + x.shape[1]), np.uint8)
+    return out, None, _encode_q8_kv(x, out)
 
 
-def _encode_row_groups(
-    stored: TensorType, encode_kernel: Callable, x: np.ndarray, importance: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+def _encode_row_groups(stored: TensorType, encode_kernel: Callable, x: np.ndarray, importance: np.ndarray | None) -> Encoded:
     """As `EncodeWithAmax`, of a type of interleaved row groups."""
-    out, amax = np.empty((len(x), stored.row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-    return out, amax, encode_kernel(x, out, amax)
+    out = np.empty((len(x), stored.row_bytes(x.shape[1])), np.uint8)
+    return out, None, encode_kernel(x, out)
 
 
 _KV_R8 = partial(_encode_row_groups, TYPES["q8_KV_r8"], _encode_q8_kv_r8)

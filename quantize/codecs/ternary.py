@@ -17,8 +17,8 @@ from ...simd.lane_types import BYTES, LANES
 from ...simd.lanes import load, select, splat, store_half
 from ...simd.llvm import I8, I32, constant, shuffle, vector
 from ...simd.memory import prefetch_elements
-from .codec import Codec, codec_with_amax
-from .float_range import amax_of, range_of
+from .codec import Codec, Encoded, codec_with_amax
+from .float_range import NO_ROWS, amax_of, with_row
 from .row_decoder import row_decoder
 
 BLOCK = 64
@@ -62,15 +62,16 @@ def _digits(x, i, threshold, powers, place):
 
 
 @kernel
-def _encode(x, powers, is_iq1, out, amax):
-    """x float32 [rows, n] -> out uint8 [rows, row_bytes] of iq1_bn or iq2_bn. powers: of the type's digits; amax: float32
-    [rows], the largest magnitudes of rows. Returns the least and the largest of these."""
+def _encode(x, powers, is_iq1, out):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes] of iq1_bn or iq2_bn. powers: of the type's digits. Returns
+    the least and the largest of the rows' largest magnitudes."""
     rows, n = x.shape
     blocks, flat, out_flat, at = n // BLOCK, x.reshape(-1), out.reshape(-1), 0
     scale, half, last = np.empty(1, np.float32), np.empty(LANES, np.uint16), np.empty(LANES, np.uint8)
-    scale_bits = scale.view(np.uint32)
+    scale_bits, range_ = scale.view(np.uint32), NO_ROWS
     for r in range(rows):
-        amax[r] = scale[0] = amax_of(flat, n * r, n)
+        scale[0] = amax_of(flat, n * r, n)
+        range_ = with_row(range_, scale[0])
         store_half(half, 0, splat(scale[0]))
         for k in range(2 if is_iq1 else 4):
             out_flat[at + k] = ((half[0] if is_iq1 else scale_bits[0]) >> (8 * k)) & 255
@@ -90,13 +91,13 @@ def _encode(x, powers, is_iq1, out, amax):
                 for k in range(_IQ1_BYTES):
                     out_flat[at + k] = last[k]
             at += _IQ1_BYTES if is_iq1 else _IQ2_BYTES
-    return range_of(amax)
+    return range_
 
 
 def _codec(name: str, powers: np.ndarray) -> Codec:
-    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-        out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-        return out, amax, _encode(x, powers, name == "iq1_bn", out, amax)
+    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
+        out = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8)
+        return out, None, _encode(x, powers, name == "iq1_bn", out)
 
     return codec_with_amax(encode_with_amax, row_decoder(name), rounds=True)
 

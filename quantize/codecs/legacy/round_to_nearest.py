@@ -15,8 +15,8 @@ from ....simd.byte_lanes import store_bytes, store_five_bits, store_nibbles, tru
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, min_lanes, reduce_max, select, splat, store, store_half
 from ....simd.memory import address, keep_alive, prefetch_elements, store_word
-from ..codec import Codec, ItemEncoder
-from ..float_range import amax_of, finite_amax, range_of
+from ..codec import Codec, Encoded, ItemEncoder
+from ..float_range import NO_ROWS, amax_of, finite_amax, with_row
 from ..row_decoder import row_decoder
 
 BLOCK = 32
@@ -34,16 +34,16 @@ def round_to_nearest(row, max_code, has_min, out):
     _round_row(row, max_code, has_min, np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), out)
 
 
-def _rows_kernel(max_code: int, has_min: bool) -> Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[float, float]]:
-    """The kernel of one type: as `round_to_nearest`, x float32 [rows, n] -> out uint8 [rows, row_bytes]. amax: float32 [rows],
-    the largest magnitude of each row. Returns the least and the largest of these; infinity or NaN if an element is."""
+def _rows_kernel(max_code: int, has_min: bool) -> Callable[[np.ndarray, np.ndarray], tuple[float, float]]:
+    """The kernel of one type: as `round_to_nearest`, x float32 [rows, n] -> out uint8 [rows, row_bytes]. Returns the least and
+    the largest of the rows' largest magnitudes."""
 
     @kernel
-    def round_rows_to_nearest(x, out, amax):
-        floats, half_words = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16)
+    def round_rows_to_nearest(x, out):
+        floats, half_words, range_ = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), NO_ROWS
         for r in range(x.shape[0]):
-            amax[r] = _round_row(x[r], max_code, has_min, floats, half_words, out[r])
-        return range_of(amax)
+            range_ = with_row(range_, _round_row(x[r], max_code, has_min, floats, half_words, out[r]))
+        return range_
 
     return round_rows_to_nearest
 
@@ -155,12 +155,12 @@ def rounding_codec(
 
     round_rows = _rows_kernel(max_code, has_min)
 
-    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    def encode_with_amax(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
         if importance is not None:
             amax, range_ = finite_amax(x)
             return search(x, importance), amax, range_
-        out, amax = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-        return out, amax, round_rows(x, out, amax)
+        out = np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8)
+        return out, None, round_rows(x, out)
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         return encode_with_amax(x, None)[0] if importance is None else search(x, importance)

@@ -13,8 +13,8 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, copy_sign, load, select, splat, store, store_half
 from ....simd.memory import prefetch_elements
 from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
-from ..codec import Codec, ItemEncoder, codec_with_amax
-from ..float_range import range_of
+from ..codec import Codec, Encoded, ItemEncoder, codec_with_amax
+from ..float_range import NO_ROWS, with_row
 from ..importance import importance_rows
 from ..lane_packing import BLOCK_ITEMS, lane_memory, put_lanes, put_words, take_blocks
 from ..row_decoder import row_decoder
@@ -63,13 +63,12 @@ def encode_q8_0_row(row, out):
 
 
 @kernel
-def _encode_q8_0_rows(x, out, amax):
-    """x float32 [rows, n] -> out uint8 [rows, row_bytes], amax float32 [rows], the largest magnitude of each row. Returns the
-    least and the largest of these; infinity or NaN if an element is."""
-    floats, half_words = np.zeros(_Q8_FLOATS, np.float32), np.empty(_BLOCKS, np.uint16)
+def _encode_q8_0_rows(x, out):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Returns the least and the largest of the rows' largest magnitudes."""
+    floats, half_words, range_ = np.zeros(_Q8_FLOATS, np.float32), np.empty(_BLOCKS, np.uint16), NO_ROWS
     for r in range(x.shape[0]):
-        amax[r] = _encode_q8_0_row(x[r], floats, half_words, out[r])
-    return range_of(amax)
+        range_ = with_row(range_, _encode_q8_0_row(x[r], floats, half_words, out[r]))
+    return range_
 
 
 @kernel
@@ -117,9 +116,9 @@ def _half_away(y):
     return y + copy_sign(splat(0.49999997), y)
 
 
-def _encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    out, amax = np.empty((len(x), TYPES["q8_0"].row_bytes(x.shape[1])), np.uint8), np.empty(len(x), np.float32)
-    return out, amax, _encode_q8_0_rows(x, out, amax)
+def _encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
+    out = np.empty((len(x), TYPES["q8_0"].row_bytes(x.shape[1])), np.uint8)
+    return out, None, _encode_q8_0_rows(x, out)
 
 
 def _encode(name: str, nmax: int, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

@@ -32,6 +32,19 @@ def test_q8_kv_r8_is_q8_kv_interleaved(n):
     assert np.array_equal(decode(packed, "q8_KV_r8", n), decode(plain, "q8_KV", n))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [256, 1280])
+def test_bytes_do_not_depend_on_where_rows_begin(name, n):
+    """Rows are read from the first cache line on."""
+    x = np.random.default_rng(n).standard_normal((8, n)).astype(np.float32)
+    expected, memory = encode(x, name), np.full(8 * n + 32, 1e9, np.float32)
+    for start in range(16):
+        moved = memory[start : start + 8 * n].reshape(8, n)
+        moved[:] = x
+        assert np.array_equal(encode(moved, name), expected), start
+        moved[:] = 1e9
+
+
 def test_decode_q8_k_r8_follows_the_layout():
     """Each block: eight float16 scales, then four codes of each of the eight rows in turn."""
     rng = np.random.default_rng(2)
