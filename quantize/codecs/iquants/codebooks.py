@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 
 import numpy as np
 
@@ -20,6 +21,9 @@ _LEVEL_VALUES = {name: tuple(level * grid.unit for level in grid.levels) for nam
 
 # Candidates for each vector of levels. With all grid points as candidates errors would be 0 to 2 percent lower.
 NEIGHBOURS = 32
+
+_DISTANCES = 1 << 19  # that are computed at once: all those of iq1's grid would take 160 MB
+_finding = Lock()
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,17 @@ class Codebook:
     neighbours: np.ndarray
 
 
-@cache
 def codebook(name: str) -> Codebook:
     """The codebook of a grid, by its name in formats.layouts.tables.GRIDS.
 
-    Finding all neighbours takes a fraction of a second.
+    Finding all neighbours takes a fraction of a second, for which other threads wait.
     """
+    with _finding:
+        return _found(name)
+
+
+@cache
+def _found(name: str) -> Codebook:
     levels, points = _LEVEL_VALUES[name], codebook_points(name)
     size, bits = GRIDS[name].size, GRIDS[name].bits
     count = len(levels)
@@ -72,11 +81,16 @@ def codebook(name: str) -> Codebook:
 def _nearest_points(vectors: np.ndarray, points: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Indices of the points nearest to each vector, int [vectors, NEIGHBOURS]. Both are given as levels [count, size]."""
     v, p = ((8 * levels[a]).astype(np.float32) for a in (vectors, points))  # integers: all sums are exact
-    distance = (v**2).sum(axis=1)[:, None] + (p**2).sum(axis=1) - 2 * (v @ p.T)
-    # The index in the low bits makes all keys different, so that the result does not depend on the sorting algorithm.
-    keys = distance.astype(np.int32) * len(points) + np.arange(len(points), dtype=np.int32)
-    keys.partition(NEIGHBOURS - 1, axis=1)
-    return np.sort(keys[:, :NEIGHBOURS], axis=1) % len(points)
+    step, squares = max(1, _DISTANCES // len(p)), (p**2).sum(axis=1)
+    nearest = np.empty((len(v), NEIGHBOURS), np.intp)
+    for start in range(0, len(v), step):
+        some = v[start : start + step]
+        distance = (some**2).sum(axis=1)[:, None] + squares - 2 * (some @ p.T)
+        # The index in the low bits makes all keys different, so that the result does not depend on the sorting algorithm.
+        keys = distance.astype(np.int32) * len(points) + np.arange(len(points), dtype=np.int32)
+        keys.partition(NEIGHBOURS - 1, axis=1)
+        nearest[start : start + step] = np.sort(keys[:, :NEIGHBOURS], axis=1) % len(points)
+    return nearest
 
 
 @kernel

@@ -1,5 +1,7 @@
 """The iq1, iq2 and iq3 types: decoders against the gguf package and the layouts; errors of encoders."""
 
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -9,6 +11,7 @@ from gguf.quants import dequantize
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.quantize.codecs.iquants import codebooks
 from ggufmill.quantize.codecs.iquants.codebooks import NEIGHBOURS, codebook
 
 DATA = Path(__file__).parents[2] / "data"
@@ -183,6 +186,22 @@ def test_packed_types_equal_their_base_types(name):
 def test_decode_of_packed_bytes_of_the_reference():
     y = decode(GOLDEN["iq2_xs_r4/im"], "iq2_xs_r4", 1024)
     assert np.array_equal(y, decode(GOLDEN["iq2_xs/im"][:4], "iq2_xs", 1024))
+
+
+def test_neighbours_take_little_memory_and_are_found_once(monkeypatch):
+    """Those of iq1_s took 150 MiB, in each thread that encoded its first rows at the same time."""
+    codebook("iq1s")  # reads the points
+    found, find = [], codebooks._nearest_points
+    monkeypatch.setattr(codebooks, "_nearest_points", lambda *given: found.append(len(given[0])) or find(*given))
+    codebooks._found.cache_clear()
+    tracemalloc.start()
+    with ThreadPoolExecutor(4) as pool:
+        books = list(pool.map(codebook, ["iq1s"] * 4))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [3**8]
+    assert all(book is books[0] for book in books)
+    assert peak < 20 << 20
 
 
 @pytest.mark.parametrize("name", GRIDS)
