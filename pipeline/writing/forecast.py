@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sized
 from itertools import pairwise
 
-from ...formats import SourceTensor, TensorSource, dims
+from ...formats import TensorSource, dims
 from ...formats.string_array import StringArray
 from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
 from ...jobs.outputs import OutputKind
@@ -18,18 +18,20 @@ from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
 
-# Anonymous memory of a job, measured: that of the program with its kernels, for each token of a vocabulary that is written, and
-# for each weight of a chunk of rows that a thread has as it is encoded, and as it is read where no file is mapped.
-_STARTED, _TOKEN, _ENCODED, _READ = 52 << 20, 420, 6, 4
+# Anonymous memory of a job, measured with 1 to 16 threads: that of the program with its kernels, for each token of a vocabulary
+# that is written, and for each weight of a chunk of rows that a thread encodes, or makes a float. The allocator keeps what
+# threads free: they come to have a multiple of what the encoder of one chunk takes.
+_STARTED, _TOKEN, _ENCODED, _DECODED = 43 << 20, 420, 18, 12
+_COPIES = 9  # of the bytes of a chunk that is not encoded
 _STORED_TOKEN = 150  # in the place of _TOKEN, of a vocabulary that is a GGUF's, whose strings are not decoded
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 # The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
 # vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 0.8, 4e-6, 8.5e-6, 1e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
-_PREPARING = 30 << 20  # of a program that prepares covariances
+_PREPARING = 12 << 20  # of a program that prepares covariances
 _APART, _APART_MOST = 16, 30 << 20  # bytes of a weight that is encoded with a covariance, and of a thread for these
-_TOGETHER = 28  # bytes of a weight whose row is encoded together with others
+_TOGETHER = 24  # bytes of a weight whose row is encoded together with others
 _TIMED_BYTES = 1 << 30  # of a job whose types are timed first, which takes a tenth of a second each, with covariances some
 
 
@@ -67,10 +69,7 @@ def forecast(
         seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
     memory = _STARTED + max(
         checking,
-        each * count
-        + threads * _thread_bytes(plan, source)
-        + plan.covariance_bytes
-        + (_PREPARING if plan.covariance_bytes else 0),
+        each * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
     )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
@@ -91,10 +90,10 @@ def hashing_seconds() -> float:
     return (time.thread_time() - begun) / len(data)
 
 
-def _thread_bytes(plan: Plan, source: TensorSource) -> int:
+def _thread_bytes(plan: Plan) -> int:
     """What a thread takes for rows: a chunk that is encoded, and others that wait to be written; runs of rows that are encoded
     together are larger."""
-    usual = max((_chunk_bytes(kind, source.tensors.get(name)) for name, kind in plan.outputs.entries()), default=0)
+    usual = max((_chunk_bytes(kind) for kind, _ in plan.outputs.counts()), default=0)
     if not plan.covariance_bytes:
         return round(usual)
     matrices = (dims(kind.shape) for kind, _ in plan.outputs.counts())
@@ -104,9 +103,9 @@ def _thread_bytes(plan: Plan, source: TensorSource) -> int:
     return max(round(usual), _TOGETHER * max(runs, default=0))
 
 
-def _chunk_bytes(kind: OutputKind, tensor: SourceTensor | None) -> float:
+def _chunk_bytes(kind: OutputKind) -> float:
     """Of one thread, for chunks of an output."""
     columns, rows, _ = dims(kind.shape)
-    is_mapped = tensor is not None and tensor.mapped is not None
-    each = (0 if is_copied(kind) else _ENCODED) + (0 if is_mapped else _READ)
-    return min(CHUNK_ELEMENTS, columns * rows) * (each + CHUNKS_PER_THREAD * kind.nbytes / kind.n_elements)
+    stored = kind.nbytes / kind.n_elements
+    made = (_DECODED if kind.type.is_float else _ENCODED) + CHUNKS_PER_THREAD * stored
+    return min(CHUNK_ELEMENTS, columns * rows) * (_COPIES * stored if is_copied(kind) else made)
