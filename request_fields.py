@@ -15,9 +15,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import formatannotation, get_annotations
 from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+
+from .data_classes import dataclass
 
 # What a worker gets of a field: its value; nothing; a path that all machines see; a file, which is sent if it is small; LoRA
 # adapters, FILE=SCALE each.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
 from ..formats.source import files_stamp

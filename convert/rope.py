@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from .config import FLOAT32_MAX, FLOAT32_MIN, Config
 
 DEFAULT_THETA = 10000.0

@@ -7,13 +7,13 @@ its `read` or `raw` is called, and then only the rows asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from threading import Lock
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TYPES, SourceTensor, TensorScale
 from .quantization.stored_weights import Rows, StoredWeight
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import FormatError, PlanError
 from .gguf_header import align
 from .gguf_parser import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, NUMBERS, STRING, VERSION

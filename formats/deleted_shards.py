@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..data_classes import dataclass
 from ..errors import FormatError
 from ..operating_system.files import sync_file, sync_folder
 

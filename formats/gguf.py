@@ -7,11 +7,12 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import FormatError
 from .deleted_shards import DeletableShard, read_record, record_path
 from .file_range import check_regular, read_range

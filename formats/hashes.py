@@ -11,12 +11,12 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from ..data_classes import dataclass
 from ..errors import FormatError
 from .file_range import HASH_BLOCK_BYTES, read_range, read_text
 from .gguf import GGUFFile

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import FormatError, PlanError
 from .file_range import read_range
 from .gguf import open_file

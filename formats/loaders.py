@@ -6,9 +6,10 @@ A file without a problem here can still have one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 from .loader_facts import ANY, DIFFERENCES, IK_LLAMA_CPP, LLAMA_CPP, PROBLEMS, Fact, Tensors
 

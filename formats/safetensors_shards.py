@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 from .safetensors import DTYPES, MAX_HEADER
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import dims
 from ..runtime.graph import ExpertInputs, Weight
 from ..simd.compile import kernel

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import xxhash
 
+from ..data_classes import dataclass
 from ..formats import PlanError
 from ..jobs.code_digest import code_digest
 from ..runtime import Model

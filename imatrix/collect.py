@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import PlanError, dims
 from ..runtime import Model
 from ..runtime.draft_head import check_draft_layers, window_rows

@@ -6,11 +6,11 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import FormatError, PlanError
 from ..jobs.atomic_write import atomic_file
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TensorSource
 from ..quantize.recipes.type_selection import is_quantizable
 from .entries import MIN_TOKENS, Imatrix, has_data

@@ -9,12 +9,13 @@ tokens and MIN_TOKENS - n more, whose squared activations are the tensor's mean 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import FormatError, MillError, TensorSource, dims
 from ..jobs.atomic_write import atomic_file, write_bytes
 from .files import LEGACY_CHUNK, Entry, dat_bytes, gguf_pieces, read_imatrix_file

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TYPES, FormatError, TensorType, open_gguf
 from ..formats.file_range import check_regular
 from ..formats.gguf_header import header_bytes

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ..data_classes import dataclass
 from ..errors import MillError, PlanError
 from ..formats.file_range import read_text
 from ..jobs.code_digest import code_digest

@@ -3,10 +3,9 @@ layers, and the differences of two matrices. Field names are keys of the command
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ..data_classes import dataclass
 from .coverage import layer_and_role
 from .entries import MIN_TOKENS, Imatrix, entry_means, has_data
 from .files import Entry

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import FormatError, PlanError, installation
 from ..formats.file_range import check_regular, read_file
 from ..recipes import bundled_text, find_text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from threading import Lock
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import FormatError, MillError, PlanError
 from ..formats.file_range import range_checksum
 from ..formats.types import dims

@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 from ..operating_system.files import lock_file, sync_file
 from .code_digest import code_digest

@@ -8,13 +8,14 @@ second reading.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Lock, Semaphore
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from ..data_classes import dataclass
 from ..operating_system import files
 from .direct_io import MIN_TENSOR_BYTES, DirectWriter
 

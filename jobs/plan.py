@@ -10,7 +10,7 @@ import hashlib
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 from ..formats.gguf import PLAN_KEY, SPLIT_NAME, GGUFFile
 from ..formats.gguf_header import header_bytes

@@ -13,9 +13,9 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..data_classes import dataclass
 from .process import c_function
 from .processors import allowed_cpus, architecture
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..imatrix.covariance.files import Origin, open_covariance
 from ..imatrix.covariance.merge import BLOCK_BYTES, merge_files
 from ..imatrix.covariance.statistics import InputStatistics, statistics

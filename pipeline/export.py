@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ..convert.export.checkpoint_tensors import (
 from ..convert.export.facts import plain
 from ..convert.export.find_config import ConfigDifference, FoundConfig, find_config
 from ..convert.export.folder_files import folder_files
+from ..data_classes import dataclass
 from ..errors import FormatError, MillError, PlanError
 from ..formats import TensorSource
 from ..formats.safetensors_shards import INDEX, ShardLayout, ShardTensor, index_json, lay_out

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import UsageError
 from ..runtime import Model, Timings
 from ..runtime.generation.generate import compile_for_generation, generate

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import UsageError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import PlanError, UsageError
 from ..formats import open_gguf
 from ..imatrix.calibration import cut_windows

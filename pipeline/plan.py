@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data_classes import dataclass
 from ..errors import CheckFailed, PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..jobs.outputs import Outputs

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import CheckFailed
 from ..jobs.atomic_write import write_text
 from ..jobs.plan import Plan

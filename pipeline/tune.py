@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 from ..formats import GGUFFile, open_gguf
 from ..imatrix.calibration import cut_windows

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from ..convert.hub.fetch import Hub, UnreachableHub
 from ..convert.hub.upload import HubRepository, check_token, commit, create, look_up
+from ..data_classes import dataclass
 from ..errors import FormatError, MillError, PlanError
 from ..formats import open_gguf
 from .common import checksums

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
+from ..data_classes import dataclass
 from ..errors import UsageError
 from ..quantize.encode import compile_codec
 from ..simd.compile.compile_time import compiled_kernels

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import PlanError, SourceTensor, dims
 from .recipes.type_selection import EMBEDDINGS
 

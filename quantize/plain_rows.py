@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import inf
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TYPES, PlanError, TensorType
 from ..simd.compile import import_kernels
 from .codecs.codec import raise_nonfinite

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_problems

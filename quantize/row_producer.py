@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import repacked_rows

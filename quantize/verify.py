@@ -9,12 +9,13 @@ and shuffled weights are never within it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import TYPES, SourceTensor, TensorSource, TensorType, dims
 from ..formats.file_range import read_range
 from ..jobs.outputs import Location, Output

@@ -8,9 +8,9 @@ term, of nibbles two, and so on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+
+from ..data_classes import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ recurrent state, of the same size whatever the sequence's length."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..data_classes import dataclass
 from ..formats import TYPES, PlanError
 from .graph.values import CacheSpec, StateSpec
 from .settings import CACHE_TYPES, Settings

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +21,7 @@ from numba.core import config
 from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 
+from ..data_classes import dataclass
 from ..errors import MillError
 from . import host_cpu
 

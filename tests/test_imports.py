@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # From the top (docs/architecture.md); "" is the package itself, whose functions are those of pipeline.
 ROOMS = ("__main__", "cli", "", "pipeline", "imatrix", "runtime", "convert", "quantize", "repack", "jobs", "formats", "simd",
-         "operating_system", "recipes", "request_fields", "errors", "version")  # fmt: skip
+         "operating_system", "recipes", "request_fields", "data_classes", "errors", "version")  # fmt: skip
 
 
 def _modules() -> dict[str, Path]:

@@ -17,11 +17,11 @@ family needs it adds with `add_uint32`, `add_float32`, or directly to `metadata`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ..config import Config
 from ..draft_layers import DEEPSEEK_NAMES, nextn_tensors
 from ..expert_transforms import expert_half, expert_rows, stack_experts, transposed_expert_half, transposed_expert_rows

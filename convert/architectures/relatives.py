@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from ...data_classes import dataclass
 from ...formats import FormatError
 from ..config import Config
 from ..draft_layers import unknown_prefixes

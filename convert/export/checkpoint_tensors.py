@@ -7,11 +7,12 @@ that a GGUF has in float32 although the model is stored in 16 bits are written i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import FormatError
 from ...formats import SourceTensor, TensorSource
 from ...formats.floats import bf16_to_f32, f16_to_f32, f32_to_bf16

@@ -8,7 +8,7 @@ one table of names and transforms, that of the conversion, and what is found has
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import FormatError, PlanError
 from ...formats import TensorSource
 from ...formats.loaders import MLA_LAYOUTS

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ...data_classes import dataclass
 from ..config import Config
 from .config_keys import NESTED, NULL, candidates
 from .facts import Facts

@@ -7,11 +7,11 @@ whole rows, the usual case, are recognised by the array that the transform hands
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ..quantization.stored_weights import Rows, StoredWeight
 from ..tensor_spec import TensorSpec
 from ..tensor_transforms import Changed

@@ -14,13 +14,13 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import FormatError, PlanError
 from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names

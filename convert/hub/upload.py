@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from .fetch import Hub, digest
 

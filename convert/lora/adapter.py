@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from .low_rank import LowRank
 

@@ -7,13 +7,13 @@ elements are their own row or column numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import FormatError
 from ..model_spec import ModelSpec, TensorSpec
 from ..quantization.stored_weights import Rows, StoredWeight

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats.safetensors import StoredTensor, read_safetensors
 from ...jobs.patterns import NamePattern, PatternError
 from ..config import Config, read_json

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import SourceTensor
 from ..quantization.stored_weights import Rows, StoredWeight
 from ..tensor_transforms import Transform, permute_heads, select_rows, unchanged

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats.safetensors import StoredTensor
 from ..config import Config, read_json
 from . import awq, bitsandbytes, fp4, gptq

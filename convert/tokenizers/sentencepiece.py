@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import FormatError
 from ...formats.file_range import read_file
 from ...formats.metadata_values import BYTE, NORMAL, UNKNOWN

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ..types import TYPES
 from .table import layout_of

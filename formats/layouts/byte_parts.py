@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+
+from ...data_classes import dataclass
 
 
 class BytePart(NamedTuple):

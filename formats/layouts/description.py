@@ -9,11 +9,12 @@ divide a block evenly: each goes with `block / n` neighbouring weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 
 import numpy as np
 
+from ...data_classes import dataclass
 from .tables import Trellis, codebook_values
 
 SIGNED_BYTES = np.arange(256).astype(np.uint8).view(np.int8).astype(np.int64)  # two's complement: what each byte stands for

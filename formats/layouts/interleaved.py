@@ -11,10 +11,10 @@ Source: ik_llama.cpp; written out in `docs/formats/interleaved.md`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...data_classes import dataclass
 from .description import BlockLayout
 
 Place = Callable[[int, int, int], np.ndarray]  # (rows, numbers, width) -> bit addresses [rows, numbers, width]

@@ -5,12 +5,13 @@ Numbers from llama.cpp (ggml-common.h) and from the ik_llama.cpp fork; `docs/for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from ...data_classes import dataclass
 
 # Non-uniform tables, by the code's width in bits: 2 for iq2_k and iq2_ks; 3 for iq3_k and iq3_ks; 4 for iq4_nl, iq4_xs, iq4_k,
 # iq4_ks, iq4_kss and the scales of iq1_kt and iq2_kt; 5 for iq5_k and iq5_ks; 6 for iq6_k.

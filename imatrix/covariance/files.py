@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from ...data_classes import dataclass
 from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
 from ...formats.file_range import check_regular

@@ -7,9 +7,10 @@ and up of a dense block; router, shared expert and the gate and up of all expert
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from ...data_classes import dataclass
 from ...runtime.graph import Graph, Op, Weight
 from ...runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .products import BLOCK, TILE, tile_count

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...quantize.covariance.matrix.triangles import FoldedCovariance
 from ...quantize.covariance.row_blocks import ROWS

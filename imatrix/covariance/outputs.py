@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from ...data_classes import dataclass
 from ...quantize.covariance.row_blocks import ROWS, RowBlocks, row_blocks
 from ...runtime.graph import Graph, Op, Weight
 from ...runtime.graph.gradients import observed_weights, reached_ops

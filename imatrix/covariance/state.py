@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
+from ...data_classes import dataclass
 from ...errors import FormatError, PlanError
 from ...jobs.atomic_write import atomic_file
 from .collector import CovarianceCollector

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...quantize.covariance.matrix.triangles import FoldedCovariance, row_runs, triangle_size
 from ...simd.compile import kernel
 from ...simd.memory import scratch

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from ...data_classes import dataclass
 from ...errors import MillError, PlanError
 from ...formats import TYPES
 from ...formats.gguf_header import header_bytes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...convert.hub.fetch import is_repository
+from ...data_classes import dataclass
 from ...errors import UsageError
 from ...jobs.plan import Plan
 from ...request_fields import fields_of

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import MillError
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import BatchResult, CollectOptions, run_batch

@@ -6,10 +6,10 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...data_classes import dataclass
 from ...formats.types import dims
 from ...jobs.execute import Pending
 from ...jobs.plan import Plan

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from distributed import WorkerPlugin
 
+from ...data_classes import dataclass
 from .sent_files import FOLDERS, SentFile
 
 MAX_SENT_BYTES = 64 << 20  # of a file; larger ones lie under the same path on all machines

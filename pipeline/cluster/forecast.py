@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TYPES
 from ...formats.fp8 import fp8_to_f32
 from ...jobs.outputs import Output

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...errors import MillError
 from ...formats import TYPES, TensorType
 from ...quantize.planning import importance_digest

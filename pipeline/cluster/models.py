@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...convert import open_source
+from ...data_classes import dataclass
 from ...errors import FormatError, MillError
 from ...formats import TensorSource
 from ...runtime import Model, Settings, load_model

@@ -7,11 +7,12 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Event
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ...data_classes import dataclass
 from ...errors import MillError, PlanError
 from .connection import POLL_SECONDS, Cluster, Watch
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ...data_classes import dataclass
 from ...jobs.execute import Pending, row_chunks
 
 MIN_WEIGHTS, MAX_WEIGHTS = 1 << 20, 1 << 28  # of a piece

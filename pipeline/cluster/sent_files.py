@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from ...data_classes import dataclass
 
 FOLDERS: dict[str, Path] = {}  # in a worker: digest -> where the file of this digest lies
 

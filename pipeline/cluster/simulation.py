@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ...data_classes import dataclass
 
 PER_THREAD = 2  # pieces in flight for each thread (see `ordered_map`)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import BatchResult, CollectOptions, RunBatches, run_batch
 from ...imatrix.covariance.job import CovarianceJob

@@ -10,7 +10,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from ...data_classes import dataclass
 from ...errors import MillError
 from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ...jobs.execute import encoded_rows, row_chunks

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...formats import TensorSource
 from ...jobs.execute import OpenFiles, Pending, Progress, ordered_writer
 from ...jobs.plan import Plan

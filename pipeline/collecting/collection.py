@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import MillError
 from ...imatrix import Imatrix
 from ...imatrix.calibration import Calibration

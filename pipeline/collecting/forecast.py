@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import CollectOptions, Collector, entry_shapes
 from ...imatrix.covariance.collector import InputObserver

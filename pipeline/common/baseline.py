@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError, UsageError
 from ...jobs.atomic_write import atomic_file
 from ...runtime import Model

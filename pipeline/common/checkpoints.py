@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ...convert.architectures.registry import model_spec
 from ...convert.checkpoint import Checkpoint, assemble, open_checkpoint
 from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_repository
 from ...convert.tokenizers.vocabulary import read_vocabulary
+from ...data_classes import dataclass
 from ...errors import FormatError
 from ...formats.loaders import MLA_LAYOUTS
 from ...formats.safetensors import StoredTensor

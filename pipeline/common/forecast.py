@@ -8,11 +8,12 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from .figures import duration, size_text
 from .memory import PROGRAM
 from .shown import shown

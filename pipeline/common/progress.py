@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...simd.compile.compile_time import compilation_heard, compilation_seconds, seconds_without_compilation
 from .messages import printable
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import FormatError, PlanError
 from ...formats.byte_order import OTHER, ByteOrder, byte_order, swap_header, swap_values
 from ...formats.file_range import check_regular, read_range

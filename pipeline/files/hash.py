@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import CheckFailed, PlanError
 from ...formats import GGUFFile, open_gguf
 from ...formats.hashes import ALGORITHMS, Hashes, escape_line_breaks, hash_file, read_manifest

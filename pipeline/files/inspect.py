@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import CheckFailed, UsageError
 from ...formats import TensorInfo, open_gguf
 from ...formats.file_range import range_checksum

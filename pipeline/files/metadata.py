@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import PlanError, UsageError
 from ...formats import open_gguf
 from ...formats.file_range import read_range, read_text

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats.file_range import read_text
 from ...jobs.atomic_write import write_text

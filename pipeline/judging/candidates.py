@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats import TensorSource
 from ...formats.gguf import SPLIT_NAME

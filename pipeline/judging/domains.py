@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import UsageError
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ...data_classes import dataclass
 from ...runtime.evaluate.paired import Paired, paired
 
 _LEAST_WINDOWS = 6  # the Wilcoxon test of n windows has p of 2^(1 - n) at least

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from ...data_classes import dataclass
 from ...errors import PlanError, installation
 from ...imatrix.calibration import Calibration
 from ...imatrix.covariance.job import CovarianceJob, CurvatureOptions

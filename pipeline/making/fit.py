@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats import TensorSource
 from ...jobs.plan import Plan

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TensorType
 from ...imatrix.texts import CalibrationText, read_segments
 from ...quantize.timing import predict_seconds

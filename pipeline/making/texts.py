@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import PlanError, UsageError
 from ...imatrix.texts import CalibrationText, check_texts, read_segments
 from ...recipes import BUNDLED, bundled_text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...convert import open_source
+from ...data_classes import dataclass
 from ...errors import MillError, UsageError
 from ...formats import TensorSource
 from ...request_fields import values_of

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...errors import CheckFailed, PlanError, UsageError
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text

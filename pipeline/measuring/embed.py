@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import UsageError
 from ...formats import PlanError
 from ...formats.file_range import read_text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import CheckFailed, MillError, PlanError, UsageError
 from ...formats.file_range import read_file
 from ...imatrix.texts import decode_text

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
+from ...data_classes import dataclass
 from ...errors import PlanError, UsageError
 from ...formats import TensorSource
 from ...formats.file_range import read_file, read_text

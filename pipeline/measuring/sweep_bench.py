@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...runtime.evaluate.bench import Depth, sweep
 from ...runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from ..common.models import fast_settings, open_model, window_settings

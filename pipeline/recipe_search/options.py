@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import PlanError, TensorType
 from ...jobs.patterns import NamePattern
 from ...jobs.plan import Plan

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...formats import TensorSource, TensorType
 from ...formats.metadata_values import text_of
 from ...jobs.plan import Plan

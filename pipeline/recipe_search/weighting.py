@@ -4,9 +4,9 @@ diagonal, or nothing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats import SourceTensor
 from ...quantize.importance import Importance

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 
+from ...data_classes import dataclass
 from .labels import Box, Point, label_boxes
 
 _WIDEST = 0.4  # of the scale that one gap between neighbouring values may take

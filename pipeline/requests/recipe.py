@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.recipes.rules import Rule, parse_rules

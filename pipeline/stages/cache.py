@@ -6,10 +6,11 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats.file_range import range_checksum, read_file
 from ...jobs.atomic_write import write_text
 from ..common.arguments import check_new

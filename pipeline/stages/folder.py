@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ...operating_system.files import locked_folder
 from ..common import checksums

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ...formats.file_range import read_text
 from ...imatrix.calibration import TextSegment

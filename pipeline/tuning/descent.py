@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ...data_classes import dataclass
 
 if TYPE_CHECKING:
     from ...runtime.backends.torch.parameter_gradients import ParameterGradients

@@ -7,13 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats.file_range import range_checksum
 from ...formats.gguf import open_shards

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...errors import CheckFailed, PlanError, UsageError
 from ...formats import TensorSource, TensorType, open_gguf
 from ...formats.deleted_shards import record_path

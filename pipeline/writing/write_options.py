@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from ...data_classes import dataclass
 from ..requests.groups import OutputOptions
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TYPES, TensorType
 from ...formats.layouts import BlockLayout, layout_of
 from ...formats.layouts.byte_parts import byte_parts

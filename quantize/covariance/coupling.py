@@ -16,11 +16,11 @@ changed, `share_steps` when one row was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
 from .matrix.covariance_matrix import Covariance

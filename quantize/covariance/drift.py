@@ -15,12 +15,13 @@ error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...simd.workers import ALONE, Workers
 from .matrix.covariance_matrix import SecondMoments

@@ -8,8 +8,7 @@ a type interleaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...data_classes import dataclass
 from ...errors import PlanError
 
 ROWS = 1024  # of a block, unless another number is given

@@ -7,11 +7,11 @@ the error never grows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...simd.compile import kernel
 from ...simd.lanes import fma_lanes, load, splat, store
 from ...simd.memory import scratch

@@ -8,12 +8,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats import SourceTensor, TensorType, dims
 from ...jobs.steps import begin_step

@@ -5,13 +5,13 @@ weight = factor * table[flag, code] + offset, in float32 with two roundings, whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import gcd
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TYPES
 from ..codecs.fields import BlockFields
 

@@ -6,11 +6,12 @@ stored by eights with an even number of negative ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TYPES
 from ...simd.lanes import LANES
 from ...simd.memory import aligned_empty

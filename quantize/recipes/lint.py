@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import TYPES
 from ...jobs.plan import Plan
 from .rules import Rule

@@ -11,8 +11,7 @@ conditions are those of mixes.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...data_classes import dataclass
 from ..tensor_scale import SCALED_MATRICES
 
 # Default types of the file types that are not named after theirs. The others are: IQ4_K is iq4_k, Q4_K_R4 is q4_k_r4.

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
+from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.metadata_values import whole_number
 from ...jobs.patterns import form_of

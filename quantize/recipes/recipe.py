@@ -6,10 +6,11 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import PlanError, TensorType
 from ...formats.file_range import read_text
 from ...formats.loaders import MLA_LAYOUTS, PROGRAMS

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from itertools import islice
 
+from ...data_classes import dataclass
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...jobs.patterns import NamePattern, PatternError, form_of
 from ..encode import can_encode

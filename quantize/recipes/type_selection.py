@@ -6,9 +6,10 @@ Flags for single tensors, then recipe rules, then flags for roles, then the stoc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
+from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ...jobs.patterns import form_of
 from .loader_types import LoaderTypes

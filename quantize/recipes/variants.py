@@ -6,10 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats.file_range import read_text
 from ...recipes import find
 from .rules import RecipeError

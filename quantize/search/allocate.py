@@ -9,11 +9,11 @@ dynamic programming, and finally on single upgrades that still fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 
 CORE = 48  # units that dynamic programming decides again

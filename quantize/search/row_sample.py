@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import TYPES, SourceTensor, TensorType, dims
 from ..encode import decode, encode
 from ..importance import Importance

@@ -13,10 +13,11 @@ import math
 import re
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from statistics import fmean, median
 
+from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ...jobs.patterns import NamePattern
 from ..recipes.type_selection import EMBEDDINGS, is_quantizable

@@ -22,9 +22,10 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ...data_classes import dataclass
 
 FOLDER = Path(__file__).parent
 UDHR = (

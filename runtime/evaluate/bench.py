@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ..backends import Cache
 from ..model import Model

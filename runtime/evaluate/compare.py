@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import PlanError, SourceTensor, dims
 from ...jobs.patterns import NamePattern, compile_pattern
 from ...simd.workers import Workers

@@ -7,11 +7,11 @@ take 300 MB for each of the two models. Threads score a block in chunks that fit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..model import Model
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ..draft_head import window_rows
 from ..model import Model
 from .divergence import BLOCK_BYTES

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from ...data_classes import dataclass
 
 _EXACT = 30  # windows up to which the distribution of rank sums is counted, where no two differences are equal
 

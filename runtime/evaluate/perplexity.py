@@ -8,12 +8,13 @@ of context. Several models can be scored at once: a baseline then reads each win
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..draft_head import check_draft_layers

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import SourceTensor, TensorSource, TensorType
 from ...jobs.outputs import Output
 from ...operating_system.memory import free_bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import MillError, PlanError
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..placement.stored_sizes import tensor_sizes

@@ -6,11 +6,11 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...errors import PlanError, installation
 from ...formats.metadata_values import UNUSED
 from ..text.tokenizer import Tokenizer

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ..text.tokenizer import Tokenizer
 
 _MAX_TAIL = 20  # tokens of a breaker after its first one

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ..text.tokenizer import Tokenizer
 from .repetition import Breakers, RepetitionPenalty, find_breakers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...data_classes import dataclass
 from .op import Op
 from .values import Value, Weight
 

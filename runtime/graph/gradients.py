@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from ...data_classes import dataclass
 from . import ops
 from .graph import Graph
 from .ops import Op

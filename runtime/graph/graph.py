@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
+from ...data_classes import dataclass
 from ...formats import FormatError, TensorSource
 from ...formats.source import LORA_A, LORA_B
 from . import activation_ops, ops

@@ -3,8 +3,7 @@ hyper-connections, whose mixing depends on the token (arXiv:2512.24880; DeepSeek
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...data_classes import dataclass
 from .op import Op
 from .values import Value, Weight
 

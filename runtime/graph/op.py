@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from math import prod
 from typing import ClassVar
 
+from ...data_classes import dataclass
 from .values import Value, Weight
 
 

@@ -7,9 +7,9 @@ A backend that does not know an op, or an option's value, refuses the graph when
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
+from ...data_classes import dataclass
 from .activation_ops import Clamp, GaussianTopK, Multiply, SoftplusGate, Xielu
 from .mixture_ops import CombineExperts as CombineExperts
 from .mixture_ops import ExpertLinear as ExpertLinear

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...formats import FormatError
 from ..graph.values import RotaryEmbedding, StateSpec, Temperature
 from ..hparams import HParams

@@ -4,8 +4,9 @@ earlier tokens, all of them or those that an indexer selects."""
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...data_classes import dataclass
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value, compressed_attention_ops, ops
 from ..graph.values import CacheSpec, RotaryEmbedding, StateSpec

@@ -7,9 +7,9 @@ those of DeepSeek-V2 (arXiv:2405.04434, section 2.2) and V3 (arXiv:2412.19437, s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...data_classes import dataclass
 from ...formats import FormatError, PlanError
 from ..hparams import HParams
 

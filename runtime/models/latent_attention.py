@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...data_classes import dataclass
 from ...formats import FormatError
 from ..hparams import HParams
 from .attention import gated_output

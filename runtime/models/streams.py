@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ...data_classes import dataclass
 from ..graph import GraphBuilder, Value, hyper_connection_ops
 
 

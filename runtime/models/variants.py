@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ...data_classes import dataclass
 from ..hparams import HParams, n_layers
 from .feed_forward import SIGMOID
 

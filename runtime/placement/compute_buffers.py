@@ -8,9 +8,9 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import PlanError
 from ...formats.metadata_values import MAX_LAYERS, whole_number
 from ...operating_system.processors import allowed_cpus

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, TensorSource
 from ...operating_system.memory import free_bytes
 from ...request_fields import values_of

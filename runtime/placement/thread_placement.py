@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...errors import PlanError
 from ...operating_system.numa import Node, ThreadPlace, current_cpu, numa_nodes, thread_notes
 from ...operating_system.processors import allowed_cpus

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
 
+from ...data_classes import dataclass
 from ...errors import PlanError, installation
 from ...operating_system.memory import free_bytes
 from ...operating_system.processors import may_have_accelerators

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import MillError
 from ...simd.compile.compile_time import seconds_without_compilation
 from ..embedding import embed_tokens

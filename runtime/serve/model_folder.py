@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from ...data_classes import dataclass
 from ...formats import FormatError, MillError
 from ...formats.gguf import SPLIT_NAME, open_gguf
 from ...formats.metadata_values import text_of, whole_number

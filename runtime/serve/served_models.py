@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from ...data_classes import dataclass
 from ...formats import MillError
 from ...operating_system.memory import trim_free_memory
 from .engine import Busy

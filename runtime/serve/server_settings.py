@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ...data_classes import dataclass
 from .requests.checks import RequestError
 from .tasks import EndEvent
 

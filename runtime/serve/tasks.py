@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ...data_classes import dataclass
 from ..generation.generate import Timings
 from ..generation.sampling import SampledToken
 

@@ -11,9 +11,9 @@ as the family's own template does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import MillError, PlanError
 from ..generation.generate import Generation, generate
 from ..model import Model

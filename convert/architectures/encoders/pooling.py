@@ -3,11 +3,12 @@ after it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import FormatError
 from ....formats.file_range import read_text
 from ...config import Config, read_json

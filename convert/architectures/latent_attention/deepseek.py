@@ -8,11 +8,12 @@ key-value head of the latent's width), 'legacy' (only attn_kv_b).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ...config import Config
 from ...draft_layers import DEEPSEEK_NAMES, nextn_tensors
 from ...metadata import hparam_keys, uint32_keys

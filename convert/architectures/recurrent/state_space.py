@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ....data_classes import dataclass
 from ...config import FLOAT32_MAX, Config
 from ...tensor_transforms import reshaped
 from ..decoder_spec import DecoderSpec, LayerTensor, linear

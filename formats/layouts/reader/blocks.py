@@ -6,13 +6,13 @@ read 64 at a time, in the order in which they are stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
+from ....data_classes import dataclass
 from ....simd.instructions.ue4m3 import half_ue4m3_to_float
 from ....simd.llvm import call
 from ....simd.target import Target

@@ -7,12 +7,12 @@ Codes become bytes, so tables hold integers, and weights are multiples of a `uni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ...types import TYPES
 from ..description import SIGNED_BYTES, BlockLayout
 from ..table import layout_of

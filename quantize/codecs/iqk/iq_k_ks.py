@@ -6,12 +6,12 @@ docs/formats/layouts.md; searches: encoders.md (the IQK search; iq2_k and iq2_ks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
 from ....formats.layouts.description import SIGNED_BYTES

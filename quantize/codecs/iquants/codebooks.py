@@ -7,12 +7,12 @@ indices, and the values of levels are those of formats/layouts/tables.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats.layouts.tables import GRIDS, codebook_points
 from ....simd.compile import kernel
 

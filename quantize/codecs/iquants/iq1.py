@@ -8,11 +8,11 @@ with the weights of grid_weights.py; factors and spans of these are those of doc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import TYPES
 from ....formats.layouts import layout_of
 from ....simd.compile import kernel

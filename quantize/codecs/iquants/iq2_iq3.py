@@ -6,11 +6,11 @@ encoders, these all work without importance too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import TYPES
 from ....formats.layouts import layout_of
 from ....simd.compile import kernel

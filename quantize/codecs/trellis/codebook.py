@@ -10,12 +10,12 @@ alternate between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats.layouts.tables import Trellis
 from ....simd.lanes import LANES
 

@@ -6,11 +6,11 @@ A row has one float32 scale, every 32 weights a code for a factor on it, every 8
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats.layouts.tables import IQ4_VALUES, Trellis
 from ..codec import Codec
 from ..fields import BlockFields

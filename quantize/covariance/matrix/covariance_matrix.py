@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....errors import PlanError
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....simd.memory import aligned_empty, sparse_zeros
 from ....simd.workers import ALONE, Workers
 from .covariance_matrix import SecondMoments

@@ -8,10 +8,11 @@ the correlations of a low-rank covariance lie, and bfloat16 coarser everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....errors import PlanError
 from ....simd.compile import kernel
 from ....simd.memory import scratch

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....simd.workers import Workers
 from .kernels.gemm import gemm
 from .kernels.gemm.vector_products import COLUMN_TILE

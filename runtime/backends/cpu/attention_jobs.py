@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ....data_classes import dataclass
 from .attention import AttentionParams
 from .flash import NOTHING, AttentionShape, Division, divide, padded_width
 from .kernels.attention import flash

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....simd import team
 from ....simd.lanes import LANES
 from ....simd.workers import Workers

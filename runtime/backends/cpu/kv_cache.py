@@ -4,10 +4,10 @@ recurrent state of layers that have one."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import MillError
 from ....quantize import NonFiniteError, decode, encode_unchecked
 from ....simd.memory import aligned_empty

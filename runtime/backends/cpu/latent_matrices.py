@@ -8,10 +8,10 @@ decoded matrices, those of kv_b if there is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import TYPES, SourceTensor
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD

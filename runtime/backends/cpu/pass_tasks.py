@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....formats import TYPES
 from ...graph import Value
 from .compiled_graph import CompiledGraph

@@ -7,12 +7,12 @@ can only be gone back to where `checkpoint` was called: what lies between is com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....simd.memory import aligned_empty
 
 

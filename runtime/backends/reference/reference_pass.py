@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ....data_classes import dataclass
 from ...graph import Observer, Op
 
 Array = Any  # of numpy or, in functions that torch's backend shares, a tensor

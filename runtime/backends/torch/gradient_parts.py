@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
+from ....data_classes import dataclass
 from ...graph import Graph, Op, ops
 from ...graph.values import CacheSpec
 from .differentiable import CacheKey

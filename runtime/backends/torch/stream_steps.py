@@ -4,9 +4,10 @@ of a pass between them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 
+from ....data_classes import dataclass
 from ...graph import Graph, Op, ops
 from ...graph.values import CacheSpec, RoutingValue, Weight
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....data_classes import dataclass
 from ....operating_system.files import reserve_space
 from ....operating_system.memory import trim_free_memory
 from ....quantize.covariance.drift import DriftSums

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....data_classes import dataclass
 from ....formats import FormatError, SourceTensor, TensorSource, dims
 from ...graph import Weight
 from .decode import PackedMatrix, packed

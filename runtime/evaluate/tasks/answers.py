@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ....data_classes import dataclass
 from ....errors import PlanError
 from ....request_fields import fields_of
 from ....simd.compile.compile_time import seconds_without_compilation

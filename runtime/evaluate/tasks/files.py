@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from ....data_classes import dataclass
 from ....errors import FormatError
 from ....formats.file_range import check_regular
 

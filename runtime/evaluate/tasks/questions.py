@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from ....data_classes import dataclass
 from ....errors import FormatError, PlanError
 from ....formats.file_range import check_regular
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from ....data_classes import dataclass
 from ....errors import PlanError
 from ...model import Model
 from ..divergence import BLOCK_BYTES

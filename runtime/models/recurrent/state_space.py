@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ....data_classes import dataclass
 from ....formats import FormatError
 from ...hparams import HParams
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ....data_classes import dataclass
 from ..feed_forward import SIGMOID
 from ..variants import NORMALISED, SIGMOID_ROUTER
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
+from ....data_classes import dataclass
 from ..requests.checks import JsonObject, RequestError
 from ..responses import TaskResponse, error_of, json_response
 from ..tasks import EndEvent, TextEvent

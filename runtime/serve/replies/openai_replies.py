@@ -6,8 +6,9 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
+from ....data_classes import dataclass
 from ...generation.generate import Timings
 from ...generation.sampling import SampledToken
 from ...text.tokenizer import Tokenizer

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeGuard
 
+from ....data_classes import dataclass
 from ....request_fields import Field, fields_of
 from ...generation.sampling_options import Sampling
 from .checks import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
+from .....data_classes import dataclass
 from ..kernels import gemv_plan, row_kernels
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm, gemm_kernels

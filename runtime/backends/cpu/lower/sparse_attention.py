@@ -7,10 +7,10 @@ over the selected rows alone, in the place of the dense ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from .....data_classes import dataclass
 from .....formats import PlanError
 from .....simd import team
 from ....graph import Value

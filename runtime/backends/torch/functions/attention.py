@@ -6,13 +6,13 @@ the scores of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .....data_classes import dataclass
 from ....graph import Value, ops
 from ....graph.values import alibi_slopes
 from ..cache import DeviceCache, FixedRows, rotate

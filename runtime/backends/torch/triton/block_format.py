@@ -7,11 +7,12 @@ places of interleaved rows). Such an address needs no table: bits of the index t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 
 import numpy as np
 
+from .....data_classes import dataclass
 from .....formats import TYPES
 from .....formats.layouts import layout_of
 from .....formats.layouts.byte_parts import StraightLine, byte_parts, straight_line

@@ -7,12 +7,12 @@ unit each, words are loaded whole, shifts and masks are constants, and what a ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
+from .....data_classes import dataclass
 from .....formats import TYPES
 from .....formats.layouts import layout_of
 from .block_format import Digit, block_format, digits_of

@@ -22,12 +22,12 @@ that have no `GemmPlan`, because only Python can decode them, are multiplied a r
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 
+from ......data_classes import dataclass
 from ......formats import TYPES, TensorType
 from ......simd import team
 from ......simd.compile.background import Unit, compiling

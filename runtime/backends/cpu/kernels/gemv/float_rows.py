@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from numba.core import cgutils
 
+from ......data_classes import dataclass
 from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, SPARSE_PREFETCH, Emitter, constant, vector
 
 _CHAINS = 4  # independent sums: each addition of a single one would wait for the one before

@@ -24,7 +24,6 @@ fifth faster than short ones in alternation, and the small slices at the end let
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -33,6 +32,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from ......data_classes import dataclass
 from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import I64, Emitter
 from ......formats.types import TYPES

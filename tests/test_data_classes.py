@@ -1,0 +1,138 @@
+"""Classes of our `dataclass` beside those of the standard library."""
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from dataclasses import field
+
+import pytest
+
+from ggufmill.data_classes import dataclass
+
+
+def _classes(decorator):
+    @decorator(frozen=True)
+    class Base:
+        a: int
+        b: str = "b"
+
+        def __post_init__(self):
+            object.__setattr__(self, "seen", self.a)
+
+    @decorator(frozen=True)
+    class Derived(Base):
+        a: int = 7
+        c: list = field(default_factory=list, compare=False)
+        d: float = field(default=0.5, kw_only=True)
+        e: int = field(default=3, init=False, repr=False)
+
+    @decorator
+    class Mutable:
+        x: int
+        y: list = field(default_factory=list)
+
+    @decorator(frozen=True, eq=False)
+    class Identity:
+        x: int
+
+    @decorator(frozen=True, kw_only=True)
+    class Keywords:
+        x: int
+        y: int = 1
+
+        def __eq__(self, other):
+            return True
+
+        def __repr__(self):
+            return "own"
+
+    return Base, Derived, Mutable, Identity, Keywords
+
+
+CALLS = [
+    (0, (1,), {}), (0, (1, "z"), {}), (0, (), {}), (0, (1, 2, 3), {}), (0, (), {"a": 2}),
+    (1, (), {}), (1, (1, "q", [2]), {"d": 2.0}), (1, (1, "q", [3]), {"d": 2.0}),
+    (2, (1,), {}), (2, (1, [2]), {}), (2, (1, [2]), {"y": 2}), (3, (1,), {}), (4, (), {"x": 1}),
+    (4, (1,), {}), (4, (), {"z": 1}),
+]  # fmt: skip
+
+
+def _made(classes):
+    for number, args, kwargs in CALLS:
+        try:
+            yield classes[number](*args, **kwargs)
+        except TypeError as error:
+            yield str(error)
+
+
+def test_instances_are_as_those_of_the_standard_library():
+    ours, theirs = list(_made(_classes(dataclass))), list(_made(_classes(dataclasses.dataclass)))
+    assert list(map(repr, ours)) == list(map(repr, theirs))
+    assert any(isinstance(each, str) for each in ours)
+    assert [[a == b for a in ours] for b in ours] == [[a == b for a in theirs] for b in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert isinstance(a, str) or vars(a) == vars(b)
+        assert (a.__hash__ is None) == (b.__hash__ is None)
+        if dataclasses.is_dataclass(b) and type(b).__hash__ not in (None, object.__hash__):
+            assert hash(a) == hash(b)
+
+
+def test_classes_have_the_fields_and_signatures_of_the_standard_library():
+    for a, b in zip(_classes(dataclass), _classes(dataclasses.dataclass), strict=True):
+        assert str(inspect.signature(a)) == str(inspect.signature(b))
+        assert [f.name for f in dataclasses.fields(a)] == [f.name for f in dataclasses.fields(b)]
+        assert a.__match_args__ == b.__match_args__
+
+
+def test_frozen_instances_cannot_be_changed():
+    base, derived, mutable, identity, _ = _classes(dataclass)
+    for instance in (base(1), derived(), identity(2)):
+        with pytest.raises(dataclasses.FrozenInstanceError, match="assign to field 'a'"):
+            instance.a = 1
+        with pytest.raises(dataclasses.FrozenInstanceError, match="delete field 'a'"):
+            del instance.a
+    changed = mutable(1)
+    changed.x = 2
+    assert changed == mutable(2)
+    plain = type("Plain", (base,), {})(1)
+    plain.other = 2
+    assert plain.other == 2
+    assert plain.seen == 1
+
+
+@dataclass(frozen=True)
+class Pickled:
+    x: int
+    y: tuple = ()
+
+
+def test_instances_are_copied_pickled_and_replaced():
+    value = Pickled(1, (2,))
+    assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == copy.copy(value) == value
+    assert dataclasses.replace(value, x=5) == Pickled(5, (2,))
+    assert dataclasses.asdict(value) == {"x": 1, "y": (2,)}
+
+
+def test_classes_of_both_kinds_inherit_from_each_other():
+    @dataclasses.dataclass(frozen=True)
+    class Theirs(Pickled):
+        z: int = 3
+
+    @dataclass(frozen=True)
+    class Ours(Theirs):
+        y: tuple = (9,)
+
+    assert (Theirs(1).z, Ours(1).y, repr(Ours(1, z=2)).endswith("Ours(x=1, y=(9,), z=2)")) == (3, (9,), True)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Ours(1).z = 4
+    for decorator in (dataclass, dataclasses.dataclass):
+        with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
+            decorator(type("Mutable", (Pickled,), {}))
+
+
+def test_an_instance_that_holds_itself_has_a_repr():
+    _, _, mutable, *_ = _classes(dataclass)
+    value = mutable(1)
+    value.y.append(value)
+    assert repr(value).endswith("y=[...])")
