@@ -90,9 +90,9 @@ class LatentAttentionStep(Step):
             out.call(batch.run)
 
     def _is_static(self, out: PassProgram, is_observed: bool) -> bool:
-        """Whether it absorbs with GEMV products."""
-        plans = self.matrices.query_plan is not None and self.matrices.output_plan is not None
-        return self.mode != 2 and plans and out.gemv and out.settings.flash and not is_observed
+        """Whether it absorbs with GEMV products. Plans of those are made last: they have to be compiled."""
+        absorbs = self.mode != 2 and out.gemv and out.settings.flash and not is_observed
+        return absorbs and self.matrices.query_plan is not None and self.matrices.output_plan is not None
 
     def _row(self, out: PassProgram) -> View:
         """Latents followed by their rotated keys: as they are in memory, or copied to be so."""
