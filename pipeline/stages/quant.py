@@ -89,6 +89,7 @@ class QuantRun(Protocol):
     def expected_covariances(self, effort: int) -> Covariances: ...
     def forget_measurements(self, path: Path) -> None: ...
     def working_source(self) -> TensorSource: ...
+    def compile_for_validation(self) -> None: ...
 
 
 class Quant:
@@ -271,6 +272,7 @@ class Quant:
         def work() -> dict[str, Any]:
             call = self._cluster_call() if run.request.cluster is not None else None
             sequential = self.sequential(self._final(self._importance()))
+            run.compile_for_validation()
             return {"resumed": self._write(plan, "quantize", run.source, run.inputs, call, sequential)}
 
         run.cache.stage(self.stage_name("quantize"), plan.fingerprint, [f.path for f in plan.files], work)

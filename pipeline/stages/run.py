@@ -252,6 +252,15 @@ class Run:
             asked, running = replace(asked, baseline=self.working_kind), self.working_source
         return Validation(self.recipe.name, asked, text, self.source, self.request.allow_nonfinite, running)
 
+    def compile_for_validation(self) -> None:
+        """Has what runs the quants' files compiled while they are written: encoders leave processors idle, as most of a mix is
+        encoded by one."""
+        if self.validation is not None:
+            from ...runtime.backends.cpu.executable import compile_ahead
+
+            types = sorted(self._planned_types, key=lambda each: each.id, reverse=True)
+            compile_ahead(each for each in types if not each.is_float)
+
     def validate(self, plans: Sequence[Plan]) -> list[dict[str, Any] | None]:
         """What `Validation.measure` finds of each quant's file, the baseline run once for all; None without [validate]."""
         validation = self.validation

@@ -68,15 +68,15 @@ class Unit(NamedTuple):
 def compile_in_background(units: Sequence[Unit], urgent: bool = True) -> int:
     """Starts processes that compile those units that are not marked, first those that come first -> how many processes.
 
-    urgent: with the priority of this process, also what processes of low priority were asked for. Other units that were asked
-    for before are left out. Nothing is started where that would not be of use: with one processor, or without a folder for
-    kernels.
+    urgent: with the priority of this process, also what processes of low priority were asked for and have not done. Other
+    units that were asked for before are left out. Nothing is started where that would not be of use: with one processor, or
+    without a folder for kernels.
     """
     if available_cpus() < 2 or not sys.executable:
         return 0
     with _lock:
         for unit in units if urgent else ():
-            if (crew := _crews.get(unit)) is not None and not crew.urgent:
+            if (crew := _crews.get(unit)) is not None and not crew.urgent and not unit.is_marked:
                 crew.give_up()
                 del _crews[unit]
         new = [unit for unit in dict.fromkeys(units) if unit not in _crews and not unit.is_marked]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
-from ....formats import PlanError
+from ....formats import PlanError, TensorType
 from ....simd.compile.background import compile_in_background
 from ....simd.workers import Workers
 from ...graph import Graph, Value, check_support
@@ -37,6 +37,13 @@ _LEAST_SHARE = 0.01  # of a pass, between two times that it does
 def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuExecutable:
     """Compiles a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know."""
     return CpuExecutable(graph, store, settings)
+
+
+def compile_ahead(types: Iterable[TensorType]) -> None:
+    """Has processes of low priority compile products with weights of these types, for models that will be run later: of prompts
+    without `Settings.fast`, then of generated tokens."""
+    names = [each.name for each in types]
+    compile_in_background([*map(gemm_unit, names), *map(gemv_unit, names)], urgent=False)
 
 
 def _release(kept: dict[tuple, list[PassProgram]]) -> None:
