@@ -5,8 +5,9 @@ import pytest
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
-from ggufmill.quantize.codec_kernels import _ONE_KERNEL, codec_unit
+from ggufmill.quantize.codec_kernels import _ONE_KERNEL, _SEARCHES, codec_unit
 from ggufmill.quantize.codecs.iqk.fit import fit_rows as fit_iqk
+from ggufmill.quantize.codecs.iqk.iq_k_ks import _TYPES
 from ggufmill.quantize.codecs.kquants.asymmetric import _encode, _encode_by_importance
 from ggufmill.quantize.codecs.trellis.fit import fit_rows as fit_trellis
 
@@ -36,3 +37,8 @@ def test_types_of_one_encoder_are_compiled_once(codec, other, encoders):
 def test_what_rows_with_importance_need_is_compiled_apart_where_it_is_another_kernel():
     assert codec_unit("q4_K", weighted=True) != codec_unit("q4_K")
     assert codec_unit("iq4_k", weighted=True) == codec_unit("iq4_k")
+
+
+def test_searches_that_are_compiled_apart_are_those_that_types_have():
+    assert {each.name: each.search_part.unit for each in _TYPES if each.search_part is not None} == _SEARCHES
+    assert all(codec_unit(name) == codec_unit("iq4_k") for name in _SEARCHES)

@@ -12,6 +12,8 @@ Sixteen blocks are processed at a time, one per lane.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numba import types
 
@@ -19,7 +21,9 @@ from ....simd.compile import intrinsic, kernel
 from ....simd.lane_types import F32, FLOAT, element_pointer
 from ....simd.lanes import LANES, fma_lanes, load, max_lanes, min_lanes, select, splat, store
 from ....simd.llvm import I64
-from .table_search import MIN_AMAX
+from ....simd.memory import view
+from ....simd.team import TaskKernel
+from .table_search import MIN_AMAX, SEARCH
 
 
 def sorting_network(count: int) -> np.ndarray:
@@ -236,3 +240,13 @@ def search_boundaries(x, w, table, network, scales, flags):
         store(flag_lanes, 0, select(all_zero, zero, flag))
         for b in range(count):
             scales[start + b], flags[start + b] = scale_lanes[b], flag_lanes[b]
+
+
+@partial(TaskKernel, dtype=SEARCH)
+def search_of_boundaries(job, number):
+    """`search_boundaries` of a record of SEARCH."""
+    shape = job.blocks, job.block
+    x, w = view(job.x, shape, np.float32), view(job.w, shape, np.float32)
+    table, network = view(job.table, (2, job.entries), np.float32), view(job.network, (job.comparators, 2), np.int64)
+    scales, flags = view(job.scales, job.blocks, np.float32), view(job.flags, job.blocks, np.uint8)
+    search_boundaries(x, w, table, network, scales, flags)

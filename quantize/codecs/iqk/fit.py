@@ -10,10 +10,12 @@ import numpy as np
 
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, fma_lanes, load, round_product_lanes, splat, sqrt_lanes, store
+from ....simd.memory import address, keep_alive
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
+from ....simd.team import call_part
 from .boundary_search import search_boundaries
-from .table_search import search_blocks_of_three, search_blocks_of_two, signed_max
+from .table_search import SEARCH, search_blocks_of_three, search_blocks_of_two, signed_max
 
 # How block scales become integers (d the row's scale, s a block's).
 SIGNED = 0  # s / d, d with the sign opposite to that of the largest scale
@@ -223,53 +225,89 @@ def _assign_row(x, block, d, int_scales, flags, midpoints, table, zero_codes, co
 
 
 @kernel
-def fit_rows(
-    x, importance, block, sigma2_factor, sigma2_share, search, midpoints, table, scheme,
-    requantise, scale_factor, zero_codes, pairwise_sums, codes, flags, int_scales, d,
-):  # fmt: skip
-    """Encodes rows: float32 x [rows, n] -> codes uint8 [rows, n]; flags uint8, int_scales float32 [rows, n / block]; d [rows].
+def _search_here(x, w, table, search, scales, flags):
+    """Scale and flag of every block, for float32 x and weights w [blocks, block]."""
+    offsets, trial_count, first_values, candidates, three_candidates, network, _ = search
+    if trial_count == 0:
+        search_boundaries(x, w, table, network, scales, flags)
+    elif three_candidates:
+        search_blocks_of_three(x, w, offsets, trial_count, first_values, candidates, scales, flags)
+    else:
+        search_blocks_of_two(x, w, offsets, trial_count, first_values, candidates, scales, flags)
 
-    importance     float32 [any, n], row r using row r modulo their number; of no rows: weights from x alone
-    block          elements per block scale
-    sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
-    search         (offsets, trial_count, first values, candidates, whether these are three) for the search of table_search.py,
-                   and the sorting network for search_boundaries, which is used instead if trial_count is 0
-    midpoints, table  float32 [2, 16, 32 or 64]
-    scheme         (method, divisor, smallest integer, largest integer) for block scales
-    requantise, scale_factor, zero_codes, pairwise_sums  see IqkType in iq_k_ks.py
-    """
-    rows, n = x.shape
-    offsets, trial_count, first_values, candidates, three_candidates, network = search
-    method, divisor, low, high = scheme
-    # Rows are processed in batches, to share scratch arrays and to sum several rows at a time.
-    batch_rows = min(rows, max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n))
-    w_batch, q_batch = np.empty((batch_rows, n), np.float32), np.empty((batch_rows, n), np.float32)
-    scales_batch = np.empty((batch_rows, n // block), np.float32)
-    sxq, sqq = np.empty(batch_rows, np.float32), np.empty(batch_rows, np.float32)
-    for first in range(0, rows, batch_rows):
-        count = min(batch_rows, rows - first)
-        xs, w, q, scales = x[first : first + count], w_batch[:count], q_batch[:count], scales_batch[:count]
-        all_scales, all_flags = scales.reshape(-1), flags[first : first + count].reshape(-1)
-        row_weights(xs, importance, first, sigma2_factor, sigma2_share, w)
-        xb, wb = xs.reshape(-1, block), w.reshape(-1, block)
-        if trial_count == 0:
-            search_boundaries(xb, wb, table, network, all_scales, all_flags)
-        elif three_candidates:
-            search_blocks_of_three(xb, wb, offsets, trial_count, first_values, candidates, all_scales, all_flags)
-        else:
-            search_blocks_of_two(xb, wb, offsets, trial_count, first_values, candidates, all_scales, all_flags)
-        if requantise:
-            codes_out = codes[first : first + count].reshape(-1)
-            _requantise(xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, codes_out, q.reshape(-1))
-        for i in range(count):
-            r = first + i
-            d[r] = quantise_scales(scales[i], w[i], method, divisor, low, high, int_scales[r])
-            _assign_row(x[r], block, d[r], int_scales[r], flags[r], midpoints, table, zero_codes, codes[r], q[i])
-        if pairwise_sums:
-            _pairwise_weighted_sums(xs, w, q, sxq, sqq)
-        else:
-            weighted_sums(xs, w, q, sxq, sqq)
-        for i in range(count):
-            if sqq[i] > 0:
-                d[first + i] = sxq[i] / sqq[i]
-            d[first + i] *= scale_factor
+
+@kernel
+def _search_or_call(x, w, table, search, scales, flags):
+    """As `_search_here`, but that searches which few types have are called by their addresses: others need not compile them."""
+    offsets, trial_count, first_values, candidates, _, network, function = search
+    if function == 0:
+        search_blocks_of_two(x, w, offsets, trial_count, first_values, candidates, scales, flags)
+        return
+    record = np.empty(1, SEARCH)
+    job = record[0]
+    job.x, job.w, job.scales, job.flags = address(x), address(w), address(scales), address(flags)
+    job.blocks, job.block = x.shape
+    job.offsets, job.trial_count, job.first_values = address(offsets), trial_count, address(first_values)
+    job.candidates, job.candidate_count = address(candidates), candidates.shape[1]
+    job.table, job.entries = address(table), table.shape[1]
+    job.network, job.comparators = address(network), network.shape[0]
+    call_part(function, address(record), 0)
+    keep_alive(x)
+    keep_alive(w)
+    keep_alive(record)
+
+
+def _make_fit(search_scales):
+    @kernel
+    def fit_rows(
+        x, importance, block, sigma2_factor, sigma2_share, search, midpoints, table, scheme,
+        requantise, scale_factor, zero_codes, pairwise_sums, codes, flags, int_scales, d,
+    ):  # fmt: skip
+        """Encodes rows: float32 x [rows, n] -> codes uint8 [rows, n]; flags uint8, int_scales float32 [rows, n / block];
+        d [rows].
+
+        importance     float32 [any, n], row r using row r modulo their number; of no rows: weights from x alone
+        block          elements per block scale
+        sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
+        search         (offsets, trial_count, first values, candidates, whether these are three) for the search of
+                       table_search.py, the sorting network for search_boundaries, which is used instead if trial_count is 0,
+                       and the address of the search, of a record of SEARCH, where it is not that for two candidates
+        midpoints, table  float32 [2, 16, 32 or 64]
+        scheme         (method, divisor, smallest integer, largest integer) for block scales
+        requantise, scale_factor, zero_codes, pairwise_sums  see IqkType in iq_k_ks.py
+        """
+        rows, n = x.shape
+        method, divisor, low, high = scheme
+        # Rows are processed in batches, to share scratch arrays and to sum several rows at a time.
+        batch_rows = min(rows, max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n))
+        w_batch, q_batch = np.empty((batch_rows, n), np.float32), np.empty((batch_rows, n), np.float32)
+        scales_batch = np.empty((batch_rows, n // block), np.float32)
+        sxq, sqq = np.empty(batch_rows, np.float32), np.empty(batch_rows, np.float32)
+        for first in range(0, rows, batch_rows):
+            count = min(batch_rows, rows - first)
+            xs, w, q, scales = x[first : first + count], w_batch[:count], q_batch[:count], scales_batch[:count]
+            all_scales, all_flags = scales.reshape(-1), flags[first : first + count].reshape(-1)
+            row_weights(xs, importance, first, sigma2_factor, sigma2_share, w)
+            search_scales(xs.reshape(-1, block), w.reshape(-1, block), table, search, all_scales, all_flags)
+            if requantise:
+                codes_out = codes[first : first + count].reshape(-1)
+                _requantise(
+                    xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, codes_out, q.reshape(-1)
+                )
+            for i in range(count):
+                r = first + i
+                d[r] = quantise_scales(scales[i], w[i], method, divisor, low, high, int_scales[r])
+                _assign_row(x[r], block, d[r], int_scales[r], flags[r], midpoints, table, zero_codes, codes[r], q[i])
+            if pairwise_sums:
+                _pairwise_weighted_sums(xs, w, q, sxq, sqq)
+            else:
+                weighted_sums(xs, w, q, sxq, sqq)
+            for i in range(count):
+                if sqq[i] > 0:
+                    d[first + i] = sxq[i] / sqq[i]
+                d[first + i] *= scale_factor
+
+    return fit_rows
+
+
+fit_rows, fit_items = _make_fit(_search_or_call), _make_fit(_search_here)  # fit_items: for threads of a GPU

@@ -15,6 +15,7 @@ from ....data_classes import dataclass
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
 from ....formats.layouts.description import SIGNED_BYTES
+from ....simd.team import TaskKernel
 from ..block_packing import NO_PARTS
 from ..codec import Codec, ItemEncoder
 from ..fields import BlockFields
@@ -22,10 +23,10 @@ from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance, importance_rows
 from ..lane_packing import lane_parts
 from ..row_decoder import row_decoder
-from .boundary_search import sorting_network
+from .boundary_search import search_of_boundaries, sorting_network
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
 from .superblocks import encode_superblocks, encode_superblocks_by_boundaries
-from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
+from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, search_of_three, trial_offsets
 from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
 _SUPERBLOCK = 256
@@ -93,7 +94,7 @@ class IqkType:
 
     @cached_property
     def search(self) -> tuple:
-        """The argument `search` of `fit_rows`."""
+        """The argument `search` of `fit_rows`, without the address."""
         ntry, step = self.trials
         candidates = candidate_values(self.table, ntry * step / float(-self.table[1, 0]))
         offsets, trial_count = trial_offsets(ntry, step), 2 * ntry + 1 if ntry else 0
@@ -106,6 +107,13 @@ class IqkType:
             sorting_network(self.block),
         )
 
+    @property
+    def search_part(self) -> TaskKernel | None:
+        """The search, where it is not that for two candidates."""
+        if not self.search[1]:
+            return search_of_boundaries
+        return search_of_three if self.search[4] else None
+
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         qw = normalise_importance(guard_importance(x, importance, self.block))
@@ -115,7 +123,9 @@ class IqkType:
         int_scales = np.empty((len(x), row_size // self.block), np.float32)
         flags = np.empty(int_scales.shape, np.uint8)
         d = np.empty(len(x), np.float32)
-        fit_rows(x, qw.reshape(-1, row_size), *self._fit_options(), codes, flags, int_scales, d)
+        part = self.search_part
+        options = self._fit_options(0 if part is None else part.address)
+        fit_rows(x, qw.reshape(-1, row_size), *options, codes, flags, int_scales, d)
         return self._pack(codes, int_scales, flags, np.ldexp(d, exponents), rows)
 
     @property
@@ -139,16 +149,22 @@ class IqkType:
         encode = encode_superblocks if self.search[1] else encode_superblocks_by_boundaries
         blocks = out.reshape(-1, TYPES[self.name].block_bytes)
         encode(
-            x.reshape(-1, _SUPERBLOCK), qw.reshape(-1, _SUPERBLOCK), *self._fit_options(), line, self.zero_bytes, *parts, blocks
+            x.reshape(-1, _SUPERBLOCK),
+            qw.reshape(-1, _SUPERBLOCK),
+            *self._fit_options(0),
+            line,
+            self.zero_bytes,
+            *parts,
+            blocks,
         )
         return out
 
-    def _fit_options(self) -> tuple[Any, ...]:
-        """The arguments of `fit_rows` from block to pairwise_sums."""
+    def _fit_options(self, function: int) -> tuple[Any, ...]:
+        """The arguments of `fit_rows` from block to pairwise_sums. function: the address of `search_part`, or 0."""
         method, *numbers = self.scheme
         return (
-            self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search, self.midpoints, self.padded,
-            (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor), self.zero_codes,
+            self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), (*self.search, function), self.midpoints,
+            self.padded, (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor), self.zero_codes,
             self.pairwise_sums,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ import numpy as np
 from ....simd.compile import kernel
 from ....simd.cuda.work_items import WorkItems
 from ..block_packing import put_half, put_numbers
-from .fit import fit_rows
+from .fit import fit_items
 
 
 @kernel
@@ -23,7 +23,7 @@ def _encode_superblocks(
     superblocks, size = x.shape
     codes, flags = np.empty((superblocks, size), np.uint8), np.empty((superblocks, size // block), np.uint8)
     int_scales, d = np.empty((superblocks, size // block), np.float32), np.empty(superblocks, np.float32)
-    fit_rows(
+    fit_items(
         x, importance, block, sigma2_factor, sigma2_share, search, midpoints, table, scheme, requantise, scale_factor,
         zero_codes, pairwise_sums, codes, flags, int_scales, d,
     )  # fmt: skip

@@ -9,11 +9,15 @@ ik_llama.cpp's order, and near ties are decided as there.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, reduce_max, select, splat, store
+from ....simd.memory import view
 from ....simd.scalar import lowest_bit
+from ....simd.team import TaskKernel
 from .value_tables import CANDIDATE_ROW, MAX_SCALED
 
 # A block with a smaller amax counts as zero.
@@ -24,6 +28,17 @@ ORDINARY_EXPONENTS = (-10, 2)  # binary exponents of weights that are not scaled
 _NEAR_TIE = np.float32(1 - 1e-5)
 
 _FIRST_TRIAL = LANES - 1  # the lane of the trial that precedes the loop over factors
+
+# The arguments of a search that is called by its address: addresses of arrays, and how long those are that differ.
+SEARCH = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "x", "w", "scales", "flags", "blocks", "block", "offsets", "trial_count", "first_values", "candidates",
+            "candidate_count", "table", "entries", "network", "comparators",
+        )
+    ]
+)  # fmt: skip
 
 
 @kernel
@@ -188,3 +203,14 @@ def _make_search(three_candidates: bool):
 
 
 search_blocks_of_two, search_blocks_of_three = _make_search(False), _make_search(True)
+
+
+@partial(TaskKernel, dtype=SEARCH)
+def search_of_three(job, number):
+    """`search_blocks_of_three` of a record of SEARCH."""
+    shape = job.blocks, job.block
+    x, w = view(job.x, shape, np.float32), view(job.w, shape, np.float32)
+    offsets, first_values = view(job.offsets, LANES, np.float32), view(job.first_values, 2, np.float32)
+    candidates = view(job.candidates, (2, job.candidate_count), np.float32)
+    scales, flags = view(job.scales, job.blocks, np.float32), view(job.flags, job.blocks, np.uint8)
+    search_blocks_of_three(x, w, offsets, job.trial_count, first_values, candidates, scales, flags)
