@@ -21,7 +21,7 @@ def decode(q: np.ndarray, type_name: str, n: int, integer_values: bool = False) 
     n elements.
     """
     layout = layout_of(type_name)
-    layout = replace(layout, decoded=None) if integer_values else layout
+    layout = replace(layout, polynomial=None) if integer_values else layout
     rows = BlockBits.unpack(q, type_name, n)
     with np.errstate(over="ignore", invalid="ignore"):
         weights = _weights(layout, rows)

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ...data_classes import dataclass
-from .tables import Trellis, codebook_values
+from .tables import Trellis, codebook_values, polynomial_values
 
 SIGNED_BYTES = np.arange(256).astype(np.uint8).view(np.int8).astype(np.int64)  # two's complement: what each byte stands for
 
@@ -34,7 +34,8 @@ class BlockLayout:
     codebook    the name of the grid in tables.GRIDS whose points the codes number (instead of a table)
     trellis     the generator whose start states the codes are (instead of a table)
     number      the codes are the weights themselves, stored as 'f32', 'f16', 'bf16', 'f64' or 'i8' ... 'i64'
-    decoded     float32 [entries]: what decoders use for `values`, where kernels on integers use a rounded table (iq6_k)
+    polynomial  float32 coefficients, the lowest first: decoders use this polynomial of the code, in fused multiply-adds, for
+                `values`, where kernels on integers use a rounded table (iq6_k)
     magnitudes  only the magnitudes of the values are used; the signs are stored
     unit        a power of two that every weight is multiplied by, where the values are whole multiples of it
     d           bits [1, 16, 32 or 8] of the block's scale, a d_format: 'f16', 'f32' or 'e8m0' (half of 2^(E - 127))
@@ -57,7 +58,7 @@ class BlockLayout:
     codebook: str | None = None
     trellis: Trellis | None = None
     number: str | None = None
-    decoded: np.ndarray | None = None
+    polynomial: tuple[float, ...] | None = None
     magnitudes: bool = False
     unit: float = 1.0
     d: np.ndarray | None = None
@@ -88,6 +89,11 @@ class BlockLayout:
             assert self.table is not None, "numbers have no table"
             values = self.table.reshape(len(self.table), -1)
         return np.abs(values).astype(np.int64) if self.magnitudes else values.astype(np.int64)
+
+    @cached_property
+    def decoded(self) -> np.ndarray | None:
+        """float32 [entries]: the polynomial of each code."""
+        return None if self.polynomial is None else polynomial_values(self.polynomial, len(self.values))
 
     @property
     def decoded_values(self) -> np.ndarray:

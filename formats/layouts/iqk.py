@@ -21,7 +21,7 @@ from .tables import (
     IQ4_VALUES,
     IQ5_SHIFTS,
     IQ5_VALUES,
-    IQ6_DECODED,
+    IQ6_POLYNOMIAL,
     IQ6_SHIFTS,
     IQ6_VALUES,
     Trellis,
@@ -31,7 +31,7 @@ _IQ2: dict[str, Any] = {"table": IQ2_VALUES, "shifts": IQ2_SHIFTS}
 _IQ3: dict[str, Any] = {"table": IQ3_VALUES, "shifts": IQ3_SHIFTS}
 _IQ4: dict[str, Any] = {"table": IQ4_VALUES, "shifts": IQ4_SHIFTS}
 _IQ5: dict[str, Any] = {"table": IQ5_VALUES, "shifts": IQ5_SHIFTS}
-_IQ6: dict[str, Any] = {"table": IQ6_VALUES, "shifts": IQ6_SHIFTS, "decoded": IQ6_DECODED}
+_IQ6: dict[str, Any] = {"table": IQ6_VALUES, "shifts": IQ6_SHIFTS, "polynomial": IQ6_POLYNOMIAL}
 
 
 def _pairs(byte: int) -> np.ndarray:

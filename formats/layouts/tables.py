@@ -5,6 +5,7 @@ Numbers from llama.cpp (ggml-common.h) and from the ik_llama.cpp fork; `docs/for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -46,17 +47,18 @@ IQ2_KL_PAIRS = np.array(
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 
 
-def _iq6_decoded() -> np.ndarray:
-    a, b, c, d = (float(np.float32(k)) for k in (-127.0, 6.2568, 0.11218, 0.0011972))
-    q = np.arange(64, dtype=np.float64)
-    # A product of two float32 is exact in float64, so each step is rounded like a fused multiply-add.
-    value = (q * d - c).astype(np.float32)
-    value = (q * value.astype(np.float64) + b).astype(np.float32)
-    return (q * value.astype(np.float64) + a).astype(np.float32)
+def polynomial_values(coefficients: Sequence[float], count: int) -> np.ndarray:
+    """float32 [count]: of 0, 1, ... the polynomial with these coefficients, the lowest first, in fused multiply-adds."""
+    codes, value = np.arange(count, dtype=np.float64), np.full(count, coefficients[-1], np.float32)
+    for coefficient in coefficients[-2::-1]:
+        # A product of two float32 is exact in float64, so each step is rounded like a fused multiply-add.
+        value = (codes * value.astype(np.float64) + coefficient).astype(np.float32)
+    return value
 
 
 # What iq6_k decodes with in place of IQ6_VALUES: a cubic of the code, in fused multiply-adds, whose rounding is IQ6_VALUES.
-IQ6_DECODED = _iq6_decoded()
+IQ6_POLYNOMIAL = tuple(float(np.float32(k)) for k in (-127.0, 6.2568, -0.11218, 0.0011972))
+IQ6_DECODED = polynomial_values(IQ6_POLYNOMIAL, 64)
 
 
 def _half_ue4m3() -> np.ndarray:

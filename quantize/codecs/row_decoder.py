@@ -52,13 +52,20 @@ class _GroupNumbers:
 def _values(reader: BlockReader, emit: Emitter, base: Any, codes: CodeVector, loaded: dict) -> list[Any]:
     """Four vectors <16 x float>: what the scales of 64 codes are multiplied by."""
     layout, builder = reader.layout, emit.builder
-    if layout.decoded is not None:
+    if layout.polynomial is not None and layout.decoded is not None:
         raw = reader.raw_codes(emit, base, codes, loaded)
         tables = [constant(F32, layout.decoded[i : i + LANES].tolist()) for i in range(0, len(layout.decoded), LANES)]
         values = []
         for i in range(4):
             index = builder.zext(emit.shuffle(raw, range(LANES * i, LANES * (i + 1))), vector(I32, LANES))
-            values.append(lookup_floats(builder, tables, index, emit.target))
+            if emit.target.has_fma:
+                code, *lower = emit.to_float(index), *layout.polynomial[::-1]
+                value = constant(F32, [lower.pop(0)] * LANES)
+                for coefficient in lower:
+                    value = emit.fma(code, value, constant(F32, [coefficient] * LANES))
+            else:
+                value = lookup_floats(builder, tables, index, emit.target)
+            values.append(value)
     else:
         subtracted = 0 if layout.codes is not None and reader.table is not None else reader.lowest
         if isinstance(reader, TrellisReader) and layout.magnitudes:

@@ -25,7 +25,7 @@ class CodeLayout:
     table        int [entries]: what a code stands for; of grids and trellises only the least and the largest weight
     codes        bits [rows, block, width], one for each weight; None for a grid or trellis
     digits       int [block]: codes are base-3 digits of bytes, as in `BlockLayout`
-    decoded      float32 [entries]: what decoders use for the table
+    polynomial   coefficients of what decoders use for the table, as in `BlockLayout`; decoded: float32 [entries], its values
     code_offset  int [block] or None: added to the code (above its own bits), known from the weight's place alone
     signed_bytes the codes are the weights as signed bytes; `table` is what they stand for once their top bit is flipped
     grid         uint8 [points, size]: magnitudes where weights have signs, else what exceeds the least of the grid
@@ -53,6 +53,7 @@ class CodeLayout:
     table: tuple[int, ...]
     codes: np.ndarray | None = None
     digits: np.ndarray | None = None
+    polynomial: tuple[float, ...] | None = None
     decoded: np.ndarray | None = None
     code_offset: np.ndarray | None = None
     signed_bytes: bool = False
@@ -86,7 +87,7 @@ class CodeLayout:
 
 _SHARED = (
     *("d", "d_format", "row_scale", "scales", "dmin", "minima", "offset", "sign_codes", "scrambled", "magnitudes"),
-    *("gray_words", "unit", "digits", "decoded"),
+    *("gray_words", "unit", "digits", "polynomial", "decoded"),
 )
 
 
