@@ -78,6 +78,12 @@ class PassTasks(PassMemory):
         return Partition(view.axis, view.rows, row_step, view.size, CELL)
 
     @cached_property
+    def ranges(self) -> np.ndarray:
+        """int64 [sequences, 2]: the first row of each, and how many."""
+        counts = np.array(self.counts, np.int64)
+        return np.stack([np.cumsum(counts) - counts, counts], axis=1)
+
+    @cached_property
     def all_tokens(self) -> int:
         """The address of the job of a product with one matrix: int64 [1, 4] (see gemv.gemv and gemm_kernels)."""
         return self.schedule.numbers((0, 0, self.n, 0))

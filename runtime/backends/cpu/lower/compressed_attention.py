@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from .....formats import TYPES
-from ....cache_layout import CachePart
 from ....graph import Value
 from ....graph.compressed_attention_ops import AverageRun, Compress, WindowAttention
 from ....graph.ops import GroupedLinear
@@ -16,8 +14,6 @@ from ..attention import AttentionParams
 from ..compiled_graph import CompiledGraph
 from ..flash import Segment, attend
 from ..kernels import recurrent, runs
-from ..kernels.attention import flash, listed_rows
-from ..kernels.attention.cache_rows import TYPE_IDS
 from ..kernels.attention.shared_values import KEYS
 from ..memory import with_heads
 from ..pass_cache import PassCache
@@ -26,9 +22,8 @@ from ..selected_rows import GatheredAttention, float_rows
 from ..weights import WeightMatrix
 from .products import gemv_inputs, gemv_task
 from .recurrent import sequences
+from .sparse_attention import attend_listed, can_list
 from .step import Step, lowers
-
-_TASKS, _LEAST_HEADS = 3, 8  # of attention, for each thread; that a task has, as far as there are so many
 
 
 @lowers(Compress)
@@ -64,45 +59,17 @@ class WindowAttentionStep(Step):
 
     def emit(self, out: PassProgram) -> None:
         op, width = self.op, self.op.q.shape[1]
-        part = None if op.entries is None else out.compiled.part(op.layer, "entries")
         if op.entries is not None:
             out.write_cache(op.layer, "entries", with_heads(out.view(op.entries), 1, width))
-        if part is None and not out.gemv:
+        if op.entries is None and not out.gemv:
             self._attend_window(out)
-        elif part is None or (TYPES[part.type].is_float and not part.rotation):
-            self._attend_listed(out, part)
+        elif op.entries is None or can_list(out, op.layer, "entries"):
+            q, kv, result = with_heads(out.dense(op.q), *op.q.shape), out.contiguous(op.kv), out.new(op.out)
+            selection = None if op.selection is None else out.contiguous(op.selection)
+            name = None if op.entries is None else "entries"
+            attend_listed(out, op.layer, name, q, with_heads(result, *op.q.shape), self.params, selection, op.every, kv)
         else:
             self._attend_gathered(out)
-
-    def _attend_listed(self, out: PassProgram, part: CachePart | None) -> None:
-        """A task for some heads of each token, which finds the rows that the token sees."""
-        op, (heads, width) = self.op, self.op.q.shape
-        q, kv, result = out.dense(op.q), out.contiguous(op.kv), out.new(op.out)
-        size, stride = out.compiled.layers[op.layer].states["window"].padded_shape
-        of_state = sequences(out, op.layer, "window") | {"lengths": out.lengths}
-        type_id, entries, selection, reads = TYPE_IDS["f32"], None, None, ()
-        if part is not None:
-            type_id, entries = TYPE_IDS[part.type], out.row_addresses[:, op.layer, out.names.index("entries")]
-            selection, reads = op.selection, (out.cache_view(op.layer, "entries"),)
-        score_part, value_part = flash.parts_of(TYPE_IDS["f32"], TYPE_IDS["f32"], out.gemv, heads, width)
-        # Some tasks for each thread; each brings its rows together by itself.
-        parts = -(-_TASKS * out.threads // out.n) if out.threads > 1 else 1
-        members = max(-(-heads // parts), min(heads, _LEAST_HEADS))
-        numbers = {"heads": heads, "members": members, "width": width, "window": size, "stride": stride, "every": op.every}
-        numbers |= {"top": 0 if selection is None else selection.shape[0], "type_id": type_id, "is_split": out.gemv}
-        numbers |= {"attend": flash.attend_floats.address, "gather": listed_rows.gather.address, "scale": op.scale}
-        numbers |= {"score_part": score_part, "value_part": value_part}
-        out.task(
-            listed_rows.attend_listed,
-            out.n * -(-heads // members),
-            **{"q": q, "kv": kv, "out": result, "selection": None if selection is None else out.contiguous(selection)},
-            **{"sinks": self.sinks, "entries": entries, "entry_step": out.row_addresses.strides[0]},
-            **numbers,
-            **of_state,
-            reads=reads,
-        )
-        last = {"x": kv, "width": width, "size": size, "stride": stride}
-        out.task(runs.keep_last, len(out.counts) * -(-size // runs.ROW_STEP), **last, **of_state)
 
     def _attend_window(self, out: PassProgram) -> None:
         """Of prompts in layers without entries: flash attention over the rows of all tokens."""

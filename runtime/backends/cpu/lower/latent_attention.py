@@ -28,7 +28,7 @@ from .elementwise import heads_partition
 from .latent_batch import LatentBatch, expansion_bytes
 from .linear import multiply_matrix
 from .products import gemv_inputs, gemv_task
-from .sparse_attention import attend_selected
+from .sparse_attention import attend_listed, attend_selected, can_list
 from .step import Step, lowers
 
 
@@ -77,7 +77,7 @@ class LatentAttentionStep(Step):
                 out.call(batch.observe)
         else:
             self._over_latents(out, q, row, result, batch, is_observed)
-        if op.selection is not None:
+        if op.selection is not None and not (self._is_static(out, is_observed) and self._lists(out)):
             attend_selected(self.layer, out, q, result, out.view(op.selection))
 
     def _over_latents(self, out: PassProgram, q: View, row: View, result: View, batch: LatentBatch, is_observed: bool) -> None:
@@ -93,6 +93,10 @@ class LatentAttentionStep(Step):
         """Whether it absorbs with GEMV products. Plans of those are made last: they have to be compiled."""
         absorbs = self.mode != 2 and out.gemv and out.settings.flash and not is_observed
         return absorbs and self.matrices.query_plan is not None and self.matrices.output_plan is not None
+
+    def _lists(self, out: PassProgram) -> bool:
+        """Whether latents that are absorbed, and selected, are read where they lie."""
+        return self.mode != 0 and can_list(out, self.op.layer, "kv")
 
     def _row(self, out: PassProgram) -> View:
         """Latents followed by their rotated keys: as they are in memory, or copied to be so."""
@@ -140,12 +144,12 @@ class LatentAttentionStep(Step):
         gemv_task(out, plan, codes, wide.columns(0, s.rank), jobs, rows, stride=s.rank + s.rope)
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
-        values = "v" if self.mode == 1 else "kv"
-        attend(
-            out,
-            CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.layer.params, self.layer.until),
-            partition,
-        )
+        layer, params, selection = self.op.layer, self.layer.params, self.op.selection
+        if selection is not None and self._lists(out):
+            attend_listed(out, layer, "kv", queries, weighted, params, out.contiguous(selection))
+        else:
+            values = "v" if self.mode == 1 else "kv"
+            attend(out, CachedAttention(layer, queries, weighted, "kv", values, 1, params, self.layer.until), partition)
         plan, block = self.matrices.output_plan, self.matrices.output_block
         assert plan is not None
         by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)

@@ -15,11 +15,10 @@ from ..pass_program import PassProgram
 from .step import Step, lowers
 
 
-def sequences(out: PassProgram, layer: int, name: str) -> dict[str, Any]:
-    """The operands that say which rows each sequence has, and where its state of a name lies."""
-    counts = np.array(out.counts, np.int64)
-    ranges = np.stack([np.cumsum(counts) - counts, counts], axis=1)
-    return {"ranges": ranges, "states": out.state_addresses, "offset": out.compiled.state_offsets[layer, name]}
+def sequences(out: PassProgram, layer: int, name: str | None) -> dict[str, Any]:
+    """The operands that say which rows each sequence has, and where its state of a name lies, if there is one."""
+    offset = 0 if name is None else out.compiled.state_offsets[layer, name]
+    return {"ranges": out.ranges, "states": out.state_addresses, "offset": offset}
 
 
 def _stride(out: PassProgram, layer: int, name: str) -> int:

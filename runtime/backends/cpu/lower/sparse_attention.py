@@ -11,20 +11,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from .....data_classes import dataclass
-from .....formats import PlanError
+from .....formats import TYPES, PlanError
 from .....simd import team
 from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
 from ..attention import AttentionParams
+from ..kernels import runs
+from ..kernels.attention import flash, listed_rows
+from ..kernels.attention.cache_rows import TYPE_IDS
 from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
 from ..latent_matrices import LatentLayer
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from ..selected_rows import GatheredAttention, gather
+from .recurrent import sequences
 from .step import lowers
 
 _KEYS = 256  # of a part of a task
+_TASKS, _LEAST_HEADS = 3, 8  # of attention, for each thread; that a task has, as far as there are so many
 _PARALLEL_SCORES = 1 << 13  # of which the largest are taken: some ten microseconds
 _TOKENS, _TOKENS_OF_TASK = 16, 4  # that are scored at a time; that share what is read of the keys
 
@@ -158,6 +163,60 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, select
         gathered.run()
 
     out.call(attend)
+
+
+def can_list(out: PassProgram, layer: int, name: str) -> bool:
+    """Whether `attend_listed` reads a layer's cached rows of a name."""
+    part = out.compiled.part(layer, name)
+    return TYPES[part.type].is_float and not part.rotation
+
+
+def attend_listed(
+    out: PassProgram,
+    layer: int,
+    name: str | None,
+    q: View,
+    result: View,
+    params: AttentionParams,
+    selection: View | None,
+    every: int = 1,
+    kv: View | None = None,
+) -> None:
+    """Adds attention with one key head to the pass, a task for some heads of each token, which finds the rows that it sees.
+
+    q [n, heads, width], dense; result [n, heads, width of values], dense: values are the first numbers of keys
+    name       of the cached rows, each of `every` tokens; None: there are none
+    selection  [n, top_k], as SelectKeys gives it; None: all are seen
+    kv         rows of the tokens, of which the last ones are seen as they are: those before the pass are the state 'window'
+    """
+    size, stride = (0, 0) if kv is None else out.compiled.layers[layer].states["window"].padded_shape
+    of_state = (
+        {"ranges": out.ranges, "states": out.state_addresses, "offset": 0} if kv is None else sequences(out, layer, "window")
+    )
+    of_state["lengths"] = out.lengths
+    type_id = TYPE_IDS["f32" if name is None else out.compiled.part(layer, name).type]
+    heads, row_type = q.heads, type_id if kv is None else TYPE_IDS["f32"]
+    score_part, value_part = flash.parts_of(row_type, row_type, out.gemv, heads, q.width)
+    # Some tasks for each thread; each brings its rows together by itself.
+    parts = -(-_TASKS * out.threads // out.n) if out.threads > 1 else 1
+    members = max(-(-heads // parts), min(heads, _LEAST_HEADS))
+    numbers = {"heads": heads, "members": members, "k_width": q.width, "v_width": result.width, "scale": params.scale}
+    numbers |= {"window": size, "stride": stride, "every": 0 if name is None else every, "is_split": out.gemv}
+    numbers |= {"top": 0 if selection is None else selection.size, "type_id": type_id, "row_type": row_type}
+    numbers |= {"score_part": score_part, "value_part": value_part}
+    numbers |= {"attend": flash.attend_floats.address, "gather": listed_rows.gather.address}
+    out.task(
+        listed_rows.attend_listed,
+        out.n * -(-heads // members),
+        **{"q": q, "kv": kv, "out": result, "selection": selection, "sinks": params.sinks},
+        **{"entries": None if name is None else out.row_addresses[:, layer, out.names.index(name)]},
+        **{"entry_step": out.row_addresses.strides[0], "reads": () if name is None else (out.cache_view(layer, name),)},
+        **numbers,
+        **of_state,
+    )
+    if kv is not None:
+        last = {"x": kv, "width": q.width, "size": size, "stride": stride}
+        out.task(runs.keep_last, len(out.counts) * -(-size // runs.ROW_STEP), **last, **of_state)
 
 
 def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View) -> None:

@@ -1,6 +1,6 @@
-"""Attention of single tokens to rows that lie in different places: the last tokens of a sequence, and entries of its cache that
-each stand for a run of tokens (DeepSeek-V4). A list of addresses stands for the rows; flash attention has those of a block of
-keys decoded when it comes to them."""
+"""Attention of single tokens to rows that lie in different places: those of the last tokens, and those of the cache, all or as
+an indexer selects. A list of addresses stands for the rows; flash attention has those of a block of keys brought together when
+it comes to them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,23 @@ from .tiles import PANEL
     )
 )  # fmt: skip
 _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
-_LISTED_SIZE = 5  # address of the list, how many of its rows are float32, width, width in memory, type of the others
+# Address of the list, how many of its rows are float32, numbers of a row, numbers and words in memory, type of the others. If
+# these are all there are, they stay what they are; else they are decoded.
+_LISTED_SIZE = 6
 
 
 def _gather(argument, number):
-    """Decodes some of the rows of a list. argument: the address of int64 [4]: that of the list's record, the first row's
-    number, how many, and where the rows are written to, each filled up with zeros to its width in memory."""
+    """Brings some of the rows of a list together. argument: the address of int64 [4]: that of the list's record, the first
+    row's number, how many, and where they are written to, one after the other, filled up with zeros to their width in memory.
+    """
     words = view(argument, 4, np.int64)
     listed, first, count, out = view(words[0], _LISTED_SIZE, np.int64), words[1], words[2], words[3]
     rows, width, padded = view(listed[0] + 8 * first, count, np.int64), listed[2], listed[3]
-    for i in range(count):
+    for i in range(count if listed[1] == 0 else 0):
+        source, copied = view(rows[i], listed[4], np.int64), view(out + 8 * listed[4] * i, listed[4], np.int64)
+        for j in range(copied.size):
+            copied[j] = source[j]
+    for i in range(count if listed[1] else 0):
         to = view(out + 4 * padded * i, padded, np.float32)
         if first + i < listed[1]:
             source = view(rows[i], width, np.float32)
@@ -47,7 +54,7 @@ def _gather(argument, number):
             for j in range(width, padded):
                 to[j] = np.float32(0)
         else:
-            decode_rows(listed[4], rows[i], 0, 1, padded, to, 0, 0, PANEL, 0)
+            decode_rows(listed[5], rows[i], 0, 1, padded, to, 0, 0, PANEL, 0)
 
 
 gather = TaskKernel(_gather)
@@ -67,21 +74,24 @@ def _sequence_of(task, token):
 @task_kernel(
     **{"q": reads(ROWS), "kv": reads(ROWS), "out": writes(ROWS), "selection": reads(ROWS), "sinks": CONSTANT},
     **{**SEQUENCES, "lengths": CONSTANT, "entries": CONSTANT, "entry_step": INT},
-    **dict.fromkeys(("heads", "members", "width", "window", "stride", "every", "top", "type_id", "is_split"), INT),
+    **dict.fromkeys(("heads", "members", "k_width", "v_width", "window", "stride", "every", "top", "type_id"), INT),
+    **{"row_type": INT, "is_split": INT},
     **dict.fromkeys(("attend", "gather", "score_part", "value_part"), INT),
     scale=REAL,
 )
 def attend_listed(task, number):
     """One token's attention, of `members` heads, with one key head.
 
-    q, out     rows of float32 [heads, width]
-    kv         rows of float32 [width] of the tokens of the pass; the state has those of the tokens before, at their position
-               modulo `window`, rows of `stride` numbers
+    q, out     rows of float32 [heads, k_width], and [heads, v_width]: values are the first numbers of keys
+    kv         rows of float32 [k_width] of the tokens of the pass, of which a token sees the last `window` up to itself; the
+               state has those of the tokens before, at their position modulo `window`, rows of `stride` numbers. window 0:
+               there are none
     lengths    int64 [sequences], tokens before the pass
-    entries    of each sequence, entry_step bytes apart, int64 [2]: address of its first entry and bytes of one; 0: there are
-               none. A token sees those of the runs of `every` tokens that are complete with it
+    entries    of each sequence, entry_step bytes apart, int64 [2]: address of its first entry and bytes of one. A token sees
+               those of the runs of `every` tokens that are complete with it; 0: there are none
     selection  rows of float32 [top]: numbers of the entries that a token sees; below 0, or address 0: all
-    sinks      float32 [heads]
+    sinks      float32 [heads], or 0
+    type_id    of the entries; row_type: of all rows as they are multiplied, that of the entries or, with a window, f32
     attend     address of flash.attend_floats; gather: of `gather`; score_part, value_part: see flash.parts_of
     is_split   whether sums have the order of generated tokens (see flash)
     """
@@ -106,16 +116,18 @@ def attend_listed(task, number):
         place = view(task.entries + task.entry_step * sequence, 2, np.int64)
         for i in range(entries):
             rows[recent + i] = place[0] + place[1] * (np.int64(chosen[i]) if is_chosen else i)
-    padded, blocks = round_up(task.width, 16), (count + KEYS - 1) // KEYS
+    padded, blocks = round_up(task.k_width, 16), (count + KEYS - 1) // KEYS
+    row_bytes = padded * (4 if task.row_type == _F32 else 2)
     listed = np.empty(_LISTED_SIZE, np.int64)
-    listed[0], listed[1], listed[2], listed[3], listed[4] = address(rows), recent, task.width, padded, task.type_id
+    listed[0], listed[1], listed[2], listed[3] = address(rows), recent, task.k_width, padded
+    listed[4], listed[5] = row_bytes // 8, task.type_id
     job, part, sums = np.zeros(_JOB_SIZE, np.int64), np.zeros(_TASK_SIZE, np.int64), np.empty(2 * task.heads, np.float32)
     part[1], part[2], part[3], part[5], part[7] = 1, head, min(head + task.members, task.heads), 1, blocks
     job[_TASKS], job[_SINKS], job[_MAXIMA], job[_SUMS] = address(part), task.sinks, address(sums), address(sums)
     job[_Q], job[_OUT] = task.q.address + token * task.q.row_bytes, task.out.address + token * task.out.row_bytes
     job[_N], job[_GROUP], job[_KV_HEADS], job[_PAST], job[_SPLITS] = 1, task.heads, 1, count - 1, 1
-    job[_K_WIDTH], job[_V_WIDTH], job[_K_TYPE], job[_V_TYPE] = task.width, task.width, _F32, _F32
-    job[_K_ROW_BYTES], job[_V_ROW_BYTES] = 4 * padded, 4 * padded
+    job[_K_WIDTH], job[_V_WIDTH], job[_K_TYPE], job[_V_TYPE] = task.k_width, task.v_width, task.row_type, task.row_type
+    job[_K_ROW_BYTES], job[_V_ROW_BYTES] = row_bytes, row_bytes
     if task.is_split:  # one split of all keys
         split_blocks = np.int64(1)
         while split_blocks < blocks:
