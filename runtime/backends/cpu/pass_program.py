@@ -14,6 +14,7 @@ from ...graph.values import RotaryEmbedding
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .compiled_graph import CompiledGraph
+from .kernels.attention import token_selection
 from .kv_cache import KVCache
 from .memory import Pool
 from .pass_tasks import PassTasks
@@ -76,6 +77,8 @@ class PassProgram(PassTasks):
         self.lengths = np.zeros(len(counts), np.int64)  # tokens of each sequence before the pass
         # Addresses of the rows of each sequence, bytes of one, and of a head's: see KVCache.table.
         self.row_addresses = np.zeros((len(counts), len(compiled.layers), len(names), 3), np.int64)
+        self.scores = np.zeros(2, np.int64)  # see kernels.attention.token_selection
+        self._score_memory = np.empty((self.n, 0), np.float32)
         self._ropes: dict[tuple, Rotations] = {}
         self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
@@ -152,6 +155,10 @@ class PassProgram(PassTasks):
 
     def _set_cache_addresses(self) -> None:
         """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
+        keys = int(max(self.run_inputs.positions, default=0)) + 1
+        if self.gemv and self.compiled.selects_keys and keys > self._score_memory.shape[1]:
+            self._score_memory = np.empty((self.n, -(-2 * keys // token_selection.KEYS) * token_selection.KEYS), np.float32)
+            self.scores[:] = self._score_memory.ctypes.data, self._score_memory.shape[1]
         for sequence, (cache, at) in enumerate(self.run_inputs.batch):
             self.lengths[sequence] = cache.length
             if cache.state is not None:

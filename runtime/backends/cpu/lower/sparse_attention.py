@@ -6,7 +6,8 @@ over the selected rows alone, in the place of the dense ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ....graph import Value
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
 from ..attention import AttentionParams
 from ..kernels import runs
-from ..kernels.attention import flash, listed_rows
+from ..kernels.attention import flash, listed_rows, token_selection
 from ..kernels.attention.cache_rows import TYPE_IDS
 from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
@@ -103,9 +104,15 @@ def select_keys(
 ) -> None:
     heads, width = q.shape
     program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
-    queries = with_heads(program.dense(q), heads, width).array
-    how = _Scoring(layer, queries, None if factors is None else program.dense(factors).matrix, every, 0)
-    to = program.new(out).matrix
+    queries, by_head = program.dense(q), None if factors is None else program.dense(factors)
+    result = program.new(out)
+    if program.gemv:
+        where = program.row_addresses[:, layer, program.names.index("index_k")]
+        keys = {"keys": where, "key_step": program.row_addresses.strides[0], "heads": heads, "width": width}
+        _select_by_tasks(program, layer, queries, by_head, keys, {"every": every, "top": top_k}, result, open_run)
+        return
+    matrix = None if by_head is None else by_head.matrix
+    how, to = _Scoring(layer, with_heads(queries, heads, width).array, matrix, every, 0), result.matrix
 
     def select() -> None:
         to[:, 0] = -1
@@ -114,6 +121,31 @@ def select_keys(
             to[rows, top_k:] = counts[:, None]  # of open_run
 
     program.call(select)
+
+
+def _select_by_tasks(
+    program: PassProgram,
+    layer: int,
+    queries: View,
+    factors: View | None,
+    keys: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    result: View,
+    open_run: bool,
+) -> None:
+    """The same of generated tokens, however many keys there are by then. keys, sizes: operands of token_selection."""
+    tokens = {"ranges": program.ranges, "lengths": program.lengths, "scores": program.scores, **sizes}
+    shares = 1 if program.threads == 1 else _TASKS * program.threads
+    scores, cached = program.cache_view(-1, "scores"), program.cache_view(layer, "index_k")
+    program.task(
+        token_selection.score_tokens,
+        program.n * shares,
+        **{"q": queries, "factors": factors, "shares": shares, "score": score_keys.address, **keys, **tokens},
+        reads=(cached,),
+        writes=(scores,),
+    )
+    take = {"out": result, "open_run": int(open_run), "take": take_largest.address}
+    program.task(token_selection.select_keys, program.n, **take, **tokens, reads=(scores,))
 
 
 @lowers(SelectBlocks)

@@ -61,7 +61,7 @@ gather = TaskKernel(_gather)
 
 
 @kernel
-def _sequence_of(task, token):
+def sequence_of(task, token):
     """The sequence that a row of the pass belongs to: its number, first row, and tokens before the pass."""
     sequence = 0
     while True:
@@ -97,7 +97,7 @@ def attend_listed(task, number):
     """
     parts = (task.heads + task.members - 1) // task.members
     token, head = number // parts, number % parts * task.members
-    sequence, first, past = _sequence_of(task, token)
+    sequence, first, past = sequence_of(task, token)
     stop, ring = past + token - first + 1, view(task.states + 16 * sequence, 2, np.int64)[0] + task.offset
     recent, entries = min(stop, task.window), np.int64(0)
     chosen = row_of(task.selection, token, 0, task.top)

@@ -1,0 +1,66 @@
+"""The keys that an indexer selects for generated tokens, as parts for programs: what differs from run to run, how many keys
+there are and where, is read from the pass's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ......simd.memory import address, keep_alive, view
+from ......simd.team import call_part
+from ..task_kernel import CONSTANT, INT, ROWS, reads, row_of, task_kernel, writes
+from .index_scores import SCORES
+from .largest_scores import LARGEST
+from .listed_rows import sequence_of
+
+KEYS = 256  # that are scored at a time
+# Of both: ranges int64 [sequences, 2], first row and how many; lengths int64 [sequences], tokens before the pass; scores int64
+# [2], address of float32 [tokens, numbers] and these numbers; every: tokens that share a key; top: keys that are selected.
+_TOKENS = {"ranges": CONSTANT, "lengths": CONSTANT, "scores": CONSTANT, "every": INT, "top": INT}
+
+
+@task_kernel(
+    **{"q": reads(ROWS), "factors": reads(ROWS), "keys": CONSTANT, **_TOKENS},
+    **dict.fromkeys(("key_step", "heads", "width", "shares", "score"), INT),
+)
+def score_tokens(task, number):
+    """Scores of the keys that one token sees, if they are more than `top`: each `shares`-th run of KEYS.
+
+    q: rows of float32 [heads, width]; factors: rows of float32 [heads], or 0: ones; keys: of each sequence, key_step bytes
+    apart, int64 [2]: address of its first key and bytes of one; score: address of index_scores.score_keys.
+    """
+    token, share = number // task.shares, number % task.shares
+    sequence, first, past = sequence_of(task, token)
+    count = (past + token - first + 1) // task.every
+    if count <= task.top:
+        return
+    keys, scores = view(task.keys + task.key_step * sequence, 2, np.int64), view(task.scores, 2, np.int64)
+    record = np.zeros(1, SCORES)
+    one = record[0]
+    one.queries, one.tokens, one.heads, one.width = task.q.address + token * task.q.row_bytes, 1, task.heads, task.width
+    one.keys, one.row_bytes, one.count, one.step = keys[0], keys[1], count, KEYS
+    one.factors = task.factors.address + token * task.factors.row_bytes
+    one.out, one.out_step = scores[0] + 4 * scores[1] * token, scores[1]
+    for run in range(share, (count + KEYS - 1) // KEYS, task.shares):
+        call_part(task.score, address(record), run)
+    keep_alive(record)
+
+
+@task_kernel(out=writes(ROWS), **_TOKENS, **dict.fromkeys(("open_run", "take"), INT))
+def select_keys(task, token):
+    """Numbers of the keys with the largest scores, ascending, as float32 [top]; -1 first where all are seen. open_run: the
+    number of keys follows, which is that of the run that is not complete; take: address of largest_scores.take_largest."""
+    _, first, past = sequence_of(task, token)
+    count, out = (past + token - first + 1) // task.every, row_of(task.out, token, 0, task.top + task.open_run)
+    if count <= task.top:
+        out[0] = np.float32(-1)
+        return
+    scores, counts, record = view(task.scores, 2, np.int64), np.empty(1, np.int64), np.zeros(1, LARGEST)
+    counts[0] = count
+    one = record[0]
+    one.scores, one.heads, one.step, one.counts = scores[0] + 4 * scores[1] * token, 1, scores[1], address(counts)
+    one.wanted, one.out = task.top, address(out)
+    call_part(task.take, address(record), 0)
+    for i in range(task.open_run):
+        out[task.top + i] = np.float32(count)
+    keep_alive(record)
+    keep_alive(counts)
