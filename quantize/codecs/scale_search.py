@@ -159,27 +159,38 @@ def add_to_codes(codes, at, n, active, index, move):
 
 @kernel
 def symmetric_scales_by_sweeps(x, at, n, nmax, codes):
-    """Scales and codes -nmax ... nmax - 1 of n elements, and of the n that follow, with weights x^2 (make_q3_quants [Q3]): one
-    start scale, five sweeps.
+    """Scales and codes -nmax ... nmax - 1 of four times n elements, with weights x^2 (make_q3_quants [Q3]): one start scale,
+    five sweeps.
 
-    A sweep sets each code in turn to the best one given the others: each waits for the last one, so that two blocks side by
-    side take little longer than one. Writes the codes to the array of lanes `codes`. Returns both scales: 0, with codes -nmax,
+    A sweep sets each code in turn to the best one given the others: each waits for the last one, so that four blocks side by
+    side take little longer than one. Writes the codes to the array of lanes `codes`. Returns the scales: 0, with codes -nmax,
     for blocks whose amax is below 1e-15.
     """
-    low, high, there = -nmax, nmax - 1, at + LANES * n
-    all_zero, degenerate, inverse, sxq, sqq = _start_of_sweeps(x, at, n, nmax, codes)
-    all_zero2, degenerate2, inverse2, sxq2, sqq2 = _start_of_sweeps(x, there, n, nmax, codes)
-    fixed, fixed2 = all_zero | degenerate, all_zero2 | degenerate2
+    low, high, step = -nmax, nmax - 1, LANES * n
+    zero0, degenerate0, inverse0, sxq0, sqq0 = _start_of_sweeps(x, at, n, nmax, codes)
+    zero1, degenerate1, inverse1, sxq1, sqq1 = _start_of_sweeps(x, at + step, n, nmax, codes)
+    zero2, degenerate2, inverse2, sxq2, sqq2 = _start_of_sweeps(x, at + 2 * step, n, nmax, codes)
+    zero3, degenerate3, inverse3, sxq3, sqq3 = _start_of_sweeps(x, at + 3 * step, n, nmax, codes)
+    fixed0, fixed1, fixed2, fixed3 = zero0 | degenerate0, zero1 | degenerate1, zero2 | degenerate2, zero3 | degenerate3
     for _ in range(5):
-        changed = all_zero & ~all_zero
-        for i in range(at, there, LANES):
-            sxq, sqq, better = _sweep_code(x, codes, i, low, high, fixed, sxq, sqq)
-            sxq2, sqq2, better2 = _sweep_code(x, codes, i + LANES * n, low, high, fixed2, sxq2, sqq2)
-            changed = changed | better | better2
+        changed = zero0 & ~zero0
+        for i in range(at, at + step, LANES):
+            sxq0, sqq0, better0 = _sweep_code(x, codes, i, low, high, fixed0, sxq0, sqq0)
+            sxq1, sqq1, better1 = _sweep_code(x, codes, i + step, low, high, fixed1, sxq1, sqq1)
+            sxq2, sqq2, better2 = _sweep_code(x, codes, i + 2 * step, low, high, fixed2, sxq2, sqq2)
+            sxq3, sqq3, better3 = _sweep_code(x, codes, i + 3 * step, low, high, fixed3, sxq3, sqq3)
+            changed = changed | better0 | better1 | better2 | better3
         if not any_lane(changed):
             break
-    scale = select(all_zero, splat(0), select(degenerate, 1 / inverse, sxq / sqq))
-    return scale, select(all_zero2, splat(0), select(degenerate2, 1 / inverse2, sxq2 / sqq2))
+    return (
+        _scale_of_sweeps(zero0, degenerate0, inverse0, sxq0, sqq0), _scale_of_sweeps(zero1, degenerate1, inverse1, sxq1, sqq1),
+        _scale_of_sweeps(zero2, degenerate2, inverse2, sxq2, sqq2), _scale_of_sweeps(zero3, degenerate3, inverse3, sxq3, sqq3),
+    )  # fmt: skip
+
+
+@kernel
+def _scale_of_sweeps(all_zero, degenerate, inverse, sxq, sqq):
+    return select(all_zero, splat(0), select(degenerate, 1 / inverse, sxq / sqq))
 
 
 @kernel
@@ -211,7 +222,7 @@ def _sweep_code(x, codes, i, low, high, fixed, sxq, sqq):
     new_sxq = fma_lanes(-(wi * xi), q, sxq)
     new_sqq = fma_lanes(-(wi * q), q, sqq)
     valid = (new_sxq > 0) & ~fixed
-    new_q = clamp(round_product_lanes(xi * new_sqq / select(valid, new_sxq, splat(1)), splat(1)), low, high)
+    new_q = clamp(round_product_lanes(xi * new_sqq / new_sxq, splat(1)), low, high)  # any number where it is not valid
     new_sxq = fma_lanes(wi * xi, new_q, new_sxq)
     new_sqq = fma_lanes(wi * new_q, new_q, new_sqq)
     better = valid & ~(new_q == q) & (new_sqq > 0) & (new_sxq * new_sxq * sqq > sxq * sxq * new_sqq)

@@ -80,10 +80,12 @@ def _encode_q3_K(x, importance, parts, lane_bytes, out):
     for first in range(0, out.shape[0], LANES):
         transpose_blocks(x, first, SUPERBLOCK, x_lanes)
         if importance.shape[0] == 0:
-            for b in range(0, _BLOCKS, 2):
-                scale, next_scale = symmetric_scales_by_sweeps(x_lanes, LANES * 16 * b, 16, 4, code_lanes)
-                store(scale_lanes, LANES * b, scale)
-                store(scale_lanes, LANES * (b + 1), next_scale)
+            for b in range(0, _BLOCKS, 4):
+                scales = symmetric_scales_by_sweeps(x_lanes, LANES * 16 * b, 16, 4, code_lanes)
+                store(scale_lanes, LANES * b, scales[0])
+                store(scale_lanes, LANES * (b + 1), scales[1])
+                store(scale_lanes, LANES * (b + 2), scales[2])
+                store(scale_lanes, LANES * (b + 3), scales[3])
             d = _quantise_scales(scale_lanes, scale_codes)
         else:
             transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
