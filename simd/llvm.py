@@ -32,9 +32,22 @@ def constant(ir_type: ir.Type, values: Any) -> ir.Constant:
     """A constant vector: one number in every lane (`ir_type`: the vector type), or the numbers of a sequence (`ir_type`: that
     of the vector or of an element)."""
     if isinstance(values, (int, float)):
-        return ir.Constant(ir_type, [values] * ir_type.count)  # type: ignore[attr-defined]
+        return _known_constant(ir_type, [values] * ir_type.count)  # type: ignore[attr-defined]
     numbers = [v.item() if isinstance(v, np.generic) else v for v in values]
-    return ir.Constant(ir_type if isinstance(ir_type, ir.VectorType) else vector(ir_type, len(numbers)), numbers)
+    return _known_constant(ir_type if isinstance(ir_type, ir.VectorType) else vector(ir_type, len(numbers)), numbers)
+
+
+_constants: dict[tuple[str, str], ir.Constant] = {}  # by type and numbers as text: 0.0 is not -0.0
+
+
+def _known_constant(ir_type: ir.Type, numbers: Any) -> ir.Constant:
+    """A constant that is made once, and written as LLVM's text once: kernels shuffle by the same lanes again and again."""
+    key = str(ir_type), str(numbers)
+    if key not in _constants:
+        if isinstance(ir_type, ir.VectorType):
+            numbers = [_known_constant(ir_type.element, number) for number in numbers]
+        _constants[key] = ir.Constant(ir_type, numbers)
+    return _constants[key]
 
 
 def bits_of(ir_type: ir.Type) -> int:
