@@ -55,6 +55,7 @@ class Segment:
 
     shared: values of all heads, weighted as well, into shared_out: float32 [n, heads, their width], of which the tokens need
     not follow each other, or float64 [heads, their width] for the sums of the squares over all tokens. There is no window then.
+    seen: uint8 [n, at least all keys], C-contiguous: 0 for keys that a query does not see; None: those up to its own token.
     """
 
     q: np.ndarray
@@ -64,6 +65,7 @@ class Segment:
     out: np.ndarray
     shared: SharedValues | None = None
     shared_out: np.ndarray | None = None
+    seen: np.ndarray | None = None
 
 
 def attend(
@@ -107,7 +109,7 @@ def attend(
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
                 *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
-                *(0, 0, 0, 0),
+                *(0, 0, *((0, 0) if segment.seen is None else (segment.seen.ctypes.data, segment.seen.shape[1])), 0, 0),
             ),
             np.int64,
         )

@@ -142,7 +142,9 @@ def _block(plan: np.ndarray | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LatentLayer:
-    """A latent attention op as it is computed. mode: Settings.mla; until: see `CachedAttention`."""
+    """A latent attention op as it is computed. mode: Settings.mla; until: see `CachedAttention`; sparse_from: the position from
+    which on tokens of prompts whose keys are expanded attend to selected latents alone, which multiplies less then; before, to
+    all keys, of which those that are not selected do not count."""
 
     op: LatentAttention
     shape: LatentShape
@@ -150,6 +152,7 @@ class LatentLayer:
     params: AttentionParams
     mode: int
     until: int = 0
+    sparse_from: int = 0
 
     def absorbed(self, q: np.ndarray, use_gemv: bool) -> np.ndarray:
         """Queries over the latents: float32 [n, heads, nope + rope] -> [n, heads, rank + rope]."""

@@ -31,6 +31,8 @@ from .products import gemv_inputs, gemv_task
 from .sparse_attention import attend_listed, attend_selected, can_list
 from .step import Step, lowers
 
+_QUERIES = 512  # of a micro-batch, as most have
+
 
 @lowers(LatentAttention)
 class LatentAttentionStep(Step):
@@ -39,7 +41,11 @@ class LatentAttentionStep(Step):
         self.shape = shape = LatentShape(op)
         self.matrices, self.mode = HeadMatrices(compiled.store, op, shape), compiled.settings.mla
         until = 0 if op.selection is None else op.selection.shape[0]  # all tokens select from there on
-        self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until)
+        # Products of a head's query with a latent; with a key, and what expanding that takes for each of _QUERIES.
+        per_latent, per_key = 2 * shape.rank + shape.rope, shape.nope + shape.rope + shape.v
+        per_key += shape.rank * (shape.nope + shape.v) // _QUERIES
+        sparse_from = until * per_latent // per_key if self.mode > 1 and compiled.settings.flash else 0
+        self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until, sparse_from)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
         weights = [op.k_b, op.v_b] if op.kv_b is None else [op.kv_b] if self.mode else []
         self.decoded = tuple(weight for weight in weights if weight is not None)
@@ -65,7 +71,8 @@ class LatentAttentionStep(Step):
         row = self._row(out)
         result = out.new(op.out)
         is_observed = out.observer is not None and out.observer.wants_input(op)
-        batch = LatentBatch(self.layer, out, q, row, result, is_observed)
+        selection = None if op.selection is None else out.dense(op.selection)
+        batch = LatentBatch(self.layer, out, q, row, result, is_observed, selection)
         if self.mode == 0:
             self._over_heads(out, q, row, result)
             if is_observed:
@@ -78,7 +85,7 @@ class LatentAttentionStep(Step):
         else:
             self._over_latents(out, q, row, result, batch, is_observed)
         if op.selection is not None and not (self._is_static(out, is_observed) and self._lists(out)):
-            attend_selected(self.layer, out, q, result, out.view(op.selection))
+            attend_selected(self.layer, out, q, result, out.view(op.selection), batch.sparse_from)
 
     def _over_latents(self, out: PassProgram, q: View, row: View, result: View, batch: LatentBatch, is_observed: bool) -> None:
         out.write_cache(self.op.layer, "kv", row)

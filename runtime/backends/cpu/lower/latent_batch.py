@@ -11,6 +11,7 @@ from ..flash import Segment, attend
 from ..kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
 from ..kernels.attention.cache_rows import WORDS
 from ..kernels.attention.shared_values import SharedValues
+from ..kernels.attention.token_selection import mark_selected
 from ..kernels.gemm import gemm
 from ..kv_cache import CacheRows, KVCache, rotate
 from ..latent_matrices import LatentLayer, LatentShape
@@ -33,13 +34,30 @@ def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, 
 
 
 class LatentBatch:
-    """One layer and pass: q [n, heads, nope + rope], row [n, rank + rope] as they are cached, result [n, heads, v]."""
+    """One layer and pass: q [n, heads, nope + rope], row [n, rank + rope] as they are cached, result [n, heads, v], selection
+    [n, top_k] or None.
 
-    def __init__(self, layer: LatentLayer, out: PassProgram, q: View, row: View, result: View, is_observed: bool):
+    sparse_from  the position from which on tokens with a selection have their results from elsewhere
+    """
+
+    def __init__(
+        self,
+        layer: LatentLayer,
+        out: PassProgram,
+        q: View,
+        row: View,
+        result: View,
+        is_observed: bool,
+        selection: View | None = None,
+    ):
         self._layer, self._op, self._shape, self._mode = layer, layer.op, layer.shape, layer.mode
         self._matrices = layer.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
-        self._params, self._flash, self._until = layer.params, out.settings.flash, layer.until
+        self._params, self._flash = layer.params, out.settings.flash
+        self._absorbs = layer.mode == 1 or (layer.mode == 3 and out.gemv)
+        self.sparse_from = 0 if self._absorbs else layer.sparse_from
+        self._until = max(layer.until, self.sparse_from)
+        self._selection = selection.matrix if selection is not None and self.sparse_from else None
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
         # What comes from quantised latents need not be as fine as float32.
@@ -55,7 +73,7 @@ class LatentBatch:
             batch = [(cache, at) for cache, at in batch if cache.length < self._until]
             if not batch:
                 return
-        absorbs = self._mode == 1 or (self._mode == 3 and self._pass.gemv)
+        absorbs = self._absorbs
         takes_squares = observer is not None and observer.wants_squares and not absorbs
         squares: dict[int, np.ndarray] = {}  # by the first row of a sequence
         keeps_weighted = absorbs or (observer is not None and not takes_squares)
@@ -73,9 +91,17 @@ class LatentBatch:
                 elif observer is not None:
                     assert weighted is not None
                     observed = weighted[at]
-                self._expand(self._q[at], cache, keys, values, self._result[at], observed)
+                self._expand(self._q[at], cache, keys, values, self._result[at], observed, self._seen(cache, at))
         if observer is not None:
             self._report(weighted, squares)
+
+    def _seen(self, cache: KVCache, at: slice) -> np.ndarray | None:
+        """Which keys each token sees, uint8 [n, keys]; None: all up to its own."""
+        if self._selection is None or self._selection[at.stop - 1, 0] < 0:  # the last token sees the most keys
+            return None
+        seen = np.empty((at.stop - at.start, cache.length + at.stop - at.start), np.uint8)
+        mark_selected(self._selection[at], seen)
+        return seen
 
     def observe(self) -> None:
         """With -mla 0: reports the weighted latents, which are cached for the observer alone."""
@@ -133,12 +159,13 @@ class LatentBatch:
         values: np.ndarray,
         out: np.ndarray,
         observed: np.ndarray | None,
+        seen: np.ndarray | None,
     ) -> None:
         """Fills in out [n, heads, v] from q [n, heads, nope + rope] and what is cached, with the n tokens' own latents.
 
         Expands so many heads at a time that their keys and values take at most `attention_bytes` (or what one head needs).
         observed: takes each head's weighted latents, float32 [n, heads, rank], or the sums of their squares, float64 [heads,
-        rank], for which latents may be rounded.
+        rank], for which latents may be rounded; seen: see `Segment`.
         """
         s, m, workers = self._shape, cache.length + len(q), self._pass.workers
         limit = self._pass.settings.attention_bytes
@@ -162,10 +189,10 @@ class LatentBatch:
             result = np.empty((len(q), stop - first, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, first:stop])
             if latents is None or observed is None:
-                self._attend(queries, k, v, result, team)
+                self._attend(queries, k, v, result, team, seen)
             else:
                 shared_out = observed[first:stop] if observed.dtype == np.float64 else observed[:, first:stop]
-                self._attend(queries, k, v, result, team, latents, shared_out)
+                self._attend(queries, k, v, result, team, seen, latents, shared_out)
             out[:, first:stop] = result
 
         starts = range(0, s.heads, heads)
@@ -194,6 +221,7 @@ class LatentBatch:
         v: np.ndarray,
         out: np.ndarray,
         workers: Workers,
+        seen: np.ndarray | None,
         shared: SharedValues | None = None,
         shared_out: np.ndarray | None = None,
     ) -> None:
@@ -204,7 +232,7 @@ class LatentBatch:
         """
         if self._flash:
             keys, values = (_words(x) if self._takes_words and shared is None else CacheRows.of(x) for x in (k, v))
-            segment = Segment(q, keys, values, k.shape[1] - len(q), out, shared, shared_out)
+            segment = Segment(q, keys, values, k.shape[1] - len(q), out, shared, shared_out, seen)
             attend([segment], len(k), self._params, workers, self._pass.gemv)
             return
         keys = k[..., : q.shape[2]]

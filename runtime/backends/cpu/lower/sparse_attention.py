@@ -251,10 +251,13 @@ def attend_listed(
         out.task(runs.keep_last, len(out.counts) * -(-size // runs.ROW_STEP), **last, **of_state)
 
 
-def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View) -> None:
+def attend_selected(
+    latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View, sparse_from: int = 0
+) -> None:
     """Adds to the pass that the results of tokens with a selection are those of attention over the selected keys.
 
-    q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it.
+    q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it; sparse_from: the first
+    position of a token whose results these are.
     """
     s, state, layer, params = latent.shape, out.run_inputs, latent.op.layer, AttentionParams(latent.op.scale)
     queries, results, chosen = q.array, result.array, selection.matrix
@@ -263,7 +266,8 @@ def attend_selected(latent: LatentLayer, out: PassProgram, q: View, result: View
 
     def attend() -> None:
         for cache, at in state.batch:
-            rows = at.start + np.flatnonzero(chosen[at, 0] >= 0)
+            first = at.start + max(0, sparse_from - cache.length)
+            rows = first + np.flatnonzero(chosen[first : at.stop, 0] >= 0)
             if not rows.size:
                 continue
             gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)

@@ -26,7 +26,7 @@ from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
 from .row_products import ROW_PRODUCTS, SCORES
-from .running_softmax import change_scores, clear, exponentiate, first_key, round_up
+from .running_softmax import change_scores, clear, exponentiate, first_key, hide, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
 from .tiles import PANEL, ROWS, multiply_panels
@@ -69,7 +69,9 @@ JOB_FIELDS = (
     "shared_out",  # float32 [n, shared_heads, shared_width]: of the job's first head
     "shared_heads",  # 0: shared_out is float64 [tasks, shared_width], for the sums over a task's queries of the squares
     "gather_part",  # address of the part that brings rows from different places together (see listed_rows), or 0
-    "gathered",  # its record; keys and values are the same float32 rows then, at no address of their own
+    "gathered",  # its record; keys and values are the same rows then, at no address of their own
+    "seen",  # uint8 [n, seen_step]: 0 for keys that a query does not see; address 0: only those after it
+    "seen_step",
     "scale",
     "softcap",  # 0: none
 )
@@ -77,7 +79,8 @@ JOB_FIELDS = (
     _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _SLOPES, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH,
     _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _AHEAD, _WINDOW, _SPLITS,
     _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS, _SCORE_PART, _VALUE_PART,
-    _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _GATHER_PART, _GATHERED, _SCALE, _SOFTCAP,
+    _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _GATHER_PART, _GATHERED, _SEEN, _SEEN_STEP, _SCALE,
+    _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
 # Key heads, queries of a group, tokens, blocks of keys: each from ... to; and the number of the split. Blocks may go beyond the
@@ -298,6 +301,16 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                 if softcap != 0 or job[_SLOPES]:
                     slopes_at = job[_SLOPES] + 4 * (head * job[_GROUP] + task[_MEMBER]) if job[_SLOPES] else 0
                     change_scores(scores, skipped, rows, members, position - job[_AHEAD] - key, count, softcap, slopes_at)
+                if job[_SEEN]:
+                    hide(
+                        scores,
+                        skipped,
+                        rows,
+                        members,
+                        job[_SEEN] + task[_TOKEN] * job[_SEEN_STEP] + key,
+                        job[_SEEN_STEP],
+                        count,
+                    )
                 exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, scaled)
                 panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
                 v_steps = tiles * panels * (count // 2 if has_value_blocks else count)

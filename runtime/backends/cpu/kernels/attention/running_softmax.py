@@ -54,6 +54,16 @@ def change_scores(scores, skipped, rows, members, distance, count, softcap, slop
 
 
 @kernel
+def hide(scores, skipped, rows, members, seen_at, step, count):
+    """Scores of a block, as `exponentiate` takes them, of keys that a query's token does not see: -inf. seen_at: of uint8
+    [count], 0 for such a key, of the first token, the next one's `step` bytes on."""
+    for r in range(skipped, rows):
+        seen, of_row = view(seen_at + r // members * step, count, np.uint8), scores[r * KEYS : r * KEYS + count]
+        for j in range(count):
+            of_row[j] = of_row[j] if seen[j] else np.float32(-np.inf)
+
+
+@kernel
 def exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, width):
     """Replaces the scores of a block, rows of KEYS numbers, by exp(score - running maximum of the row), 0 where a query does
     not see a key; scales the row's sum, and its `width` sums of values, to that maximum.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ......simd.compile import kernel
 from ......simd.memory import address, keep_alive, view
 from ......simd.team import call_part
 from ..task_kernel import CONSTANT, INT, ROWS, reads, row_of, task_kernel, writes
@@ -16,6 +17,17 @@ KEYS = 256  # that are scored at a time
 # Of both: ranges int64 [sequences, 2], first row and how many; lengths int64 [sequences], tokens before the pass; scores int64
 # [2], address of float32 [tokens, numbers] and these numbers; every: tokens that share a key; top: keys that are selected.
 _TOKENS = {"ranges": CONSTANT, "lengths": CONSTANT, "scores": CONSTANT, "every": INT, "top": INT}
+
+
+@kernel
+def mark_selected(selection, out):
+    """out uint8 [n, keys] = 1 for the keys that a token sees. selection: float32 [n, top_k], their numbers; below 0: all."""
+    for t in range(out.shape[0]):
+        all_keys = selection[t, 0] < 0
+        for j in range(out.shape[1]):
+            out[t, j] = np.uint8(all_keys)
+        for j in range(0 if all_keys else selection.shape[1]):
+            out[t, np.int64(selection[t, j])] = np.uint8(1)
 
 
 @task_kernel(
