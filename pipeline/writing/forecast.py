@@ -27,7 +27,7 @@ _STORED_TOKEN = 150  # in the place of _TOKEN, of a vocabulary that is a GGUF's,
 _TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
 # The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
 # vocabulary read, and compared.
-_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 0.8, 4e-6, 8.5e-6, 1e-6
+_STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 1.0, 4e-6, 8.5e-6, 1e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
 _PREPARING = 12 << 20  # of a program that prepares covariances
 _APART, _APART_MOST = 16, 30 << 20  # bytes of a weight that is encoded with a covariance, and of a thread for these
