@@ -155,8 +155,8 @@ class PassProgram(PassTasks):
 
     def _set_cache_addresses(self) -> None:
         """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
-        keys = int(max(self.run_inputs.positions, default=0)) + 1
-        if self.gemv and self.compiled.selects_keys and keys > self._score_memory.shape[1]:
+        keys = 1 + int(self.run_inputs.positions.max(initial=0)) if self.gemv and self.compiled.selects_keys else 0
+        if keys > self._score_memory.shape[1]:
             self._score_memory = np.empty((self.n, -(-2 * keys // token_selection.KEYS) * token_selection.KEYS), np.float32)
             self.scores[:] = self._score_memory.ctypes.data, self._score_memory.shape[1]
         for sequence, (cache, at) in enumerate(self.run_inputs.batch):

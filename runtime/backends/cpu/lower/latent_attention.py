@@ -51,9 +51,10 @@ class LatentAttentionStep(Step):
         self.decoded = tuple(weight for weight in weights if weight is not None)
 
     def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
-        """Of what is made from latents of the heads that are computed at a time: keys, values, queries and results. Of the
-        weighted latents of all heads where the result is made from them, or an observer wants more of them than squares: their
-        queries, or a copy of them for the product that makes the result and what that makes, take as much again."""
+        """Of what is made from latents of the heads that are computed at a time: keys, values, queries and results, and which
+        keys are seen where an indexer selects them. Of the weighted latents of all heads where the result is made from them, or
+        an observer wants more of them than squares: their queries, or a copy of them for the product that makes the result and
+        what that makes, take as much again."""
         op, s, n = self.op, self.shape, sum(counts)
         wanting = observer if observer is not None and observer.wants_input(op) else None
         if self.mode == 0 and wanting is None:
@@ -63,7 +64,9 @@ class LatentAttentionStep(Step):
             return 4 * s.heads * (matrices + n * (2 * s.rank + max(s.nope + s.rope, 2 * s.v)))
         keeps_weighted = wanting is not None and not wanting.wants_squares
         limit, threads = self.compiled.settings.attention_bytes, self.compiled.store.workers.count
-        return expansion_bytes(s, max(counts), context, limit, threads) + keeps_weighted * 4 * s.heads * n * s.rank
+        most = context if wanting else min(context, self.layer.sparse_from + max(counts))
+        seen = most * max(counts) if self.layer.sparse_from else 0
+        return expansion_bytes(s, max(counts), context, limit, threads) + keeps_weighted * 4 * s.heads * n * s.rank + seen
 
     def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape
@@ -102,8 +105,11 @@ class LatentAttentionStep(Step):
         return absorbs and self.matrices.query_plan is not None and self.matrices.output_plan is not None
 
     def _lists(self, out: PassProgram) -> bool:
-        """Whether latents that are absorbed, and selected, are read where they lie."""
-        return self.mode != 0 and can_list(out, self.op.layer, "kv")
+        """Whether latents that are absorbed, and selected, are read where they lie: as keys and values at once."""
+        layer, part = self.op.layer, out.compiled.part
+        if self.mode == 1 and (part(layer, "v").type != part(layer, "kv").type or part(layer, "v").rotation):
+            return False
+        return self.mode != 0 and can_list(out, layer, "kv")
 
     def _row(self, out: PassProgram) -> View:
         """Latents followed by their rotated keys: as they are in memory, or copied to be so."""

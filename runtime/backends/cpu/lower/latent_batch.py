@@ -55,7 +55,8 @@ class LatentBatch:
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
         self._params, self._flash = layer.params, out.settings.flash
         self._absorbs = layer.mode == 1 or (layer.mode == 3 and out.gemv)
-        self.sparse_from = 0 if self._absorbs else layer.sparse_from
+        few = out.gemv or out.experts_by_gemv  # tokens that share what is expanded
+        self.sparse_from = 0 if self._absorbs or few else layer.sparse_from
         self._until = max(layer.until, self.sparse_from)
         self._selection = selection.matrix if selection is not None and self.sparse_from else None
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)

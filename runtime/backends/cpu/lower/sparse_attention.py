@@ -1,7 +1,8 @@
 """Sparse attention: the keys or blocks of keys that an indexer selects, and attention over these alone.
 
-A token's results differ from dense attention only when there are more than top_k keys, or blocks. Then they are computed again,
-over the selected rows alone, in the place of the dense ones.
+A token's results differ from dense attention only when there are more than top_k keys, or blocks. Of generated tokens the rows
+are read where they lie (`attend_listed`). Of prompts they are brought together, and the results put in the place of dense ones;
+but while there are few, keys that are not selected are hidden from dense attention over all (`LatentBatch`).
 """
 
 from __future__ import annotations

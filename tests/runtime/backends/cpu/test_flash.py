@@ -360,3 +360,30 @@ def test_rows_of_words_are_twelve_bits_of_float32(generated):
     attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
     assert np.isnan(out[:, 3:]).all()
     assert np.isfinite(out[:, :3]).all()
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("words", [False, True])
+def test_keys_that_a_query_does_not_see(generated, words):
+    """Scattered ones, whole blocks of them, all but one."""
+    draw, (n, past, heads, width) = np.random.default_rng(5), (7, 3 * KEYS - 4, 3, 64)
+    q = 0.3 * draw.standard_normal((n, heads, width)).astype(np.float32)
+    k, v = (draw.standard_normal((heads, past + n, width)).astype(np.float32) for _ in "kv")
+    seen = np.zeros((n, past + n), np.uint8)
+    for t in range(n):
+        seen[t, draw.permutation(past + t + 1)[: past // 3]] = 1
+    seen[1], seen[2], seen[3, : 2 * KEYS] = 1, 0, 0
+    seen[2, 0] = 1
+    rows = [CacheRows.of(x) for x in (k, v)]
+    if words:
+        packed = [np.empty((heads, past + n, width // BLOCK * WORD_BYTES), np.uint8) for _ in "kv"]
+        for x, out in zip((k, v), packed, strict=True):
+            encode_words(x.reshape(-1), out.reshape(-1))
+        rows = [CacheRows.of(x, WORDS) for x in packed]
+    found = np.full((n, heads, width), np.nan, np.float32)
+    attend([Segment(q, *rows, past, found, seen=seen)], heads, AttentionParams(0.125), TWO, generated)
+    scores = 0.125 * np.einsum("nhd,hmd->nhm", q.astype(np.float64), k.astype(np.float64))
+    scores[np.broadcast_to(((seen == 0) | ~np.tri(n, past + n, past, dtype=bool))[:, None], scores.shape)] = -np.inf
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    expected = np.einsum("nhm,hmd->nhd", weights / weights.sum(axis=2, keepdims=True), v.astype(np.float64))
+    assert np.abs(found - expected).max() < (1e-3 if words else ROUNDING)  # one key's values have 12 bits

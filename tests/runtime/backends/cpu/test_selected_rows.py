@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from checkpoint_cases import TOLERANCE, convert_case
 from op_graphs import VOCABULARY, Tensors, close, compiled, graph_of, run_both
 
 from ggufmill.formats import PlanError, TensorSource
+from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.attention import AttentionParams
 from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
 from ggufmill.runtime.backends.cpu.kernels.attention.largest_scores import LARGEST, take_largest
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
+from ggufmill.runtime.backends.cpu.lower import latent_batch
 from ggufmill.runtime.backends.cpu.selected_rows import GatheredAttention, float_rows, gather
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.simd import team
@@ -152,3 +155,36 @@ def test_heads_that_select_divide_those_of_keys():
     shapes = {"ik__weight": (32, 8), "iq__weight": (32, 48), "q__weight": (32, 96), "k__weight": (32, 32)}
     with pytest.raises(PlanError, match="6 index heads for 4 key heads"):
         run_both(build, **shapes, v__weight=(32, 32), o__weight=(96, 32))
+
+
+@pytest.fixture(scope="module")
+def wide_latents(tmp_path_factory):
+    """Latents so wide that selected ones are brought together only from position 65 on: (tokens, logits, path)."""
+    pytest.importorskip("torch")
+    changes = {"kv_lora_rank": 64, "index_topk": 40}
+    return convert_case("deepseek32", tmp_path_factory.mktemp("wide"), changes)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("ubatch", [512, 70, 33])
+def test_keys_that_are_not_selected_are_hidden(wide_latents, ubatch, monkeypatch):
+    tokens, expected, path = wide_latents
+    marked, mark = [], latent_batch.mark_selected
+    monkeypatch.setattr(latent_batch, "mark_selected", lambda selection, out: (marked.append(out.shape), mark(selection, out)))
+    assert np.abs(load_model(path, ubatch=ubatch, exact=True).logits(tokens) - expected).max() < TOLERANCE
+    assert marked
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("mla", [1, 2, 3])
+@pytest.mark.parametrize("cache_v", ["f32", "q4_0"])
+def test_generated_tokens_read_the_values_of_their_cache(wide_latents, mla, cache_v):
+    """As prompts do, whose values they then differ from by as much as these from exact ones."""
+    if mla != 1 and cache_v != "f32":
+        pytest.skip("latents are cached once there")
+    tokens, expected, path = wide_latents
+    model = load_model(path, exact=True, mla=mla, cache_k="f32", **({"cache_v": cache_v} if mla == 1 else {}))
+    session = model.session()
+    session.feed(tokens[:50])
+    errors = [np.abs(session.feed(tokens[at : at + 1]) - expected[at]).max() for at in range(50, 80)]
+    assert (max(errors) < TOLERANCE) == (cache_v == "f32")
