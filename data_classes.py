@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
@@ -27,14 +29,21 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, frozen=False, eq=True, kw_only=False):
-        """`dataclasses.dataclass` with these options; other ones (slots, order) are left to the original."""
+        """`dataclasses.dataclass` with these options; other ones (slots, order) and `InitVar` are left to the original."""
         if cls is None:
             return lambda c: dataclass(c, frozen=frozen, eq=eq, kw_only=kw_only)
         cls.__doc__ = cls.__doc__ or cls.__name__  # else the signature, which takes long
-        inherits = any(params.frozen for base in cls.__mro__[1:] if (params := getattr(base, "__dataclass_params__", None)))
+        inherited = [params.frozen for base in cls.__mro__[1:] if (params := getattr(base, "__dataclass_params__", None))]
+        inherits = any(inherited)
+        if frozen and inherited and not inherits:
+            raise TypeError("cannot inherit frozen dataclass from a non-frozen one")
+        for name in ("__setattr__", "__delattr__") if frozen else ():
+            if name in cls.__dict__:
+                raise TypeError(f"Cannot overwrite attribute {name} in class {cls.__name__}")
         dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and inherits, kw_only=kw_only)(cls)
         cls.__dataclass_params__.frozen = frozen  # of frozen classes only frozen ones may inherit, whoever makes them
         own = cls.__dict__
+        _check_order(cls)
         if "__init__" not in own:
             cls.__init__, cls.__signature__ = _first_init(cls, frozen), _Signature()
         if "__repr__" not in own:
@@ -44,6 +53,18 @@ else:
         if frozen and not inherits:
             cls.__setattr__, cls.__delattr__ = _refusing(cls)
         return cls
+
+
+def _check_order(cls: Any) -> None:
+    """Raises TypeError, as the original does, for a field without a default behind one with one."""
+    has_default = False
+    for field in dataclasses.fields(cls):
+        if not field.init or field.kw_only:
+            continue
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING:
+            has_default = True
+        elif has_default:
+            raise TypeError(f"non-default argument {field.name!r} follows default argument")
 
 
 def _set_comparison(cls: Any, frozen: bool) -> None:
@@ -95,12 +116,16 @@ def _refusing(cls: type) -> tuple[Callable[..., None], Callable[..., None]]:
 def _first_init(cls: Any, frozen: bool) -> Callable[..., None]:
     """The `__init__` that puts the one which it writes in its own place."""
 
+    @cache
+    def written() -> Callable[..., None]:
+        return _written_init(cls, frozen)
+
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if cls.__init__ is __init__:
-            cls.__init__ = _written_init(cls, frozen)
-        cls.__init__(self, *args, **kwargs)
+            cls.__init__ = written()
+        written()(self, *args, **kwargs)
 
-    __init__.written = lambda: _written_init(cls, frozen)  # pyright: ignore[reportFunctionMemberAccess]
+    __init__.written = written  # pyright: ignore[reportFunctionMemberAccess]
     return __init__
 
 
@@ -125,8 +150,10 @@ def _written_init(cls: Any, frozen: bool) -> Callable[..., None]:
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     parameters = ", ".join(["self", *positional, *(["*", *by_keyword] if by_keyword else [])])
-    exec(f"def __init__({parameters}):\n " + "\n ".join(lines or ["pass"]), values)
-    init = values["__init__"]
+    body, made = "\n  ".join(lines or ["pass"]), dict[str, Any]()
+    source = f"def make({', '.join(values)}):\n def __init__({parameters}):\n  {body}\n return __init__"
+    exec(source, vars(sys.modules[cls.__module__]), made)  # what it names are the module's, too
+    init = made["make"](**values)
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
     init.__annotations__ = {**annotations, "return": None}
     return init
@@ -136,6 +163,8 @@ class _Signature:
     """The signature of a class as a call of it has it, which `inspect` asks the class for."""
 
     def __get__(self, instance: Any, cls: type) -> inspect.Signature | None:
+        if instance is not None:  # that of its class's `__call__`
+            return None
         written = getattr(cls.__init__, "written", None)
         signature = inspect.signature(cls.__init__ if written is None else written())
         return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import typing
 from dataclasses import field
 
 import pytest
@@ -136,3 +137,61 @@ def test_an_instance_that_holds_itself_has_a_repr():
     value = mutable(1)
     value.y.append(value)
     assert repr(value).endswith("y=[...])")
+
+
+def _refused(decorator):
+    @decorator
+    class Mutable:
+        x: int = 0
+
+    def frozen_from_mutable():
+        @decorator(frozen=True)
+        class Frozen(Mutable):
+            y: int = 0
+
+    def without_default_after_one():
+        @decorator
+        class Disordered:
+            x: int = 0
+            y: int
+
+    def own_setattr():
+        @decorator(frozen=True)
+        class Own:
+            x: int
+
+            def __setattr__(self, name, value):
+                pass
+
+    for define in (frozen_from_mutable, without_default_after_one, own_setattr):
+        with pytest.raises(TypeError) as caught:
+            define()
+        yield str(caught.value)
+
+
+def test_definitions_are_refused_as_by_the_standard_library():
+    assert list(_refused(dataclass)) == list(_refused(dataclasses.dataclass))
+
+
+@dataclass
+class _Called:
+    x: "int" = 0
+
+    def __call__(self, q, r):
+        return q, r
+
+
+def test_an_init_that_is_wrapped_or_taken_over():
+    original = _Called.__init__
+    try:
+        _Called.__init__ = lambda self, *args: original(self, *args)
+        assert _Called(3).x == 3
+    finally:
+        _Called.__init__ = original
+    assert _Called(x=4).x == 4
+    assert typing.get_type_hints(_Called.__init__) == {"x": int, "return": type(None)}
+
+
+def test_signatures_of_instances_are_those_of_their_calls():
+    assert list(inspect.signature(_Called()).parameters) == ["q", "r"]
+    assert list(inspect.signature(_Called).parameters) == ["x"]
