@@ -81,7 +81,7 @@ def attend(
     for segment in segments:
         n, heads, k_width = segment.q.shape
         v_width, total = segment.out.shape[2], segment.past + n
-        shared, shared_out = segment.shared, segment.shared_out
+        shared, shared_out, seen = segment.shared, segment.shared_out, segment.seen
         sizes = (
             n,
             heads // kv_heads,
@@ -109,7 +109,9 @@ def attend(
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
                 *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
-                *(0, 0, *((0, 0) if segment.seen is None else (segment.seen.ctypes.data, segment.seen.shape[1])), 0, 0),
+                *(0, 0),  # rows are not gathered
+                *((0, 0) if seen is None else (seen.ctypes.data, seen.shape[1])),
+                *(0, 0),
             ),
             np.int64,
         )

@@ -25,6 +25,12 @@ def _copy(source, out):
 
 
 @kernel
+def _last_position(end, place, size):
+    """The last position before `end` whose row is at a place; negative: there is none."""
+    return end - 1 - (end - 1 - place) % size
+
+
+@kernel
 def _numbers(task, state, past, first, position, column, width):
     """Numbers of the token at a position, from a column on; state: address of the one that is read."""
     if position < past:
@@ -90,8 +96,8 @@ def compress(task, number):
                     out[j] += x[j]
         for j in range(width):
             out[j] /= sums[j]
-    for i in range(task.size):  # the last token of this place
-        position = past + n - 1 - (past + n - 1 - i) % task.size
+    for i in range(task.size):
+        position = _last_position(past + n, i, task.size)
         for half in range(series):
             at = column + half * task.width
             kept = view(after + 4 * (task.stride * i + at), width, np.float32)
@@ -111,10 +117,9 @@ def keep_last(task, number):
     parts = (task.size + ROW_STEP - 1) // ROW_STEP
     sequence, begin = number // parts, number % parts * ROW_STEP
     rows, states = view(task.ranges + 16 * sequence, 2, np.int64), view(task.states + 16 * sequence, 2, np.int64)
-    end, past = rows[1], view(task.lengths + 8 * sequence, 1, np.int64)[0]
-    end += past
+    past = view(task.lengths + 8 * sequence, 1, np.int64)[0]
     for i in range(begin, min(begin + ROW_STEP, task.size)):
-        position = end - 1 - (end - 1 - i) % task.size
+        position = _last_position(past + rows[1], i, task.size)
         kept = view(states[1] + task.offset + 4 * task.stride * i, task.width, np.float32)
         source = states[0] + task.offset + 4 * task.stride * i
         if position >= past:

@@ -54,9 +54,7 @@ class LatentBatch:
         self._matrices = layer.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
         self._params, self._flash = layer.params, out.settings.flash
-        self._absorbs = layer.mode == 1 or (layer.mode == 3 and out.gemv)
-        few = out.gemv or out.experts_by_gemv  # tokens that share what is expanded
-        self.sparse_from = 0 if self._absorbs or few else layer.sparse_from
+        self.sparse_from = 0 if out.experts_by_gemv else layer.sparse_from  # few tokens share what is expanded
         self._until = max(layer.until, self.sparse_from)
         self._selection = selection.matrix if selection is not None and self.sparse_from else None
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
@@ -74,7 +72,7 @@ class LatentBatch:
             batch = [(cache, at) for cache, at in batch if cache.length < self._until]
             if not batch:
                 return
-        absorbs = self._absorbs
+        absorbs = self._mode == 1 or (self._mode == 3 and self._pass.gemv)
         takes_squares = observer is not None and observer.wants_squares and not absorbs
         squares: dict[int, np.ndarray] = {}  # by the first row of a sequence
         keeps_weighted = absorbs or (observer is not None and not takes_squares)

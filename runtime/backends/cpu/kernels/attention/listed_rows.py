@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from ......simd.compile import kernel
+from ......simd.lanes import LANES
 from ......simd.memory import address, keep_alive, view
 from ......simd.team import TaskKernel, call_part
 from ..recurrent import SEQUENCES
@@ -116,7 +117,7 @@ def attend_listed(task, number):
         place = view(task.entries + task.entry_step * sequence, 2, np.int64)
         for i in range(entries):
             rows[recent + i] = place[0] + place[1] * (np.int64(chosen[i]) if is_chosen else i)
-    padded, blocks = round_up(task.k_width, 16), (count + KEYS - 1) // KEYS
+    padded, blocks = round_up(task.k_width, LANES), (count + KEYS - 1) // KEYS
     row_bytes = padded * (4 if task.row_type == _F32 else 2)
     listed = np.empty(_LISTED_SIZE, np.int64)
     listed[0], listed[1], listed[2], listed[3] = address(rows), recent, task.k_width, padded
