@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,14 @@ class StringArray(LazySequence[str]):
 
     def __init__(self, payload: bytes, starts: np.ndarray):
         self.payload, self.starts = payload, array("q", starts.tobytes())  # whose items are read faster than numpy's
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> StringArray:
+        """These strings; lone surrogates of an escape become their bytes."""
+        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        payload = b"".join(part for text in encoded for part in (len(text).to_bytes(LENGTH, "little"), text))
+        return cls(payload, np.concatenate([[0], np.cumsum(lengths + LENGTH)]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

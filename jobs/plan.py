@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ import numpy as np
 from ..data_classes import dataclass
 from ..errors import PlanError
 from ..formats.gguf import PLAN_KEY, SPLIT_NAME, GGUFFile
-from ..formats.gguf_header import header_bytes
+from ..formats.gguf_header import header_bytes, header_layout
 from ..formats.gguf_parser import DEFAULT_ALIGNMENT
+from ..formats.types import TensorType
 from .outputs import Locations, Output, OutputKind, Outputs
 from .streamed_json import StreamedJson
 
@@ -56,7 +56,7 @@ class Plan(StreamedJson):
     outputs      the tensors in file order; `locations` has one entry for each
     files        one, or the shards of a split model
     metadata     of the model, without split.* keys
-    fingerprint  a digest of everything that decides the output's bytes; a resumed job has to have the same
+    make_fingerprint  what `fingerprint` calls: most plans are only looked at
     warnings     for the user, one line each
     covariance_bytes  of memory that is needed for covariances while rows are made
     replaced     gets (tensor, weights) of weights that are not finite and are written as 0, as rows are made; None: they are
@@ -67,10 +67,15 @@ class Plan(StreamedJson):
     locations: Locations
     files: list[PlannedFile]
     metadata: dict[str, Any] = field(repr=False)
-    fingerprint: str
+    make_fingerprint: Callable[[], str] = field(repr=False, compare=False)
     warnings: list[str] = field(default_factory=list)
     replaced: list[tuple[str, int]] | None = field(default=None, repr=False, compare=False)
     covariance_bytes: int = field(default=0, compare=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of everything that decides the output's bytes; a resumed job has to have the same."""
+        return self.make_fingerprint()
 
     @property
     def total_bytes(self) -> int:
@@ -160,12 +165,11 @@ def make_plan(
             raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
         firsts = _firsts_of_shards(outputs, shards)
     elif is_split or tensor_first_split:
-        first_header = len(header_bytes(metadata, [], alignment)[0]) if is_split else 0
+        first_header = header_layout(metadata, [], alignment)[0] if is_split else 0
         firsts = _firsts_by_limits(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
     else:
         raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
     files: list[PlannedFile] = []
-    digest = hashlib.sha256(identity.encode())
     counts = np.diff([*firsts, len(outputs)])
     locations = Locations(np.repeat(np.arange(len(firsts)), counts), np.empty(len(outputs), np.int64))
     in_shards, mark = len(firsts) > 1 or always_split, {}
@@ -187,14 +191,11 @@ def make_plan(
             file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(firsts):05d}.gguf")
         else:
             _check_name(path)
-        make_header = partial(_header, dict(keys), outputs, start, stop, alignment)
-        header, locations.offsets[start:stop], size = make_header()
-        files.append(PlannedFile(file_path, size, lambda make_header=make_header: make_header()[0]))
-        digest.update(header)
-        del header
-    for name, kind in outputs.entries():
-        digest.update(f"{name}\0{kind.source_type}\0{kind.rule}\0{kind.note}\n".encode())
-    return Plan(outputs, locations, files, metadata, digest.hexdigest()[:32], warnings or [], replaced)
+        keys = dict(keys)
+        _, locations.offsets[start:stop], size = header_layout(keys, _entries(outputs, start, stop), alignment)
+        files.append(PlannedFile(file_path, size, partial(_header, keys, outputs, start, stop, alignment)))
+    make_fingerprint = partial(_fingerprint, identity, files, outputs)
+    return Plan(outputs, locations, files, metadata, make_fingerprint, warnings or [], replaced)
 
 
 def _check_name(path: Path) -> None:
@@ -206,9 +207,22 @@ def _check_name(path: Path) -> None:
         raise PlanError(f"{path} has the name of one of {int(split['count'])} files of a split model; choose another output")
 
 
-def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> tuple[bytes, array[int], int]:
-    """The header of a file with the outputs from `start` to `stop`, as `header_bytes`."""
-    return header_bytes(metadata, ((name, kind.shape, kind.type) for name, kind in outputs.entries(start, stop)), alignment)
+def _entries(outputs: Outputs, start: int, stop: int) -> Iterator[tuple[str, tuple[int, ...], TensorType]]:
+    return ((name, kind.shape, kind.type) for name, kind in outputs.entries(start, stop))
+
+
+def _header(metadata: dict[str, Any], outputs: Outputs, start: int, stop: int, alignment: int) -> bytes:
+    """The header of a file with the outputs from `start` to `stop`."""
+    return header_bytes(metadata, _entries(outputs, start, stop), alignment)[0]
+
+
+def _fingerprint(identity: str, files: Sequence[PlannedFile], outputs: Outputs) -> str:
+    digest = hashlib.sha256(identity.encode())
+    for file in files:
+        digest.update(file.header)
+    for name, kind in outputs.entries():
+        digest.update(f"{name}\0{kind.source_type}\0{kind.rule}\0{kind.note}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 def plan_copy(

@@ -61,5 +61,5 @@ def only_shards(plan: Plan, numbers: Collection[int]) -> Plan:
         outputs=plan.outputs.take(kept),
         locations=Locations(np.searchsorted(chosen, plan.locations.files[kept]), plan.locations.offsets[kept]),
         files=[plan.files[i] for i in chosen],
-        fingerprint=hashlib.sha256(f"{plan.fingerprint} {chosen}".encode()).hexdigest()[:32],
+        make_fingerprint=lambda: hashlib.sha256(f"{plan.fingerprint} {chosen}".encode()).hexdigest()[:32],
     )

@@ -14,6 +14,7 @@ import numpy as np
 from ...formats import FormatError
 from ...formats.file_range import read_text
 from ...formats.metadata_values import CONTROL, NORMAL, USER_DEFINED
+from ...formats.string_array import StringArray
 from ..config import Config, read_json
 from . import byte_level_bpe, sentencepiece, tekken, tiktoken, tokenizer_json, wordpiece
 from .token_list import AddedTokens, read_added_tokens, token_list
@@ -108,7 +109,8 @@ def read_vocabulary(folder: Path, config: Config, vocab_size: int, is_needed: bo
     _check_size(folder, keys["tokens"], notes)
     templates = chat_templates(folder, settings, notes)
     keys |= _end_of_turn(keys, config, templates)
-    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates, notes
+    metadata = {f"tokenizer.ggml.{key}": StringArray.of(value) if type(value) is list else value for key, value in keys.items()}
+    return metadata | templates, notes
 
 
 def _check_size(folder: Path, tokens: list[str], notes: list[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
-from ggufmill.formats.gguf_header import header_bytes
+from ggufmill.formats.gguf_header import header_bytes, header_layout
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
@@ -301,3 +301,26 @@ def test_many_tensors_take_little_memory(tmp_path):
     assert (len(opened.tensors), len(source.tensors)) == (count, count)
     last = opened.tensors[tensors[-1][0]]
     assert (last.offset, last.shape, last.nbytes) == (size - 128, (32, 1), 128)
+
+
+@pytest.mark.parametrize("alignment", [8, 32, 4096])
+def test_the_layout_is_that_of_the_header_that_is_made(alignment):
+    """Of values of each kind, and of names of several bytes a character."""
+    values = [
+        True,
+        "é",
+        1,
+        -1,
+        0.5,
+        np.float64(2),
+        np.arange(3, dtype=np.int16),
+        np.array([True]),
+        ["a", "ü"],
+        [],
+        [["a"], ["b", "c"]],
+    ]
+    metadata = {f"key.{i}": value for i, value in enumerate(values)}
+    tensors = [(f"b{'é' * i}", (32 * (i + 1), 2), TYPES[name]) for i, name in enumerate(("f32", "q8_0", "f16"))]
+    header, offsets, size = header_bytes(metadata, tensors, alignment)
+    assert header_layout(metadata, tensors, alignment) == (len(header), offsets, size)
+    assert offsets[0] == len(header)

@@ -52,6 +52,15 @@ def test_strings_begin_where_the_lengths_say(texts, after, position):
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.lists(ANY, max_size=50))
+def test_made_of_texts(texts):
+    """Also of bytes that are not UTF-8, which are surrogates in a text."""
+    made, expected = StringArray.of(text.decode("utf-8", "surrogateescape") for text in texts), array_of(texts)
+    assert made == expected
+    assert made.starts == expected.starts
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.lists(ANY, min_size=1, max_size=50), st.data())
 def test_strings_that_are_cut_off_are_counted(texts, data):
     whole = payload_of(texts)
