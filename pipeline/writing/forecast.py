@@ -8,7 +8,6 @@ from collections.abc import Callable, Sized
 from itertools import pairwise
 
 from ...formats import TensorSource, dims
-from ...formats.string_array import StringArray
 from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
 from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
@@ -19,12 +18,12 @@ from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
 
 # Anonymous memory of a job, measured with 1 to 16 threads: that of the program with its kernels, for each token of a vocabulary
-# that is written, and for each weight of a chunk of rows that a thread encodes, or makes a float. The allocator keeps what
-# threads free: they come to have a multiple of what the encoder of one chunk takes.
-_STARTED, _TOKEN, _ENCODED, _DECODED = 43 << 20, 420, 18, 12
+# as it stands in the file, and for each weight of a chunk of rows that a thread encodes, or makes a float. The allocator keeps
+# what threads free: they come to have a multiple of what the encoder of one chunk takes.
+_STARTED, _TOKEN, _ENCODED, _DECODED = 43 << 20, 150, 18, 12
 _COPIES = 9  # of the bytes of a chunk that is not encoded
-_STORED_TOKEN = 150  # in the place of _TOKEN, of a vocabulary that is a GGUF's, whose strings are not decoded
-_TOKEN_CHECKED = 1150  # while the vocabulary is compared with a tokenizer.json, which is before tensors are read
+# The same before tensors are read: while a checkpoint's vocabulary is, and while it is compared with its tokenizer.json.
+_TOKEN_READ, _TOKEN_CHECKED = 440, 950
 # The same of seconds of the processor, where `interpreting` is 1: until the first tensor is read, with each token of a
 # vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 1.0, 4e-6, 8.5e-6, 1e-6
@@ -56,8 +55,9 @@ def forecast(
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, Sized) else 0
     is_compared = tokenizer_file(source) is not None
-    checking = _TOKEN_CHECKED * count if is_compared else 0
-    each, of_each = (_STORED_TOKEN, _STORED_STARTING) if isinstance(tokens, StringArray) else (_TOKEN, _TOKEN_STARTING)
+    is_read = any(path.name == "config.json" for path in source.files)  # of a checkpoint's files; a GGUF's stays as it is
+    before = (_TOKEN_CHECKED if is_compared else _TOKEN_READ if is_read else 0) * count
+    of_each = _TOKEN_STARTING if is_read else _STORED_STARTING
     starting = _STARTING + count * (of_each + (_TOKEN_COMPARED if is_compared else 0))
     seconds = None
     if timing is not None:
@@ -68,8 +68,8 @@ def forecast(
     if seconds is not None and has_manifest:
         seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
     memory = _STARTED + max(
-        checking,
-        each * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
+        before,
+        _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
     )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads)
