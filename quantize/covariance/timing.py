@@ -1,7 +1,8 @@
 """How long encoding with covariances would take on this machine, extrapolated from short runs.
 
 A row's codes make up for the errors of all others, so that a weight takes the longer the more columns there are, and rows that
-are encoded together: a type is timed at two widths, and with two numbers of rows, and others are on the lines through these.
+are encoded together: a type is timed at two widths, at a third for fewer columns, and with two numbers of rows, and
+others are on the lines through these.
 Preparing the covariance of n columns takes n^3 multiplications, as is timed at the wider of both; coupling m rows takes m^3.
 Codes change until hardly any gets better, which takes as many sweeps as covariance, curvature and weights make it take: what is
 timed are rows of a tensor with the leading columns of its covariance, or random ones where none is collected yet. What was
@@ -33,8 +34,8 @@ from .source import Covariances
 
 PREPARING = "covariances"  # the key of the seconds that preparing takes, beside those of types
 _WIDTHS = 1024, 4096  # columns at which types are timed; the second only where there are so many
-_NARROW = 256  # of a first run, which compiles kernels
-_ROWS = 32  # of a sample
+_NARROW = 256  # of a first run, which compiles kernels, and the fewest at which types are timed
+_ROWS, _WEIGHTS = 32, 1 << 15  # of a sample, at the least: with fewer what a call takes by itself counts
 _COUPLED_ROWS = 256, 1024  # of one whose rows are encoded together; the second at the narrower width alone
 _RANK = 256  # of random inputs
 _timed_before: dict[tuple[object, ...], float] = {}
@@ -86,20 +87,21 @@ class Encodings:
         if self._covariances is None or not self._weights:
             return {}
         used, sample = +self._weights, _Sample(self._covariances, self._tensors[min(self._tensors)] if self._tensors else None)
-        widest = max(work.columns for work in used)
-        narrow_width = min(_WIDTHS[0], widest, sample.columns)
-        widths = narrow_width, max(narrow_width, min(_WIDTHS[1], widest, sample.columns))
+        most_columns = min(max(work.columns for work in used), sample.columns)
+        narrow_width, wide_width = (min(width, most_columns) for width in _WIDTHS)
         few, most = _COUPLED_ROWS[0], min(_COUPLED_ROWS[1], max((work.together for work in used), default=1))
-        preparing, seconds = _preparing_seconds(sample, widths[1]), dict[str, float]()
+        preparing, seconds = _preparing_seconds(sample, wide_width), dict[str, float]()
+        narrowest = min(_NARROW, narrow_width)
         for work, count in used.items():
             rows = few if work.together > 1 else 1
-            narrow, wide = (_seconds_of_a_weight(sample, work.type_name, rows, n, threads) for n in widths)
-            each = _on_line(work.columns, widths, (narrow, wide))
+            widths = (narrow_width, wide_width) if work.columns >= narrow_width else (narrowest, narrow_width)
+            first, second = (_seconds_of_a_weight(sample, work.type_name, rows, n, threads) for n in widths)
+            each = _on_line(work.columns, widths, (first, second))
             if work.together > few < most:
-                many = _seconds_of_a_weight(sample, work.type_name, most, narrow_width, threads)
+                narrow, many = (_seconds_of_a_weight(sample, work.type_name, n, narrow_width, threads) for n in (few, most))
                 each += _on_line(work.together, (few, most), (narrow, many)) - narrow
             seconds[work.type_name] = seconds.get(work.type_name, 0.0) + count * each / threads
-        cubes = sum((columns / widths[1]) ** 3 for columns in self._prepared.values())
+        cubes = sum((columns / wide_width) ** 3 for columns in self._prepared.values())
         coupled = sum(n * (size / few) ** 3 for size, n in self._blocks.items())
         coupling = coupled * _coupling_seconds(sample) if coupled else 0.0
         return seconds | {PREPARING: (cubes * preparing + coupling) / threads}
@@ -234,7 +236,7 @@ def _seconds_of_a_weight(sample: _Sample, type_name: str, together: int, columns
     def measure() -> float:
         gradients = sample.gradients(together) if together > 1 else None
         coupled_rows = None if gradients is None else couple(gradients)
-        x = sample.rows(_ROWS if gradients is None else gradients.columns, columns)
+        x = sample.rows(max(_ROWS, _WEIGHTS // columns) if gradients is None else gradients.columns, columns)
 
         def run(part: np.ndarray) -> None:
             prepared = sample.prepared(part.shape[1])
