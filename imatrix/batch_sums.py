@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
@@ -66,6 +68,7 @@ def add_runs(address, offsets, starts, counts, matrices, sums, columns):
     return is_finite
 
 
+_TIMED_ROWS, _TIMED_COLUMNS, _TIMED_CALLS = 512, 1024, 20  # that are added to see how long it takes
 _MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
 _PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
 
@@ -193,3 +196,15 @@ class BatchSums:
             is_finite = all(workers.map(add_tile, range(0, columns, TILE)))
         if not is_finite:
             raise NotFiniteError(weight.name)
+
+
+@cache
+def squaring_seconds() -> float:
+    """Of a thread, for a number whose square is added, on average, measured now."""
+    sums, x = BatchSums(Workers(1)), np.ones((_TIMED_ROWS, _TIMED_COLUMNS), np.float32)
+    weight = Weight("", (_TIMED_COLUMNS, 1))
+    sums.add(weight, x, 0)
+    begun = time.thread_time()
+    for _ in range(_TIMED_CALLS):
+        sums.add(weight, x, 0)
+    return (time.thread_time() - begun) / (_TIMED_CALLS * x.size)

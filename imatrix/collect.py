@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,25 @@ def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, 
     if options.embeddings:
         shapes[EMBEDDINGS] = 1, model.graph.n_embd
     return shapes
+
+
+def squared_numbers(model: Model, options: CollectOptions) -> int:
+    """Numbers of a token whose squares are summed, but for those of latents that attention sums as it weights them."""
+    collector, numbers, before = Collector(model, options), 0, ()
+    for op in filter(collector.wants_input, (*model.graph.ops, *model.graph.head)):
+        if isinstance(op, LatentAttention | SinkAttention):
+            (heads, width), rank = op.q.shape, op.latent.shape[0]
+            is_in_attention = isinstance(op, LatentAttention) and collector.wants_squares
+            numbers += heads * (width - op.k_pe.shape[0] + (0 if is_in_attention else rank))
+            numbers += rank if isinstance(op, LatentAttention) else 0
+        elif isinstance(op, GroupedLinear):
+            numbers += prod(op.x.shape)
+        elif isinstance(op, Linear | ExpertLinear):
+            used = op.routing.shape[0] if isinstance(op, ExpertLinear) else 1
+            source = _source(op.weight, *(value.index for value in op.inputs))
+            numbers += op.weight.shape[0] * used if source != before else 0
+            before = source
+    return numbers
 
 
 def _multiplied(op: Op) -> tuple[Weight, ...]:

@@ -3,8 +3,10 @@
 Weights are unpacked, or decoded, once for all tokens of a pass that are multiplied with them: a type is timed with few tokens
 and with many, and others are on the line through both, for the columns and rows of each matrix, since those of small models
 take a multiple for the same products. Attention is timed in the shapes of its heads. Of what is neither the numbers are counted
-that ops make. Products and attention are timed on all threads of the model, with what these wait for each other, and on average
-rather than at their best, since other programs take caches and memory from a job, too.
+that ops make. Products and attention are timed on all threads of the model, as long as most calls take rather than the best,
+since other programs take caches and memory from a job, too. A thread that another program keeps from running has the others of
+its call wait, some calls for twenty times as long as they take: how much that makes is an average over all that is timed, since
+what is timed of one product has such a call or has none.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ _SCORED_ROWS, _SCORED_TOKENS = 8, 1 << 15  # predictions that are scored, of so 
 _REPEATS, _AT_LEAST = 3, 0.02  # calls that are timed, and seconds of them together, at the least
 
 _read_speeds: dict[tuple[object, ...], float] = {}  # what was measured: seconds of a weight
+_timed: list[
+    tuple[float, float]
+] = []  # seconds of calls of all threads, and what they took if each took as long as the middle one
 
 
 class ProductSpeed(NamedTuple):
@@ -132,7 +137,7 @@ def attention_seconds(model: Model, n_ctx: int, is_observed: bool = False) -> fl
             window = op.window if isinstance(op, ops.Attention) and op.window else n_ctx
             pair = _pair_seconds(width, v_width, latent, min(n_ctx, _ATTENDED), model.workers.count)
             seconds += heads * min(window, n_ctx / 2) * pair
-    return seconds
+    return seconds * waiting()
 
 
 def _products_seconds(model: Model, every: Sequence[Product], tokens: float, passes: int) -> float:
@@ -154,6 +159,7 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.fast), threads)
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
+    seconds *= waiting()
     seconds += sum(tensor.mapped.nbytes for tensor in mapped.values() if tensor.mapped is not None) * _touching(mapped)
     return seconds + _read_seconds(model.source.identity, list(unread.values()), _cache_bytes(model), passes, settings.exact)
 
@@ -215,7 +221,7 @@ def product_speed(
     tensor = SourceTensor("", (columns, rows), type_name, lambda *_: x[:0], lambda *_: stored, kind, stored)
     source = TensorSource("", {}, {"": tensor}, "")
     matrix = WeightMatrix(WeightStore(source, 0, exact=exact, workers=_workers(threads), fast=fast), tensor)
-    few, many = (_seconds(lambda n=n: matrix.multiply(x[:n], use_gemv=False), time.process_time) for n in (_FEW, _MANY))
+    few, many = (seconds_of_threads(lambda n=n: matrix.multiply(x[:n], use_gemv=False)) for n in (_FEW, _MANY))
     product = max(0.0, many - few) / (_MANY - _FEW)
     return ProductSpeed(max(0.0, few - product * _FEW) / tensor.n_elements, product / tensor.n_elements)
 
@@ -231,7 +237,7 @@ def _pair_seconds(width: int, v_width: int, latent: int, n: int, threads: int) -
     if latent:
         shared = SharedValues(np.zeros((n, latent), np.float32), False)
         segment = Segment(q, keys, values, 0, out, shared, np.empty((heads, latent)))
-    return _seconds(lambda: attend([segment], heads, params, _workers(threads)), time.process_time) / (heads * n * n / 2)
+    return seconds_of_threads(lambda: attend([segment], heads, params, _workers(threads))) / (heads * n * n / 2)
 
 
 @cache
@@ -271,11 +277,31 @@ def _scoring(is_compared: bool) -> float:
     return _seconds(compare if is_compared else lambda: score_chunk(logits, targets)) / logits.size
 
 
-def _seconds(call: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
-    """Of a call on average, by a clock of the processor; the first one, which may compile kernels, does not count."""
+def _seconds(call: Callable[[], object]) -> float:
+    """Of this thread, for a call on average; the first one, which may compile kernels, does not count."""
+    return float(np.mean(_each_call(call, time.thread_time)))
+
+
+def seconds_of_threads(call: Callable[[], object]) -> float:
+    """Of all threads together, for the call in the middle of as many, which none waits in for a thread that does not run."""
+    calls = _each_call(call, time.process_time)
+    middle = float(np.median(calls))
+    _timed.append((sum(calls), middle * len(calls)))
+    return middle
+
+
+def waiting() -> float:
+    """How many times as long as `seconds_of_threads` calls take on average, of all that was timed."""
+    taken, least = (sum(seconds) for seconds in zip(*_timed, strict=True)) if _timed else (1.0, 1.0)
+    return max(1.0, taken / least)
+
+
+def _each_call(call: Callable[[], object], clock: Callable[[], float]) -> list[float]:
+    """Seconds of each of some calls, by a clock of the processor."""
     call()
-    calls, begun = 0, clock()
-    while calls < _REPEATS or clock() - begun < _AT_LEAST:
+    calls, last, end = list[float](), clock(), clock() + _AT_LEAST
+    while len(calls) < _REPEATS or last < end:
         call()
-        calls += 1
-    return (clock() - begun) / calls
+        before, last = last, clock()
+        calls.append(last - before)
+    return calls

@@ -28,6 +28,7 @@ class Input:
     ops       indexes of the values that the observed ops compute: several where the matrix is used several times
     layer     number of the layer; None: the output
     block     tokens that are summed at a time
+    rows      of a token that an op of it sums: of its heads, or of the experts that it is sent to; None: one for each matrix
     """
 
     tensors: tuple[str, ...]
@@ -36,6 +37,7 @@ class Input:
     ops: tuple[int, ...]
     layer: int | None
     block: int = BLOCK
+    rows: int | None = None
 
     @property
     def name(self) -> str:
@@ -51,6 +53,11 @@ class Input:
     def waiting_bytes(self) -> int:
         """What rows take at most that wait for the rest of their block."""
         return 4 * self.matrices * len(self.ops) * self.columns * self.block
+
+    @property
+    def rows_of_token(self) -> int:
+        """Rows that are summed of each token."""
+        return len(self.ops) * (self.matrices if self.rows is None else self.rows)
 
     @property
     def is_stack_of_experts(self) -> bool:
@@ -71,8 +78,8 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
         if isinstance(op, Linear) or (isinstance(op, ExpertLinear) and len(op.x.shape) == 1):
             shared.setdefault(op.x.index, []).append(op)
         elif isinstance(op, ExpertLinear) and experts:
-            columns, _, count = op.weight.shape
-            own.append(Input((op.weight.name,), columns, count, (op.out.index,), layer_number(op.weight.name), EXPERT_BLOCK))
+            (columns, _, count), used, number = op.weight.shape, op.routing.shape[0], layer_number(op.weight.name)
+            own.append(Input((op.weight.name,), columns, count, (op.out.index,), number, EXPERT_BLOCK, used))
         elif isinstance(op, LatentAttention):
             own += _latent_inputs(op)
     inputs = []
@@ -103,7 +110,8 @@ def reads_head(inputs: Sequence[Input]) -> bool:
 def _latent_inputs(op: LatentAttention) -> Iterator[Input]:
     """The inputs of the latent matrices that the model has; a stack of a matrix per head gets a covariance for each."""
     for weight in filter(None, (op.kv_b, op.k_b, op.v_b)):
-        yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), layer_number(weight.name))
+        number, rows = layer_number(weight.name), None if weight == op.kv_b else op.q.shape[0]
+        yield Input((weight.name,), weight.shape[0], _matrices(weight), (op.out.index,), number, rows=rows)
 
 
 def _matrices(weight: Weight) -> int:

@@ -44,10 +44,12 @@ def covariance_outputs(graph: Graph, limit: int = ROWS) -> list[MatrixOutput]:
         for weight in observed_weights(op):
             stack, run = _stack(op, weight)
             blocks = row_blocks(weight.shape[1], run, limit)
-            tokens = EXPERT_BLOCK if isinstance(op, ExpertLinear) else BLOCK
+            tokens, rows = BLOCK, None
+            if isinstance(op, ExpertLinear):
+                tokens, rows = EXPERT_BLOCK, op.routing.shape[0] * blocks.count
             names, matrices = (weight.name + OUTPUT_SUFFIX,), stack * blocks.count
             layer = layer_number(weight.name)
-            one = MatrixOutput(names, blocks.size, matrices, (op.out.index,), layer, tokens, blocks=blocks)
+            one = MatrixOutput(names, blocks.size, matrices, (op.out.index,), layer, tokens, rows, blocks=blocks)
             if weight.name in found:
                 one = replace(one, ops=(*found[weight.name].ops, *one.ops))
             found[weight.name] = one

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...data_classes import dataclass
+from ...imatrix.batch_sums import squaring_seconds
 from ...imatrix.calibration import Calibration
-from ...imatrix.collect import CollectOptions, Collector, entry_shapes
+from ...imatrix.collect import CollectOptions, Collector, entry_shapes, squared_numbers
 from ...imatrix.covariance.collector import InputObserver
 from ...imatrix.covariance.estimate import expected_seconds
 from ...imatrix.covariance.inputs import Input
@@ -103,7 +104,8 @@ class CollectionForecast:
     windows     of the text; tokens: in all of them
     covariance  the same of covariances, None if none are collected
     disk_free   bytes where the files go; None if unknown
-    seconds     of running the text through the model in all passes; sum_seconds: of the sums of covariances; rough estimates.
+    seconds     of running the text through the model in all passes; sum_seconds: of the sums, of squares and of covariances;
+                rough estimates.
                 starting: of the program, and of torch, by part
     threads     that share the work; idle: seconds of which they wait, added up
     """
@@ -165,6 +167,7 @@ def forecast_collection(
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds, idle = job.expected_seconds()
     threads, folder = model.workers.count, (path or Path("x")).parent
+    sum_seconds += tokens * squared_numbers(model, options) * squaring_seconds() / threads
     starting = {"start": start_seconds([model]) / threads}
     if job is not None and job.curvature is not None:
         starting["torch"] = TORCH_STARTING / threads

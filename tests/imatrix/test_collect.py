@@ -1,12 +1,15 @@
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from small_models import latent, llama
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, MillError
 from ggufmill.imatrix import load
-from ggufmill.imatrix.collect import CollectOptions, Collector, collect
+from ggufmill.imatrix.batch_sums import BatchSums, squaring_seconds
+from ggufmill.imatrix.collect import CollectOptions, Collector, collect, squared_numbers
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.type_selection import is_quantizable
@@ -46,6 +49,28 @@ def test_counts(collected):
         assert counts.sum() == tokens * used
     assert entries["blk.1.attn_k_b.weight"][1].tolist() == [tokens * heads]
     assert collected[0].chunk_count == 4
+
+
+@pytest.mark.parametrize("options", [CollectOptions(), CollectOptions(head_inputs=True), CollectOptions(output=True)])
+@pytest.mark.parametrize("make", [latent, llama, partial(llama, experts=8)])
+def test_numbers_whose_squares_are_summed(make, options, monkeypatch):
+    """Those of inputs that several matrices have once, and of latents where attention does not sum them."""
+    added = []
+
+    def add(self, weight, sums, address, offsets, head_step):
+        added.append(len(offsets) * sums.size)
+
+    def add_runs(self, weight, inputs, source=()):
+        entry = self._leading(weight, source)
+        added.append(0 if entry is None else int(inputs.counts.sum()) * inputs.x.shape[1])
+
+    monkeypatch.setattr(BatchSums, "_add", add)
+    monkeypatch.setattr(BatchSums, "add_runs", add_runs)
+    model = load_model(make())
+    with model.observing(Collector(model, options)):
+        model.logits(np.arange(7))
+    assert sum(added) == 7 * squared_numbers(model, options)
+    assert squaring_seconds() > 0
 
 
 def activations(model, tokens):
