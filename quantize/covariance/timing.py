@@ -236,7 +236,8 @@ def _seconds_of_a_weight(sample: _Sample, type_name: str, together: int, columns
     def measure() -> float:
         gradients = sample.gradients(together) if together > 1 else None
         coupled_rows = None if gradients is None else couple(gradients)
-        x = sample.rows(max(_ROWS, _WEIGHTS // columns) if gradients is None else gradients.columns, columns)
+        rows = max(1, _WEIGHTS // columns // _ROWS) * _ROWS  # whole groups of types that interleave rows
+        x = sample.rows(rows if gradients is None else gradients.columns, columns)
 
         def run(part: np.ndarray) -> None:
             prepared = sample.prepared(part.shape[1])

@@ -156,8 +156,9 @@ def test_rows_that_are_encoded_together_take_longer_the_more_there_are(constants
 
 
 def test_rows_of_a_sample_are_encoded_together(monkeypatch):
-    """Each number of rows, on random moments, without and with others."""
+    """Each number of rows, on random moments, without and with others; whole groups of types that interleave rows."""
     monkeypatch.setattr(timing, "_timed_before", {})
     sample = timing._Sample(covariances(False), None)
+    assert timing._seconds_of_a_weight(sample, "q4_k_r4", 1, 768, 1) > 0
     assert all(timing._seconds_of_a_weight(sample, "q4_K", rows, 256, 1) > 0 for rows in (1, 32, 64))
-    assert len(timing._timed_before) == 3
+    assert len(timing._timed_before) == 4
