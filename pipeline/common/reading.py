@@ -55,9 +55,14 @@ def reading_memory(models: Sequence[Model], n_ctx: int, together: int, baseline:
         return None
     stay = sorted(nbytes for nbytes in passes if nbytes <= CACHED_BYTES)[: len(running) - 1]
     kept = sum(4 * together * n_ctx * model.graph.n_embd for model in running[1:])
-    block = min(BLOCK_BYTES, 4 * models[0].n_vocab * scored(n_ctx))
-    blocks = block * (1 if baseline is None else 3)
+    blocks = logits_bytes(models[0], n_ctx, is_compared=baseline is not None)
     return max(tokenising_bytes(running), started_bytes(running) + kept + sum(stay) + max(blocks, *passes))
+
+
+def logits_bytes(model: Model, n_ctx: int, *, is_compared: bool) -> int:
+    """Bytes of the logits that are scored at a time; is_compared: with those of a baseline."""
+    block = min(BLOCK_BYTES, 4 * model.n_vocab * scored(n_ctx))
+    return block * (3 if is_compared else 1)
 
 
 def most_together(

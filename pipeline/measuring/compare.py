@@ -21,7 +21,7 @@ from ..common.forecast import Planned
 from ..common.memory import warn_over
 from ..common.models import describe_origin, model_name, open_model, settings_of_each, window_settings
 from ..common.progress import WINDOWS, Stage, reporting
-from ..common.reading import loaded_bytes, reading_forecast, reading_memory, reading_seconds
+from ..common.reading import loaded_bytes, logits_bytes, reading_forecast, reading_seconds, started_bytes, tokenising_bytes
 from ..common.shown import shown
 from ..reports.plots import plot_comparison
 from ..reports.style import check_picture
@@ -136,11 +136,14 @@ def compare_models(request: CompareRequest) -> ComparisonResult | Planned:
 def _passes_memory(models: list[Model], n_ctx: int, reads: bool) -> tuple[int, int] | None:
     """Bytes of both models and of the larger pass; and of the other pass, which runs at the same time if a text is read. None:
     not known."""
-    a, b = models
-    memory = reading_memory([b], n_ctx, 1, a) if reads else loaded_bytes(models)
-    if memory is None:
+    if not reads:
+        return loaded_bytes(models), 0
+    a, _ = models
+    passes = [nbytes for model in models if (nbytes := model.windows_bytes(1, n_ctx)) is not None]
+    if len(passes) < len(models):
         return None
-    return memory, min(model.windows_bytes(1, n_ctx) or 0 for model in models) if reads else 0
+    most = max(max(passes), logits_bytes(a, n_ctx, is_compared=True) - min(passes))
+    return max(tokenising_bytes(models) - min(passes), started_bytes(models) + most), min(passes)
 
 
 def _planned(

@@ -26,7 +26,7 @@ from .search_job import PROBES, SearchJob
 
 # Bytes of the program, and of what a thread has of rows, at the most, and for each weight; seconds of the processor until it
 # begins, where `interpreting` is 1.
-_STARTED, _PER_THREAD, _ROW_BYTES = 92 << 20, 30 << 20, 28
+_STARTED, _PER_THREAD, _ROW_BYTES = 65 << 20, 30 << 20, 28
 _STARTING = 0.7
 _ENCODED_AGAIN = 5  # times that refining encodes all tensors: the choice, a step up, one down and back, and the new choice
 

@@ -1,6 +1,7 @@
 """What a dry run says of jobs with several parts: each is counted, and as often as it is done."""
 
 import json
+from itertools import cycle
 
 import pytest
 
@@ -92,6 +93,21 @@ def test_a_sum_is_written_when_no_pass_is_in_memory_any_more(tmp_path, monkeypat
     least = said(0)
     assert said(1 << 30) - least == (1 << 30) - 2 * triangle_size(widest)
     assert said(2 * triangle_size(widest)) == least
+
+
+def test_a_comparison_has_a_pass_of_each_model_and_keeps_none(tmp_path, monkeypatch):
+    """The smaller one was counted twice: 150 MiB were said of the demo, of 137."""
+    from ggufmill.runtime import Model
+
+    def said(*passes):
+        sizes = cycle(passes)
+        monkeypatch.setattr(Model, "windows_bytes", lambda self, count, n_ctx: next(sizes))
+        planned = ggufmill.compare_models(DEMO, DEMO, text=READ["text"], n_ctx=64, dry_run=True)
+        return planned.forecast.memory
+
+    small, large = 1 << 28, 1 << 29
+    assert said(small, large) - said(small, small) == large - small
+    assert said(large, large) - said(small, small) == 2 * (large - small)
 
 
 def test_a_thread_has_a_chunk_that_is_encoded_and_others_that_wait(tmp_path):
