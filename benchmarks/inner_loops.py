@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from ggufmill.formats.layouts.reader.emitter import BYTES
 from ggufmill.formats.types import TYPES
 from ggufmill.runtime.backends.cpu.kernels.gemm import byte_tiles, vector_products
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import STEP, write_transposed
@@ -145,8 +146,15 @@ def gemv_loop(of: Target, type_name: str, tokens: int = 1) -> InnerLoop:
         write_product(b, of, type_name, tokens, [weights], columns, codes, scales, sums, [out], stride)
 
     text = assembly(of, write, 7)
-    columns = FLOAT_COLUMNS if type_name in FLOATS else steps(type_name)[0].columns
-    return InnerLoop(max(loops(text), key=len), columns * TYPES[type_name].rows * tokens)
+    found, products = loops(text), TYPES[type_name].rows * tokens
+    if type_name in FLOATS:
+        return InnerLoop(max(found, key=len), FLOAT_COLUMNS * products)
+    reader = steps(type_name)[0].reader
+    if not (runs := reader.runs_looked_up(of) if reader.bytes_ahead(of) else 0):
+        return InnerLoop(max(found, key=len), reader.columns * products)
+    at = found.index(max(found, key=len))  # which writes numbers of points, looks them up, several steps at a time, multiplies
+    times, (written, looked_up, multiplied) = BYTES * runs // reader.bytes_ahead(of), found[at + 1 : at + 4]
+    return InnerLoop(times * (written + multiplied) + looked_up, times * reader.columns * products)
 
 
 def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerLoop:

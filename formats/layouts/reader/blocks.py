@@ -111,12 +111,19 @@ class BlockReader:
         groups = np.where(code_vector.words < 0, -1, code_vector.words * 4 // self.layout.group)
         return tuple(zip(code_vector.lane_rows, groups.tolist(), strict=True))
 
-    def numbers_ahead(self, of: Target) -> int:
-        """Bytes that `write_numbers` writes of a step before it is multiplied; 0 for none."""
+    def bytes_ahead(self, of: Target) -> int:
+        """Bytes that `write_ahead` writes of a step before it is multiplied; 0 for none."""
         return 0
 
-    def write_numbers(self, emit: Emitter, base: Any, to: Any) -> None:
+    def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:
         """Writes what products get as loaded["numbers"] to an address; only a `GridReader` does."""
+        raise NotImplementedError
+
+    def runs_looked_up(self, of: Target) -> int:
+        """Runs of 64 of the bytes written ahead that `look_up_ahead` replaces at a time; 0 where it is not to be called."""
+        return 0
+
+    def look_up_ahead(self, emit: Emitter, at: Any) -> None:
         raise NotImplementedError
 
     # --- instructions -------------------------------------------------------------------------------------------------

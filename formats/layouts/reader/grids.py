@@ -17,6 +17,9 @@ from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant
 
 _MOST_POINTS = 512  # of a grid that is looked up in registers
 _RUN = 32  # points that are looked up together, words of a register
+_RUNS_AHEAD = 4  # looked up together where tables are too large for the registers
+# Of 64 bytes whose halves are two runs' points in turns, eight of each: instructions interleave bytes within sixteen.
+_INTERLEAVED = np.arange(BYTES) // 16 * 8 + np.arange(BYTES) % 8 + np.arange(BYTES) // 8 % 2 * _RUN
 _LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
 
 
@@ -131,20 +134,50 @@ class GridReader(BlockReader):
             values[-1] = builder.insert_element(values[-1], value, I32(i % count))
         return builder.bitcast(emit.concat(values), vector(I8, BYTES))
 
-    def numbers_ahead(self, of: Target) -> int:
-        """Bytes that `write_numbers` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
+    def bytes_ahead(self, of: Target) -> int:
+        """Bytes that `write_ahead` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
         if self.layout.grid is None or not of.has("avx512bw"):
             return 0
         points = self.rows * self.columns // self._point_columns
         in_memory = self._point_columns == 8 and (len(self.layout.grid) > _MOST_POINTS or not of.has("avx512vbmi"))
         return 2 * points if in_memory and points % _RUN == 0 else 0
 
-    def write_numbers(self, emit: Emitter, base: Any, to: Any) -> None:
-        """Writes the numbers of points, 16 bits each, to an address, which products get as loaded["numbers"]."""
+    def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:
+        """Writes the numbers of points, 16 bits each, to an address, which products get as loaded["numbers"]: those of runs one
+        after the other for `look_up_ahead`."""
         assert self.layout.indices is not None
         points = self._in_all_blocks(self.layout.indices)
+        if self.runs_looked_up(emit.target):
+            points = points[self._runs_of(8, _RUN)]
         for i, part in enumerate(points.reshape(-1, _RUN, points.shape[-1])):
             emit.store(to, 2 * _RUN * i, emit.numbers(base, part, self.size, I16))
+
+    def runs_looked_up(self, of: Target) -> int:
+        return _RUNS_AHEAD if of.has("avx512vbmi") else 0
+
+    def look_up_ahead(self, emit: Emitter, at: Any) -> None:
+        """Replaces the numbers of the points of four runs by words of the numbers of their values, as `_from_word_tables` has
+        them. Tables are too large for the registers: what is loaded of them serves 128 points."""
+        builder, tables, looked_up = emit.builder, self._word_tables, _INTERLEAVED
+        low, above = [], []
+        for first in range(0, _RUNS_AHEAD, 2):
+            two = [emit.load(at, BYTES * (first + i), vector(I8, BYTES)) for i in range(2)]
+            low.append(builder.shuffle_vector(*two, constant(I32, 2 * looked_up)))
+            high = builder.shuffle_vector(*two, constant(I32, 2 * looked_up + 1))
+            bits = [emit.test(high, [1 << bit] * BYTES) for bit in range((len(tables[0]) - 1).bit_length() - 8)]
+            above.append([builder.icmp_signed("<", low[-1], constant(I8, [0] * BYTES)), *bits])
+        found = [_bytes_of_table(builder, table, low, above) for table in tables]
+        for i, halves in enumerate(zip(*found, strict=True)):
+            for j, words in enumerate(_interleave(builder, *halves)):
+                emit.store(at, BYTES * (2 * i + j), words)
+
+    @cached_property
+    def _word_tables(self) -> list[np.ndarray]:
+        """The low and the high bytes of points as words of the numbers of their values, of two or four bits."""
+        grid, size = self.layout.grid, self._point_columns
+        assert grid is not None
+        packed = (np.searchsorted(np.unique(grid), grid) << 16 // size * np.arange(size)).sum(axis=1)
+        return [packed & 255, packed >> 8]
 
     def _levels(self, emit: Emitter, bits: int, codes: Any) -> Any:
         """<64 x i8>: values of a grid by their numbers, the lowest `bits` bits of bytes (the rest is not looked at)."""
@@ -158,13 +191,14 @@ class GridReader(BlockReader):
         assert grid is not None
         size, levels = self._point_columns, np.unique(grid)
         width = 16 // size  # bits of a value
-        fits = len(levels) <= 1 << width and len(grid) <= _MOST_POINTS
+        fits = len(levels) <= 1 << width and (len(grid) <= _MOST_POINTS or "numbers" in loaded)
         found = self._run_of(code_vector, size)
         if not (fits and emit.target.has("avx512bw", "avx512vbmi")) or found is None:
             return None
+        if "numbers" in loaded:
+            loaded["points", found.number] = emit.load(loaded["numbers"], BYTES * found.number, vector(I16, _RUN))
         if ("points", found.number) not in loaded:
-            packed = (np.searchsorted(levels, grid) << width * np.arange(size)).sum(axis=1)
-            self._load_words(emit, base, found, packed, loaded)
+            self._load_words(emit, base, found, loaded)
         words, byte, place = loaded["points", found.number], np.arange(BYTES), np.repeat(found.places, 4)
         if emit.in_words(place):
             bits = place % 4 * 16
@@ -173,24 +207,23 @@ class GridReader(BlockReader):
         bits = bits + code_vector.columns % size * width
         return self._levels(emit, width, x86.vpmultishiftqb(builder, constant(I8, bits), _as_bytes(builder, words)))
 
-    def _load_words(self, emit: Emitter, base: Any, found: _Run, table: np.ndarray, loaded: dict) -> None:
+    def _load_words(self, emit: Emitter, base: Any, found: _Run, loaded: dict) -> None:
         """Puts the words of a run's points, or of two runs', to what is loaded."""
         builder, size = emit.builder, self._point_columns
         assert self.layout.indices is not None
-        rows, points = self._runs[size, _RUN]
+        rows, points = self._runs_of(size, _RUN)
         if len(rows) % BYTES:
+            low, high = self._word_tables
             numbers = emit.numbers(base, self._in_all_blocks(self.layout.indices)[found.rows, found.points], self.size, I16)
-            loaded["points", found.number] = _words_of_table(builder, table, numbers)
+            loaded["points", found.number] = _words_of_table(builder, low | high << 8, numbers)
             return
         # Both bytes of 64 points take two thirds of the look-ups of twice 32 words. Bytes of two runs are interleaved within
         # sixteen bytes, as instructions do it.
         first = found.number // 2 * 2
-        order = np.arange(BYTES) // 16 * 8 + np.arange(BYTES) % 8 + np.arange(BYTES) // 8 % 2 * _RUN + _RUN * first
-        low, high = self._look_up_points(emit, base, rows[order], points[order], [table & 255, table >> 8])
-        for i in range(2):
-            at = (np.arange(BYTES) // 16 * 16 + np.arange(BYTES) % 16 // 2 + 8 * i) + np.arange(BYTES) % 2 * BYTES
-            words = builder.shuffle_vector(low, high, constant(I32, at))
-            loaded["points", first + i] = builder.bitcast(words, vector(I16, _RUN))
+        order = _INTERLEAVED + _RUN * first
+        halves = self._look_up_points(emit, base, rows[order], points[order], self._word_tables)
+        for i, words in enumerate(_interleave(builder, *halves)):
+            loaded["points", first + i] = words
 
     def _from_byte_tables(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """The same for points of four weights, 64 at a time: a point is two bytes of two values each, the even and the odd
@@ -218,7 +251,7 @@ class GridReader(BlockReader):
         numbers = emit.gather(base, bits[:, 0] // 8, self.size)
         above = [emit.builder.icmp_signed("<", numbers, constant(I8, [0] * BYTES))]
         above += [self._bits_set(emit, base, bits[:, bit]) for bit in range(8, bits.shape[1])]
-        return [_bytes_of_table(emit.builder, table, numbers, above) for table in tables]
+        return [_bytes_of_table(emit.builder, table, [numbers], [above])[0] for table in tables]
 
     def _bits_set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<64 x i1>: whether each of 64 bits is set."""
@@ -254,10 +287,7 @@ class GridReader(BlockReader):
     def _run_of(self, code_vector: CodeVector, size: int, length: int = _RUN) -> _Run | None:
         """The 32 points (or octets of signs; `length`) of `size` columns that those of a vector are read with; None if they are
         not read together."""
-        runs = self._runs.get((size, length))
-        if runs is None:
-            runs = self._runs[size, length] = self._points_of_runs(size, length)
-        rows, points = runs
+        rows, points = self._runs_of(size, length)
         number = {pair: i for i, pair in enumerate(zip(rows.tolist(), points.tolist(), strict=True))}
         pairs = zip(code_vector.lane_rows, (code_vector.columns[::4] // size).tolist(), strict=True)
         places = np.array([number.get(pair, -1) for pair in pairs])
@@ -266,6 +296,12 @@ class GridReader(BlockReader):
             return None
         part = slice(length * run, length * (run + 1))
         return _Run(run, rows[part], points[part], places % length)
+
+    def _runs_of(self, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_points_of_runs`, found once."""
+        if (size, length) not in self._runs:
+            self._runs[size, length] = self._points_of_runs(size, length)
+        return self._runs[size, length]
 
     @cached_property
     def _runs(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
@@ -298,7 +334,7 @@ class GridReader(BlockReader):
         code = np.arange(128)
         odd = np.bitwise_count(code) & 1
         table = (code ^ code << 1) & 255 if self.layout.scrambled else code | odd << 7
-        return _bytes_of_table(emit.builder, table, numbers, [])
+        return _bytes_of_table(emit.builder, table, [numbers], [[]])[0]
 
     def _signs(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """<n x i8>: eight signs each, of n codes; codes: bit addresses [n, 7], n a multiple of 8."""
@@ -342,14 +378,22 @@ def _words_of_table(builder: Any, table: np.ndarray, indices: Any) -> Any:
     return parts[0]
 
 
-def _bytes_of_table(builder: Any, table: np.ndarray, indices: Any, above: list[Any]) -> Any:
-    """<64 x i8>: entries of a table, a power of two of at least 128, by indices, of which the bytes are the lowest bits and
-    `above` bits 7, 8, ... as masks."""
-    tables = [constant(I8, part) for part in table.reshape(-1, BYTES)]
-    parts = [x86.vpermi2b(builder, low, indices, high) for low, high in zip(tables[::2], tables[1::2], strict=True)]
-    for upper in above:
-        parts = [builder.select(upper, high, low) for low, high in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+def _bytes_of_table(builder: Any, table: np.ndarray, indices: list[Any], above: list[list[Any]]) -> list[Any]:
+    """<64 x i8>, one for each of several vectors of indices: entries of a table, a power of two of at least 128, by indices, of
+    which the bytes are the lowest bits and `above`, for each vector, bits 7, 8, ... as masks. Each half of the table is looked
+    up and chosen from before the next is loaded."""
+    if len(table) == 2 * BYTES:
+        low, high = (constant(I8, part) for part in table.reshape(2, BYTES))
+        return [x86.vpermi2b(builder, low, each, high) for each in indices]
+    halves = [_bytes_of_table(builder, half, indices, [masks[:-1] for masks in above]) for half in np.split(table, 2)]
+    return [builder.select(masks[-1], high, low) for masks, low, high in zip(above, *halves, strict=True)]
+
+
+def _interleave(builder: Any, low: Any, high: Any) -> list[Any]:
+    """<32 x i16>, two: words of low and high bytes in the order of _INTERLEAVED."""
+    at = np.arange(BYTES) // 16 * 16 + np.arange(BYTES) % 16 // 2 + np.arange(BYTES) % 2 * BYTES
+    words = [builder.shuffle_vector(low, high, constant(I32, at + 8 * half)) for half in range(2)]
+    return [builder.bitcast(each, vector(I16, _RUN)) for each in words]
 
 
 def _as_bytes(builder: Any, value: Any) -> Any:

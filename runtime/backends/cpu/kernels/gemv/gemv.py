@@ -77,7 +77,7 @@ def streams_of(name: str, of: Target) -> int:
     if name in FLOATS:
         return _MOST_STREAMS
     reader = steps(name)[0].reader
-    if reader.numbers_ahead(of) or reader.layout.trellis is not None or reader.size < _LEAST_STEP_BYTES:
+    if reader.bytes_ahead(of) or reader.layout.trellis is not None or reader.size < _LEAST_STEP_BYTES:
         return 1
     return _MOST_STREAMS if reader.size >= reader.rows * reader.columns else 2
 

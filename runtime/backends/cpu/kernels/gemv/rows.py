@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from ......formats.layouts.reader.emitter import I8, I32, I64, LANES, Emitter, constant
+from ......formats.layouts.reader.emitter import BYTES, I8, I32, I64, LANES, Emitter, constant
 from ......formats.layouts.reader.rows import readers, row_scales
 from ......formats.types import TYPES
 from ..activations import RUN
@@ -124,7 +124,7 @@ def _arranged(builder: Any, name: str, column: Any) -> Any:
 def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[..., None], row: Any = None) -> None:
     """body(step, first column, bytes of the row before it, what is loaded) for all steps along a row: as many of each as fit.
 
-    row: the address of one row of a reader that has `numbers_ahead`: those of several steps are written before these steps,
+    row: the address of one row of a reader that has `bytes_ahead`: those of several steps are written before these steps,
     so that no step waits for them.
     """
     builder = emit.builder
@@ -136,16 +136,22 @@ def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[
             place = builder.add(at, builder.mul(number, I64(step.reader.size)))
             body(step, builder.add(done, builder.mul(number, I64(step.columns))), place, loaded)
 
-        ahead = step.reader.numbers_ahead(emit.target) if row is not None else 0
+        ahead = step.reader.bytes_ahead(emit.target) if row is not None else 0
         if ahead:
-            memory = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I8, _AHEAD * ahead)), I64)
+            memory = cgutils.alloca_once(builder, ir.ArrayType(I8, _AHEAD * ahead))
+            memory.align = BYTES
+            memory, looked_up = builder.ptrtoint(memory, I64), BYTES * step.reader.runs_looked_up(emit.target)
             with cgutils.for_range_slice(builder, I64(0), count, I64(_AHEAD), intp=I64) as (start, _):
                 left = builder.sub(count, start)
                 steps_now = builder.select(builder.icmp_unsigned("<", left, I64(_AHEAD)), left, I64(_AHEAD))
                 before = builder.add(builder.add(row, at), builder.mul(start, I64(size)))
                 with cgutils.for_range(builder, steps_now, intp=I64) as loop:
                     base = builder.add(before, builder.mul(loop.index, I64(size)))
-                    step.reader.write_numbers(emit, base, builder.add(memory, builder.mul(loop.index, I64(ahead))))
+                    step.reader.write_ahead(emit, base, builder.add(memory, builder.mul(loop.index, I64(ahead))))
+                if looked_up:
+                    written = builder.mul(steps_now, I64(ahead))  # what follows it is looked up, too, and not read
+                    with cgutils.for_range_slice(builder, I64(0), written, I64(looked_up), intp=I64) as (part, _):
+                        step.reader.look_up_ahead(emit, builder.add(memory, part))
                 with cgutils.for_range(builder, steps_now, intp=I64) as loop:
                     numbers = builder.add(memory, builder.mul(loop.index, I64(ahead)))
                     one(builder.add(start, loop.index), {"numbers": numbers})
