@@ -27,7 +27,15 @@ from peak import read_all
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import EQUAL_SLICES, FIELDS, JOBS, gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import (
+    EQUAL_SLICES,
+    FIELDS,
+    JOBS,
+    ONE_STREAM,
+    gemv,
+    reads_one_stream,
+    run_parts,
+)
 from ggufmill.simd.compile import kernel
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
@@ -85,6 +93,7 @@ class Product:
             rows,
         ]
         self.table[JOBS], self.table[EQUAL_SLICES] = jobs.ctypes.data, self.slices
+        self.table[ONE_STREAM] = reads_one_stream()
         self.arrays = (memory, inputs, out, jobs)
         begin = time.perf_counter()
         self.address = product.address

@@ -47,7 +47,13 @@ def products() -> list[str]:
     return [name for name in TYPES if gemv(name) is not None]
 
 
-def multiply(packed: np.ndarray, type_name: str, activations: ActivationCodes | np.ndarray, level: str = "") -> np.ndarray:
+def multiply(
+    packed: np.ndarray,
+    type_name: str,
+    activations: ActivationCodes | np.ndarray,
+    level: str = "",
+    one_stream: bool = False,
+) -> np.ndarray:
     """uint8 [rows, row_bytes] of a type times n tokens -> float32 [n, rows], on one thread.
 
     activations: quantised with the block that gemv(type_name).activations says, or float32 [n, columns] if that is 0.
@@ -62,10 +68,8 @@ def multiply(packed: np.ndarray, type_name: str, activations: ActivationCodes | 
     out = np.empty((n, rows), np.float32)
     jobs = np.array([[0, 0, n, 0]], np.int64)
     inputs = [a.ctypes.data for a in arrays] + [0, 0]
-    table = np.array(
-        [packed.ctypes.data, 0, packed.shape[1], rows, columns, 1, *inputs[:3], out.ctypes.data, rows, jobs.ctypes.data, 1],
-        np.int64,
-    )
+    weights, results = (packed.ctypes.data, 0, packed.shape[1], rows, columns, 1), (out.ctypes.data, rows)
+    table = np.array([*weights, *inputs[:3], *results, jobs.ctypes.data, 1, one_stream], np.int64)
     run_parts(product.address, table.ctypes.data, 0, 1)
     return out
 

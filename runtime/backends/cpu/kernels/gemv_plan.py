@@ -12,7 +12,7 @@ from .....simd.team import run
 from . import row_kernels
 from .gemv import gemv as g
 
-FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, EQUAL_SLICES = range(9)
+FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, EQUAL_SLICES, ONE_STREAM = range(10)
 GEMV_TOKENS = 8  # up to which products are made this way
 
 _SLICE_BYTES = 32 << 10  # of weights, in the last slices: at the end of a stage threads wait for half of one, a microsecond
@@ -44,7 +44,8 @@ def plan_gemv(
     equal = max(1, min(threads, rows // product.rows, -(-rows * size // _SLICE_BYTES)))
     slices = equal if threads == 1 else equal * max(1, (rows * size // (equal * _SLICE_BYTES)).bit_length())
     start = packed.ctypes.data + first * size
-    return np.array([product.address, start, height * size, size, rows, columns, slices, product.activations, equal], np.int64)
+    sizes = height * size, size, rows, columns, slices, product.activations, equal
+    return np.array([product.address, start, *sizes, g.reads_one_stream()], np.int64)
 
 
 @kernel
@@ -76,7 +77,7 @@ def multiply_jobs(team, quantise, plan, jobs, x, out):
     table[g.CODES] = record.codes if block else x.ctypes.data
     table[g.SCALES], table[g.SUMS] = record.scales, record.sums
     table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS] = out.ctypes.data, plan[ROWS], jobs.ctypes.data
-    table[g.EQUAL_SLICES] = plan[EQUAL_SLICES]
+    table[g.EQUAL_SLICES], table[g.ONE_STREAM] = plan[EQUAL_SLICES], plan[ONE_STREAM]
     program[1, team_words.STAGE], program[1, team_words.FUNCTION], program[1, team_words.ARGUMENT] = (
         1,
         plan[FUNCTION],

@@ -73,7 +73,8 @@ def gemv_task(
     p = plan.tolist()
     sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
     weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]
-    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[gemv_plan.EQUAL_SLICES])
+    ways = p[gemv_plan.EQUAL_SLICES], p[gemv_plan.ONE_STREAM]
+    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, *ways)
     argument = out.schedule.numbers(table)
     out.schedule.place(p[gemv_plan.FUNCTION], argument, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
 

@@ -14,6 +14,7 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
                                        activations times that matrix go to the rows TARGET ... of OUT
     EQUAL_SLICES                       number of slices of one size, a divisor of SLICES: the first EQUAL_SLICES share half of
                                        the rows, the next ones half of what is left, and so on; the last ones share the rest
+    ONE_STREAM                         not 0: rows of one token are read one after the other, too (see `reads_one_stream`)
 
 Part number p is slice p % SLICES of job p // SLICES, so a program's PARTS is jobs * SLICES. A slice reads its weights from
 memory once for all of its tokens, and for one token in several places at once (see `streams_of`). A plain product is one job; a
@@ -36,6 +37,7 @@ from ......data_classes import dataclass
 from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import I64, Emitter
 from ......formats.types import TYPES
+from ......simd import host_cpu
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
 from ......simd.memory import CACHE_LINE, address, keep_alive, view
@@ -45,8 +47,23 @@ from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
 from .rows import arranges, bytes_of_starts, emit_arrangement, emit_product, steps
 
-(WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
-FIELDS = 13
+(
+    WEIGHTS,
+    MATRIX_BYTES,
+    ROW_BYTES,
+    ROWS,
+    COLUMNS,
+    SLICES,
+    CODES,
+    SCALES,
+    SUMS,
+    OUT,
+    OUT_STRIDE,
+    JOBS,
+    EQUAL_SLICES,
+    ONE_STREAM,
+) = range(14)
+FIELDS = 14
 MATRIX, FIRST, TOKENS, TARGET = range(4)
 _MOST_STREAMS = 4
 _LEAST_STREAM_BYTES = 1 << 16  # of each of several streams: the processor takes shorter ones for one that it cannot follow
@@ -80,6 +97,13 @@ def streams_of(name: str, of: Target) -> int:
     if reader.bytes_ahead(of) or reader.layout.trellis is not None or reader.size < _LEAST_STEP_BYTES:
         return 1
     return _MOST_STREAMS if reader.size >= reader.rows * reader.columns else 2
+
+
+@cache
+def reads_one_stream() -> bool:
+    """Whether this processor reads most from memory in one stream, with lines prefetched for it: Zen 5, by up to a third
+    (docs/benchmarks.md). It is asked for when products are planned, since code is the same for all processors of a level."""
+    return host_cpu.name() == "znver5"
 
 
 @intrinsic
@@ -212,7 +236,7 @@ def _part(
         matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
         if streams > 1:
             count = (stop - start) // streams
-            if n == 1 and count * group_bytes >= _LEAST_STREAM_BYTES:
+            if n == 1 and table[ONE_STREAM] == 0 and count * group_bytes >= _LEAST_STREAM_BYTES:
                 w, out = matrix + start * group_bytes, table[OUT] + job[TARGET] * stride + start * group * 4
                 _multiply(name, level, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
                 start += count * streams

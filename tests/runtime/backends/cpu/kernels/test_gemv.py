@@ -141,6 +141,7 @@ def test_streams_of_a_large_matrix_give_the_bits_of_its_groups_of_rows(name, res
     assert (np.abs(found - w @ exact[0]) <= 2e-6 * (np.abs(w) @ np.abs(exact[0])) + 1e-30).all()
     alone = [multiply(each, name, x)[0] for each in packed.reshape(groups, stored.rows, -1)]
     assert np.array_equal(found, np.concatenate(alone))
+    assert np.array_equal(found, multiply(packed, name, x, one_stream=True)[0])
 
 
 def test_rows_that_memory_bounds_are_read_in_streams():
@@ -220,7 +221,7 @@ def test_experts_in_slices(name):
         table = np.zeros(module.FIELDS, np.int64)
         table[: module.CODES] = packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, n, slices
         table[module.CODES : module.CODES + len(arrays)] = [a.ctypes.data for a in arrays]
-        table[module.OUT :] = out.ctypes.data, rows + 8, jobs.ctypes.data, equal
+        table[module.OUT : module.ONE_STREAM] = out.ctypes.data, rows + 8, jobs.ctypes.data, equal
         program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
         team.run(0, program)
         for matrix, first, tokens, start in jobs:
