@@ -155,8 +155,10 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         elif tensor is not None:
             mapped[tensor.name] = tensor
         columns, rows, *_ = one.weight.shape
-        name = "f32" if one.is_of_heads and settings.mla else name
-        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, bool(settings.fast), threads)
+        fast = bool(settings.fast)
+        if one.is_of_heads and settings.mla and not TYPES[name].is_float:
+            name, fast = "bf16", True
+        speed = product_speed(name, columns, min(rows, _ROWS), settings.exact, fast, threads)
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
     seconds *= waiting()

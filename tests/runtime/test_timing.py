@@ -90,7 +90,7 @@ def test_latent_attention_multiplies_decoded_matrices_and_absorbed_queries_are_a
     layers_seconds(model, 64, 64)
     op = next(op for op in model.graph.ops if isinstance(op, ops.LatentAttention))
     types = {columns == op.latent.shape[0]: name for name, columns, _ in speeds}
-    assert types == {True: "f32", False: "q8_0"}
+    assert types == {True: "bf16", False: "q8_0"}
     monkeypatch.undo()
     asked = []
     monkeypatch.setattr(timing, "_pair_seconds", lambda *sizes: asked.append(sizes) or 0.0)

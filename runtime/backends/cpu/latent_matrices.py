@@ -8,6 +8,7 @@ decoded matrices, those of kv_b if there is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ...graph.values import Weight
 from .attention import AttentionParams
 from .kernels import gemv_plan
 from .kernels.gemm import gemm
+from .kernels.gemm.gemm_kernels import BF16
 from .kv_cache import encode_with_nan
 from .weights import HeadWeights, WeightMatrix, WeightStore
 
@@ -122,12 +124,23 @@ class HeadMatrices:
         """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""
         workers = self.store.workers
         team = workers.ready() if x.shape[-2] * matrices.size >= PARALLEL_THRESHOLD else 0
-        return gemm.matmul(x, matrices, None, team, workers.count)
+        return gemm.matmul(x, matrices, None, team, workers.count, self.form)
 
     @property
     def exact(self) -> bool:
         """Whether products with these matrices are made in float32, whatever the number of tokens."""
         return any(weights.multiplies_float32 for weights in (self.kv_b, self.v_b) if weights is not None)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the decoded matrices and what they multiply are rounded to one number of bf16."""
+        return self.form.kind == BF16 and self.form.parameters[0] == 1
+
+    @cached_property
+    def form(self) -> gemm.InputForm:
+        """How products with the decoded matrices take latents and queries: the finest of theirs."""
+        forms = [weights.decoded_form for weights in (self.kv_b, self.v_b) if weights is not None]
+        return gemm.FLOAT32_FORM if self.exact else max(forms, key=lambda form: form.parameters)
 
 
 def _packed_weights(candidates: Sequence[HeadWeights], use_gemv: bool) -> HeadWeights | None:

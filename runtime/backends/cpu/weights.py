@@ -24,7 +24,7 @@ from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from .kernels import gemv_plan, row_kernels
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Activations
-from .kernels.gemm.gemm_kernels import FLOAT32
+from .kernels.gemm.gemm_kernels import BYTES, FLOAT32
 from .kernels.gemv_plan import GEMV_TOKENS
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile
@@ -204,8 +204,17 @@ class WeightMatrix:
     @property
     def multiplies_float32(self) -> bool:
         """Whether GEMM multiplies weights and activations as float32, not rounded to fewer bits."""
-        form = self.gemm_plan.form if self.gemm_plan is not None else gemm.decoded_form(not self._rounds_decoded)
-        return form.kind == FLOAT32
+        return self._form.kind == FLOAT32
+
+    @property
+    def decoded_form(self) -> gemm.InputForm:
+        """How GEMM takes activations where the rows are decoded for it: no coarser than where they are not, as far as the
+        processor can."""
+        return gemm.decoded_form(False) if self._form.kind == BYTES else self._form
+
+    @property
+    def _form(self) -> gemm.InputForm:
+        return self.gemm_plan.form if self.gemm_plan is not None else gemm.decoded_form(not self._rounds_decoded)
 
     @property
     def _rounds_decoded(self) -> bool:

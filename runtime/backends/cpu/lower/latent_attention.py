@@ -25,13 +25,16 @@ from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .attention import attend
 from .elementwise import heads_partition
-from .latent_batch import LatentBatch, expansion_bytes
+from .latent_batch import LatentBatch, attend_selected, expansion_bytes
 from .linear import multiply_matrix
 from .products import gemv_inputs, gemv_task
-from .sparse_attention import attend_listed, attend_selected, can_list
+from .sparse_attention import attend_listed, can_list
 from .step import Step, lowers
 
 _QUERIES = 512  # of a micro-batch, as most have
+# How many times as long selected latents take for as many products: they are brought together for each token, whose heads are
+# few queries for them, and queries and results are absorbed.
+_GATHERING = 2
 
 
 @lowers(LatentAttention)
@@ -44,7 +47,7 @@ class LatentAttentionStep(Step):
         # Products of a head's query with a latent; with a key, and what expanding that takes for each of _QUERIES.
         per_latent, per_key = 2 * shape.rank + shape.rope, shape.nope + shape.rope + shape.v
         per_key += shape.rank * (shape.nope + shape.v) // _QUERIES
-        sparse_from = until * per_latent // per_key if self.mode > 1 and compiled.settings.flash else 0
+        sparse_from = _GATHERING * until * per_latent // per_key if self.mode > 1 and compiled.settings.flash else 0
         self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until, sparse_from)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
         weights = [op.k_b, op.v_b] if op.kv_b is None else [op.kv_b] if self.mode else []

@@ -18,10 +18,12 @@ from ..latent_matrices import LatentLayer, LatentShape
 from ..memory import View
 from ..pass_program import PassProgram
 from ..pass_tasks import Batch
+from ..selected_rows import GatheredAttention, gather
 from .attention import stored_scores_attention
 
 _ONE_THREAD = Workers(1)
 _PIECE = 4096  # tokens whose latents are decoded at a time
+_ABSORBED = 128  # tokens whose queries and weighted latents are in memory at a time
 
 
 def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, threads: int) -> int:
@@ -31,6 +33,21 @@ def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, 
     expansion = Expansion.of(s.heads, context, s.nope + s.rope, s.v, attention_bytes, threads)
     heads = expansion.heads * max(1, expansion.concurrent)
     return expansion.nbytes + 4 * (heads * n * (s.nope + s.rope + s.v) + context * 2 * (s.rank + s.rope))
+
+
+def may_round(layer: LatentLayer, out: PassProgram) -> bool:
+    """Whether what is multiplied with queries or weights may be WORDS: what comes from quantised latents need not be as fine as
+    float32, nor what comes from latents of 16 bits where their products with K and V round more."""
+    kind, matrices = TYPES[out.compiled.part(layer.op.layer, "kv").type], layer.matrices
+    return (not kind.is_float and not matrices.exact) or (kind.name in ("f16", "bf16") and matrices.rounds)
+
+
+def _words_of_latents(cache: KVCache, layer: int, new: int) -> CacheRows:
+    """The latents of the past and of `new` tokens, with their rotated keys, as WORDS. Their widths are whole blocks."""
+    m = cache.length + new
+    pieces = (slice(first, min(m, first + _PIECE)) for first in range(0, m, _PIECE))
+    words = [_words(cache.read(layer, "kv", new, at)).memory for at in pieces]
+    return CacheRows.of(np.concatenate(words, axis=1), WORDS)
 
 
 class LatentBatch:
@@ -59,17 +76,20 @@ class LatentBatch:
         self._selection = selection.matrix if selection is not None and self.sparse_from else None
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
-        # What comes from quantised latents need not be as fine as float32.
-        is_float, s = TYPES[out.compiled.part(self._op.layer, "kv").type].is_float, self._shape
-        fits = (s.nope + s.rope) % BLOCK == 0 and s.v % BLOCK == 0
-        self._takes_words = not is_float and fits and not self._matrices.exact
+        s = self._shape
+        self._takes_words = may_round(layer, out) and (s.nope + s.rope) % BLOCK == 0 and s.v % BLOCK == 0
 
     def run(self) -> None:
         """Attention over cached latents."""
         s, batch, n = self._shape, self._pass.run_inputs.batch, len(self._q)
         observer = self._observer
         if observer is None and self._until:
-            batch = [(cache, at) for cache, at in batch if cache.length < self._until]
+            until = [at.start + self._until - cache.length for cache, at in batch]
+            batch = [
+                (cache, slice(at.start, min(at.stop, stop)))
+                for (cache, at), stop in zip(batch, until, strict=True)
+                if stop > at.start
+            ]
             if not batch:
                 return
         absorbs = self._mode == 1 or (self._mode == 3 and self._pass.gemv)
@@ -210,7 +230,7 @@ class LatentBatch:
             at = slice(first, min(m, first + _PIECE))
             rows = cache.read(self._op.layer, "kv", new, at)[0]
             rotated[at] = rows[:, s.rank :]
-            pieces.append((at, gemm.filled(rows[:, : s.rank], workers.ready(), workers.count)))
+            pieces.append((at, gemm.filled(rows[:, : s.rank], self._matrices.form, workers.ready(), workers.count)))
         return pieces, rotated
 
     def _attend(
@@ -249,5 +269,46 @@ def _words(x: np.ndarray) -> CacheRows:
     """float32 [heads, rows, width] as rows of WORDS."""
     heads, rows, width = x.shape
     out = np.empty((heads, rows, width // BLOCK * WORD_BYTES), np.uint8)
-    encode_words(x.reshape(-1), out.reshape(-1))
+    encode_words(np.ascontiguousarray(x, np.float32).reshape(-1), out.reshape(-1))
     return CacheRows.of(out, WORDS)
+
+
+def attend_selected(
+    latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View, sparse_from: int = 0
+) -> None:
+    """Adds to the pass that the results of tokens with a selection are those of attention over the selected keys.
+
+    q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it; sparse_from: the first
+    position of a token whose results these are.
+    """
+    s, state, layer, params = latent.shape, out.run_inputs, latent.op.layer, latent.params
+    queries, results, chosen = q.array, result.array, selection.matrix
+    names = ("kv", "kv") if latent.mode else ("k", "v")
+    parts = [out.compiled.part(layer, name) for name in names]
+    is_float, fits = TYPES[parts[0].type].is_float, s.rank % BLOCK == 0 and s.rope % BLOCK == 0
+    takes_words = latent.mode > 1 and is_float and fits and may_round(latent, out)
+
+    def attend() -> None:
+        for cache, at in state.batch:
+            first = at.start + max(0, sparse_from - cache.length)
+            chosen_rows = first + np.flatnonzero(chosen[first : at.stop, 0] >= 0)
+            keys, values = (cache.rows(layer, name, at.stop - at.start) for name in names)
+            if takes_words and len(chosen_rows):
+                keys = values = _words_of_latents(cache, layer, at.stop - at.start)
+            for begin in range(0, len(chosen_rows), _ABSORBED):
+                attend_rows(chosen_rows[begin : begin + _ABSORBED], keys, values)
+
+    def attend_rows(rows: np.ndarray, keys: CacheRows, values: CacheRows) -> None:
+        gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)
+        wide = latent.absorbed(queries[rows], out.gemv) if latent.mode else queries[rows]
+        weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
+        for number, row in enumerate(rows):
+            positions = chosen[row].astype(np.int64)
+            own = gather(keys, slice(None), positions)
+            gathered.add(wide[number], own, own if keys is values else gather(values, slice(None), positions), weighted[number])
+        gathered.run()
+        if latent.mode:
+            weighted = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)
+        results[rows] = weighted
+
+    out.call(attend)

@@ -23,7 +23,6 @@ from ..kernels.attention import flash, listed_rows, token_selection
 from ..kernels.attention.cache_rows import TYPE_IDS
 from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
-from ..latent_matrices import LatentLayer
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from ..selected_rows import GatheredAttention, gather
@@ -250,40 +249,3 @@ def attend_listed(
     if kv is not None:
         last = {"x": kv, "width": q.width, "size": size, "stride": stride}
         out.task(runs.keep_last, len(out.counts) * -(-size // runs.ROW_STEP), **last, **of_state)
-
-
-def attend_selected(
-    latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View, sparse_from: int = 0
-) -> None:
-    """Adds to the pass that the results of tokens with a selection are those of attention over the selected keys.
-
-    q: [n, heads, nope + rope]; result: [n, heads, v]; selection: [n, top_k], as SelectKeys gives it; sparse_from: the first
-    position of a token whose results these are.
-    """
-    s, state, layer, params = latent.shape, out.run_inputs, latent.op.layer, AttentionParams(latent.op.scale)
-    queries, results, chosen = q.array, result.array, selection.matrix
-    names = ("kv", "kv") if latent.mode else ("k", "v")
-    parts = [out.compiled.part(layer, name) for name in names]
-
-    def attend() -> None:
-        for cache, at in state.batch:
-            first = at.start + max(0, sparse_from - cache.length)
-            rows = first + np.flatnonzero(chosen[first : at.stop, 0] >= 0)
-            if not rows.size:
-                continue
-            gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)
-            keys, values = (cache.rows(layer, name, at.stop - at.start) for name in names)
-            wide = latent.absorbed(queries[rows], out.gemv) if latent.mode else queries[rows]
-            weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
-            for number, row in enumerate(rows):
-                positions = chosen[row].astype(np.int64)
-                own = gather(keys, slice(None), positions)
-                gathered.add(
-                    wide[number], own, own if keys is values else gather(values, slice(None), positions), weighted[number]
-                )
-            gathered.run()
-            if latent.mode:
-                weighted = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)
-            results[rows] = weighted
-
-    out.call(attend)

@@ -5,6 +5,7 @@ import pytest
 from checkpoint_cases import TOLERANCE, convert_case
 from op_graphs import VOCABULARY, Tensors, close, compiled, graph_of, run_both
 
+from ggufmill import quantize_model
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
@@ -159,9 +160,9 @@ def test_heads_that_select_divide_those_of_keys():
 
 @pytest.fixture(scope="module")
 def wide_latents(tmp_path_factory):
-    """Latents so wide that selected ones are brought together only from position 65 on: (tokens, logits, path)."""
+    """Latents so wide that selected ones are brought together only from position 61 on: (tokens, logits, path)."""
     pytest.importorskip("torch")
-    changes = {"kv_lora_rank": 64, "index_topk": 40}
+    changes = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "index_topk": 20}
     return convert_case("deepseek32", tmp_path_factory.mktemp("wide"), changes)
 
 
@@ -173,6 +174,24 @@ def test_keys_that_are_not_selected_are_hidden(wide_latents, ubatch, monkeypatch
     monkeypatch.setattr(latent_batch, "mark_selected", lambda selection, out: (marked.append(out.shape), mark(selection, out)))
     assert np.abs(load_model(path, ubatch=ubatch, exact=True).logits(tokens) - expected).max() < TOLERANCE
     assert marked
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("ubatch", [512, 33])
+def test_latents_that_round_are_multiplied_as_words(wide_latents, ubatch, monkeypatch, tmp_path):
+    tokens, _, path = wide_latents
+    rounded, words = tmp_path / "q8_0.gguf", []
+    quantize_model(path, rounded, "q8_0", pure=True)
+    exact, errors = load_model(rounded, exact=True).logits(tokens), []
+    convert = latent_batch._words
+    monkeypatch.setattr(latent_batch, "_words", lambda x: words.append(x.shape[2]) or convert(x))
+    for may_round in (False, True):
+        assert not words
+        monkeypatch.setattr(latent_batch, "may_round", lambda *_, may_round=may_round: may_round)
+        logits = load_model(rounded, ubatch=ubatch).logits(tokens)
+        errors.append(np.median(np.abs(logits - exact).max(axis=1)))  # a token may take other experts
+    assert set(words) == {64, 32, 96}  # keys, values, and latents with their rotated keys
+    assert errors[1] < 1.5 * errors[0]  # of activations of eight bits
 
 
 @pytest.mark.oracle

@@ -246,39 +246,57 @@ def _pairs_part(argument, number):
 
 
 @intrinsic
-def _copy_columns(typingctx, source, column_bytes, count, out):
-    """16 float32 of each of so many columns, to lines of 64 bytes."""
+def _write_columns(typingctx, bf16, source, column_bytes, lines, out):
+    """16 float32 of each of so many columns, or pairs of columns that are rounded to bf16 (bf16: a boolean, not None), to lines
+    of 64 bytes."""
+    wide = isinstance(bf16, types.NoneType)
 
     def generate(context, builder, signature, args):
         b = builder
-        source, column_bytes, count, out = args
+        _, source, column_bytes, lines, out = args
 
-        def column(i):
-            store(b, load(b, source, F32X16, b.mul(i, column_bytes)), out, b.mul(i, I64(4 * LANES)))
+        def line(i):
+            at = b.add(source, b.mul(b.mul(i, I64(1 if wide else 2)), column_bytes))
+            words = load(b, at, F32X16)
+            if not wide:
+                words = bf16_pair(b, *(canonical_nan(b, x) for x in (words, load(b, at, F32X16, column_bytes))))
+            store(b, words, out, b.mul(i, I64(4 * LANES)))
 
-        loop(b, count, column)
+        loop(b, lines, line)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(i, i, i, i), generate
+    return types.void(bf16, i, i, i, i), generate
 
 
-@TaskKernel
-def columns_part(argument, number):
-    """As a `panel_part`, from a matrix of float32 whose columns lie together (see COLUMN_BYTES): its rows are 4 bytes apart."""
-    table = view(argument, UNPACK_FIELDS, np.int64)
-    columns, step, width = table[COLUMNS], table[COLUMN_BYTES], -(-table[COLUMNS] // STEP) * STEP
-    for panel in range(table[PANELS]):
-        rows = min(PANEL, table[ROWS] - panel * PANEL)
-        source, to = table[PACKED] + 4 * panel * PANEL, table[CODES] + panel * width * PANEL * 4
-        if rows == PANEL:
-            _copy_columns(source, step, columns, to)
-        else:
-            for c in range(columns):
-                line, numbers = view(to + 4 * PANEL * c, PANEL, np.float32), view(source + c * step, rows, np.float32)
-                for r in range(PANEL):
-                    line[r] = numbers[r] if r < rows else np.float32(0)
-        fill(view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32), 0)
+def _columns_part(bf16: bool | None) -> TaskKernel:
+    together = 1 if bf16 is None else 2
+
+    def write_panels(argument, number):
+        table = view(argument, UNPACK_FIELDS, np.int64)
+        columns, step, width = table[COLUMNS], table[COLUMN_BYTES], -(-table[COLUMNS] // STEP) * STEP
+        lines, rest = -(-columns // together), np.empty(together * PANEL, np.float32)
+        for panel in range(table[PANELS]):
+            rows = min(PANEL, table[ROWS] - panel * PANEL)
+            source, to = table[PACKED] + 4 * panel * PANEL, table[CODES] + panel * (width // together) * PANEL * 4
+            whole = columns // together if rows == PANEL else 0
+            _write_columns(bf16, source, step, whole, to)
+            for line in range(whole, lines):
+                fill(rest, 0)
+                for c in range(line * together, min((line + 1) * together, columns)):
+                    numbers = view(source + c * step, rows, np.float32)
+                    for r in range(rows):
+                        rest[(c - line * together) * PANEL + r] = numbers[r]
+                _write_columns(bf16, address(rest), 4 * PANEL, 1, to + 4 * PANEL * line)
+            fill(view(to + lines * PANEL * 4, (width // together - lines) * PANEL, np.float32), 0)
+        keep_alive(rest)
+
+    return TaskKernel(write_panels)
+
+
+# As a `panel_part`, by its `bf16`, from a matrix of float32 whose columns lie together (see COLUMN_BYTES): its rows are 4 bytes
+# apart.
+COLUMNS_PARTS = {False: _columns_part(None), True: _columns_part(True)}
 
 
 @cache

@@ -22,6 +22,7 @@ that have no `GemmPlan`, because only Python can decode them, are multiplied a r
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from ......simd.instructions import amx
 from ......simd.memory import aligned_empty
 from . import gemm_kernels
 from .byte_tiles import BLOCK, COLUMN_TILE, TILE_TOKENS, pair_sums
-from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
+from .float_panels import AMX_TOKENS, COLUMNS_PARTS, STEP, panel_part
 from .gemm_kernels import BF16, BYTE_ROWS, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
 from .round_panels import ROUNDED, rounder, rounds
 from .unpack_panels import PANEL, panel_form, unpacker
@@ -90,7 +91,7 @@ class InputBlocks:
         words = [x.ctypes.data, at_places, len(x), columns, rows, *starts, *form.parameters]
         self.table = np.array(words, np.int64)
         assert len(self.table) == INPUTS
-        self._memory, self._inputs = memory, (x, places)
+        self._memory, self._inputs, self.form = memory, (x, places), form
         self.parts = rows // form.block_tokens * -(-columns // SPAN)
 
     def drop_inputs(self) -> None:
@@ -272,21 +273,17 @@ class ProductList:
         self.task(stage, plan.function, words, parts, out, jobs, inputs)
 
     def matmul(self, stage: int, inputs: InputBlocks, matrices: np.ndarray, out: np.ndarray, step: int = 0) -> None:
-        """Enters products of float32 inputs with matrices [matrices, inner, outer], of which one stride is 4 bytes.
+        """Enters products of inputs, float32 or bf16, with float32 matrices [matrices, inner, outer], of which one stride is 4
+        bytes, rounded to bf16 for inputs of bf16.
 
         out [matrices, n, outer], in contiguous rows; step: rows of the inputs from one matrix's to the next's, 0: all alike.
         """
-        (count, columns, rows), stride = matrices.shape, _row_stride(out)
-        fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
-        known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
-        plan = GemmPlan(
-            gemm_kernels.floats_product.address,
-            np.array(known + [0] * (FIELDS - len(known)), np.int64),
-            FLOAT32_FORM,
-            rows,
-            columns,
-            FLOAT_ROWS,
-        )
+        (count, columns, rows), stride, is_bf16 = matrices.shape, _row_stride(out), inputs.form.kind == BF16
+        part = panel_part("f32", is_bf16) if matrices.strides[1] == 4 else COLUMNS_PARTS[is_bf16]
+        plan = _float_plan(np.empty((0, 4), np.uint8), "f32", columns, 1, inputs.form.parameters[0] if is_bf16 else 0)
+        plan.words[: gemm_kernels.WEIGHT_COLUMNS] = matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows
+        plan.words[gemm_kernels.UNPACKER], plan.words[gemm_kernels.GROUP] = part.address, matrices.strides[1]
+        plan = replace(plan, rows=rows)
         jobs = np.zeros((count, 4), np.int64)
         jobs[:, gemm_kernels.MATRIX], jobs[:, gemm_kernels.N_ROWS] = np.arange(count), out.shape[1]
         jobs[:, gemm_kernels.FIRST] = np.arange(count) * step
@@ -359,27 +356,33 @@ def multiply_rows(
 
 
 def matmul(
-    x: np.ndarray, matrices: np.ndarray, out: np.ndarray | None = None, address: int = 0, threads: int = 1
+    x: np.ndarray,
+    matrices: np.ndarray,
+    out: np.ndarray | None = None,
+    address: int = 0,
+    threads: int = 1,
+    form: InputForm = FLOAT32_FORM,
 ) -> np.ndarray:
     """np.matmul(x, matrices, out=out) in float32, with the order of sums of all products here.
 
     x [matrices, n, inner], or [n, inner] for all alike; matrices [matrices, inner, outer]; out [matrices, n, outer]. Arrays are
-    copied where their strides are out of the ordinary. address, threads: of the team that does it.
+    copied where their strides are out of the ordinary. address, threads: of the team that does it; form: how x is multiplied,
+    of floats.
     """
     (count, columns, rows), n = matrices.shape, x.shape[-2]
     out = np.empty((count, n, rows), np.float32) if out is None else out
     if not out.size:
         return out
     if not _has_rows(out):
-        out[...] = matmul(x, matrices, None, address, threads)
+        out[...] = matmul(x, matrices, None, address, threads, form)
         return out
     if 4 not in matrices.strides[1:]:
         matrices = np.ascontiguousarray(matrices)
-    padded = -(-n // BLOCK_TOKENS) * BLOCK_TOKENS
+    padded = -(-n // form.block_tokens) * form.block_tokens
     places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
     places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)
     program, flat = ProductList(threads), np.ascontiguousarray(x.reshape(-1, columns), np.float32)
-    inputs = program.fill(0, FLOAT32_FORM, flat, places.size, places)
+    inputs = program.fill(0, form, flat, places.size, places)
     program.matmul(1, inputs, matrices, out, padded if x.ndim == 3 else 0)
     program.run(address)
     return out
@@ -398,10 +401,10 @@ def _has_rows(out: np.ndarray) -> bool:
     return out.strides[2] == 4 and stride >= out.shape[2] and (len(out) == 1 or not out.strides[0] % (4 * stride))
 
 
-def filled(x: np.ndarray, address: int = 0, threads: int = 1) -> InputBlocks:
+def filled(x: np.ndarray, form: InputForm, address: int = 0, threads: int = 1) -> InputBlocks:
     """Blocks of x float32 [n, columns] for products with float32 matrices; they do not keep x."""
     program, x = ProductList(threads), np.ascontiguousarray(x, np.float32)
-    blocks = program.fill(0, FLOAT32_FORM, x, -(-len(x) // FLOAT32_FORM.block_tokens) * FLOAT32_FORM.block_tokens)
+    blocks = program.fill(0, form, x, -(-len(x) // form.block_tokens) * form.block_tokens)
     program.run(address)
     blocks.drop_inputs()
     return blocks

@@ -11,6 +11,7 @@ from ggufmill.quantize import can_encode, decode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS
+from ggufmill.runtime.backends.cpu.kernels.gemm.gemm_kernels import FLOAT32
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form, unpack
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd.instructions import amx
@@ -150,13 +151,14 @@ def test_products_of_arrays(heads, n, inner, outer, threads, data):
     place = np.full((heads, n, outer + 9), np.nan, np.float32)
     transposed = np.empty((n, heads, outer), np.float32).transpose(1, 0, 2)
     out = {"new": None, "wider": place[..., :outer], "transposed": transposed}[kind]
-    result = gemm.matmul(x, matrices, out, workers.ready(), workers.count)
+    form = data.draw(st.sampled_from([gemm.FLOAT32_FORM, gemm.decoded_form(False)]))  # the second: bf16 where there is any
+    result = gemm.matmul(x, matrices, out, workers.ready(), workers.count, form)
     assert out is None or result is out
     assert np.isnan(place[..., outer:]).all()
     double = x.astype(np.float64) @ matrices.astype(np.float64)
-    assert np.all(np.abs(result - double) <= 1e-6 * (np.abs(x) @ np.abs(matrices)))
+    assert np.all(np.abs(result - double) <= (1e-6 if form.kind == FLOAT32 else 2**-7) * (np.abs(x) @ np.abs(matrices)))
     cut = data.draw(st.integers(0, n))
-    parts = [gemm.matmul(part, np.ascontiguousarray(matrices)) for part in (x[..., :cut, :], x[..., cut:, :])]
+    parts = [gemm.matmul(part, np.ascontiguousarray(matrices), form=form) for part in (x[..., :cut, :], x[..., cut:, :])]
     assert np.array_equal(np.concatenate(parts, axis=1), result)
 
 
