@@ -70,7 +70,8 @@ beside its blocks. Where the other thread of the core is busy, too, all takes up
 Memory: cycles that a plain sum of the same bytes takes to read them. The larger of the first and the third bounds the type.
 `share` is the speed from memory over that of the plain sum. `ratio` to ik_llama.cpp 8337e4cd is that of a dense model of 0.4 B
 weights (`benchmarks/runtime.py --processor-time`, [table](../benchmarks/results/runtime_zen4_generation.md)), of some types
-measured before their newest kernels ([which](benchmarks.md#generation)).
+measured before their newest kernels ([which](benchmarks.md#generation)); cycles of iq1_s, iq1_m, iq2_s and iq1_s_r4 are of the
+kernels before those whose instructions are counted.
 
 | type | instructions | of vectors | cycles | least | by | memory | bound by | share | ratio |
 |---|--:|--:|--:|--:|---|--:|---|--:|--:|"""
