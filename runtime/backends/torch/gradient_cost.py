@@ -24,7 +24,7 @@ from .gradients import HEAD_ROWS, Gradients, WindowGroup
 from .weights import Weights
 
 _META = torch.device("meta")
-_LOGIT_BYTES = 32  # of a logit: the number, its probability, their sums in float64, gradients
+_LOGIT_BYTES = 24  # of a logit: the number, its probability, that and the sums in float64, in whose place gradients come
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm)
 _TILE_BYTES = 64 << 20  # of weights that are decoded for a product, and what decoding takes
 
