@@ -10,7 +10,7 @@ from ....simd.workers import Workers
 from ...cache_layout import CachePart, graph_layers, state_offsets
 from ...graph import Graph, Weight
 from ...graph.graph import users
-from ...graph.ops import Attention, LatentAttention, Op, Route, SelectKeys
+from ...graph.ops import Attention, LatentAttention, Op, Route
 from ...settings import Settings
 from .kernels.gemv_plan import GEMV_TOKENS
 from .weights import WeightMatrix, WeightStore
@@ -27,7 +27,6 @@ class CompiledGraph:
     layers    what each layer keeps; observed_layers: while somebody observes
     users     value index -> ops that read it
     last_use  value index -> number of the last step that reads it: filled in when there are steps
-    selects_keys  whether an indexer selects some of the keys
     gemv_tokens  most tokens of a pass whose products are made by GEMV: of mixtures, whose experts have few of them each, more
     short_prompt  most tokens of a prompt whose experts' products are made by GEMV, and all others by GEMM if it has more than
                   gemv_tokens
@@ -44,7 +43,6 @@ class CompiledGraph:
         self.layers, self.observed_layers = graph_layers(graph, settings)
         self.state_offsets, _ = state_offsets(self.layers)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
-        self.selects_keys = any(isinstance(op, SelectKeys) for op in graph.ops)
         self._matrices: dict[str, WeightMatrix] = {}
         self._vectors: dict[tuple[str, object], np.ndarray] = {}
 

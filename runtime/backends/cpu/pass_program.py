@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....simd.lanes import LANES
 from ...graph import Observer, Value
 from ...graph.ops import Linear, Op
 from ...graph.values import RotaryEmbedding
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .compiled_graph import CompiledGraph
-from .kernels.attention import token_selection
+from .kernels.attention.running_softmax import round_up
 from .kv_cache import KVCache
 from .memory import Pool
 from .pass_tasks import PassTasks
@@ -78,7 +79,8 @@ class PassProgram(PassTasks):
         # Addresses of the rows of each sequence, bytes of one, and of a head's: see KVCache.table.
         self.row_addresses = np.zeros((len(counts), len(compiled.layers), len(names), 3), np.int64)
         self.scores = np.zeros(2, np.int64)  # see kernels.attention.token_selection
-        self._score_memory = np.empty((self.n, 0), np.float32)
+        self._score_memory, self._score_keys = np.empty((self.n, 0), np.float32), 0
+        self._scored: set[tuple[int, int]] = set()
         self._ropes: dict[tuple, Rotations] = {}
         self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
@@ -89,6 +91,11 @@ class PassProgram(PassTasks):
         if key not in self._ropes:
             self._ropes[key] = Rotations(rope, self.n)
         return self._ropes[key].table
+
+    def scores_of(self, tokens: int, heads: int) -> np.ndarray:
+        """`scores`, of which each token has memory then for one of every so many tokens up to itself, by heads."""
+        self._scored.add((tokens, heads))
+        return self.scores
 
     def inner(self, rows: int, position: int, ops: tuple[Op, ...]) -> PassProgram:
         """A pass over other rows, by the kernels for prompts, for a function of this one; position, ops: of the step that it is
@@ -155,10 +162,12 @@ class PassProgram(PassTasks):
 
     def _set_cache_addresses(self) -> None:
         """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
-        keys = 1 + int(self.run_inputs.positions.max(initial=0)) if self.gemv and self.compiled.selects_keys else 0
-        if keys > self._score_memory.shape[1]:
-            self._score_memory = np.empty((self.n, -(-2 * keys // token_selection.KEYS) * token_selection.KEYS), np.float32)
-            self.scores[:] = self._score_memory.ctypes.data, self._score_memory.shape[1]
+        keys = 1 + int(self.run_inputs.positions.max(initial=0)) if self._scored else 0
+        if keys > self._score_keys:
+            self._score_keys = 2 * keys
+            numbers = max(heads * round_up(-(-self._score_keys // tokens), LANES) for tokens, heads in self._scored)
+            self._score_memory = np.empty((self.n, numbers), np.float32)
+            self.scores[:] = self._score_memory.ctypes.data, numbers
         for sequence, (cache, at) in enumerate(self.run_inputs.batch):
             self.lengths[sequence] = cache.length
             if cache.state is not None:

@@ -8,7 +8,6 @@ but while there are few, keys that are not selected are hidden from dense attent
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -107,9 +106,8 @@ def select_keys(
     queries, by_head = program.dense(q), None if factors is None else program.dense(factors)
     result = program.new(out)
     if program.gemv:
-        where = program.row_addresses[:, layer, program.names.index("index_k")]
-        keys = {"keys": where, "key_step": program.row_addresses.strides[0], "heads": heads, "width": width}
-        _select_by_tasks(program, layer, queries, by_head, keys, {"every": every, "top": top_k}, result, open_run)
+        sizes = {"every": every, "top": top_k, "chosen": 1, "block": 0}
+        _select_by_tasks(program, layer, with_heads(queries, heads, width), by_head, sizes, result, open_run=int(open_run))
         return
     matrix = None if by_head is None else by_head.matrix
     how, to = _Scoring(layer, with_heads(queries, heads, width).array, matrix, every, 0), result.matrix
@@ -128,13 +126,17 @@ def _select_by_tasks(
     layer: int,
     queries: View,
     factors: View | None,
-    keys: Mapping[str, Any],
     sizes: Mapping[str, int],
     result: View,
-    open_run: bool,
+    open_run: int = 0,
+    always: int = 0,
 ) -> None:
-    """The same of generated tokens, however many keys there are by then. keys, sizes: operands of token_selection."""
-    tokens = {"ranges": program.ranges, "lengths": program.lengths, "scores": program.scores, **sizes}
+    """Adds tasks that select for each token by itself, however many keys there are by then. queries: [n, heads, width]; sizes,
+    open_run, always: operands of token_selection."""
+    at, tables, heads = program.names.index("index_k"), program.row_addresses, sizes["chosen"]
+    memory = program.scores_of(sizes["every"] * max(1, sizes["block"]), heads)
+    tokens = {"ranges": program.ranges, "lengths": program.lengths, "scores": memory, **sizes}
+    keys = {"keys": tables[:, layer, at], "key_step": tables.strides[0], "heads": queries.heads, "width": queries.width}
     shares = 1 if program.threads == 1 else _TASKS * program.threads
     scores, cached = program.cache_view(-1, "scores"), program.cache_view(layer, "index_k")
     program.task(
@@ -144,57 +146,42 @@ def _select_by_tasks(
         reads=(cached,),
         writes=(scores,),
     )
-    take = {"out": result, "open_run": int(open_run), "take": take_largest.address}
-    program.task(token_selection.select_keys, program.n, **take, **tokens, reads=(scores,))
+    take = {"out": result, "open_run": open_run, "always": always, "take": take_largest.address}
+    program.task(token_selection.select_keys, program.n * heads, **take, **tokens, reads=(scores,))
 
 
 @lowers(SelectBlocks)
 def select_blocks(program: PassProgram, q: Value, k: Value, layer: int, block: int, top_k: int, local: int, out: Value) -> None:
     heads, width = q.shape
     program.write_cache(layer, "index_k", with_heads(program.view(k), 1, width))
-    how = _Scoring(layer, with_heads(program.dense(q), heads, width).array, None, 1, block)
-    to = with_heads(program.new(out), heads, top_k).array
-
-    def select() -> None:
-        to[:] = -1
-        for rows, counts, scores in _scores(program, how, top_k * block):
-            _take_largest(program, scores, -(-counts // block), to[rows], always=local)
-
-    program.call(select)
+    sizes = {"every": 1, "top": top_k, "chosen": heads, "block": block}
+    _select_by_tasks(program, layer, with_heads(program.dense(q), heads, width), None, sizes, program.new(out), always=local)
 
 
-def attend_blocks(op: Attention, out: PassProgram, q: View, result: View, selection: View) -> None:
+def attend_blocks(op: Attention, out: PassProgram, q: View, result: View) -> None:
     """Adds to the pass that the results of tokens with a selection are those of attention over the selected blocks.
 
-    q and result: [n, heads, width]; selection: [n, index heads, top_k], as SelectBlocks gives it.
-    """
+    q and result: [n, heads, width], dense; queries take part in the rotations of keys, and results in those of values."""
     assert op.selection is not None
-    state, (index_heads, top_k) = out.run_inputs, op.selection.shape
-    queries, results, chosen = q.array, result.array, with_heads(selection, index_heads, top_k).array
-    parts, params = (out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")), AttentionParams(op.scale)
-    kv_heads, heads = parts[0].heads, queries.shape[1]
-    if kv_heads % index_heads and index_heads % kv_heads:
-        raise PlanError(f"layer {op.layer} has {index_heads} index heads for {kv_heads} key heads: one has to divide the other")
-    group = heads // index_heads
-    runs = [slice(index * group, (index + 1) * group) for index in range(index_heads)]
-    # Key heads of each run of heads: several, or one that runs share.
-    of_keys = [slice(at.start * kv_heads // heads, (at.stop - 1) * kv_heads // heads + 1) for at in runs]
-
-    def attend() -> None:
-        gathered = GatheredAttention(of_keys[0].stop - of_keys[0].start, params, out.workers, out.gemv, *parts)
-        for cache, at in state.batch:
-            keys, values = (cache.rows(op.layer, name, at.stop - at.start) for name in "kv")
-            for row in at.start + np.flatnonzero(chosen[at, 0, 0] >= 0):
-                count = cache.length + row - at.start + 1
-                for index, (some, kv) in enumerate(zip(runs, of_keys, strict=True)):
-                    blocks = chosen[row, index].astype(np.int64)
-                    positions = (blocks[:, None] * op.block + np.arange(op.block)).reshape(-1)
-                    positions = positions[positions < count]
-                    own_keys, own_values = gather(keys, kv, positions), gather(values, kv, positions)
-                    gathered.add(queries[row, some], own_keys, own_values, results[row, some])
-        gathered.run()
-
-    out.call(attend)
+    selection, (chosen, top_k), params = out.dense(op.selection), op.selection.shape, AttentionParams(op.scale)
+    keys, values = out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")
+    kv_heads, types = keys.heads, (TYPE_IDS[keys.type], TYPE_IDS[values.type])
+    if kv_heads % chosen and chosen % kv_heads:
+        raise PlanError(f"layer {op.layer} has {chosen} index heads for {kv_heads} key heads: one has to divide the other")
+    units = max(kv_heads, chosen)
+    score_part, value_part = flash.parts_of(*types, out.gemv, q.heads // units, q.width)
+    names, tables = [out.names.index(name) for name in "kv"], out.row_addresses
+    numbers = {"heads": q.heads, "kv_heads": kv_heads, "chosen": chosen, "units": units, "top": top_k, "block": op.block}
+    numbers |= {"k_type": types[0], "v_type": types[1], "k_width": q.width, "v_width": result.width, "is_split": out.gemv}
+    numbers |= {"score_part": score_part, "value_part": value_part, "attend": flash.attend_of(*types).address}
+    out.task(
+        listed_rows.attend_blocks,
+        out.n * units,
+        **{"q": q, "out": result, "selection": selection, "ranges": out.ranges, "lengths": out.lengths},
+        **{"keys": tables[:, op.layer, names[0]], "values": tables[:, op.layer, names[1]], "row_step": tables.strides[0]},
+        **{"scale": params.scale, "reads": [out.cache_view(op.layer, name) for name in "kv"]},
+        **numbers,
+    )
 
 
 def can_list(out: PassProgram, layer: int, name: str) -> bool:
