@@ -164,7 +164,7 @@ class PassProgram(PassTasks):
         """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
         keys = 1 + int(self.run_inputs.positions.max(initial=0)) if self._scored else 0
         if keys > self._score_keys:
-            self._score_keys = 2 * keys
+            self._score_keys = 2 * keys if self.gemv else keys  # the next pass has one more, or many tokens more
             numbers = max(heads * round_up(-(-self._score_keys // tokens), LANES) for tokens, heads in self._scored)
             self._score_memory = np.empty((self.n, numbers), np.float32)
             self.scores[:] = self._score_memory.ctypes.data, numbers
