@@ -11,7 +11,7 @@ import numpy as np
 from ....simd.lanes import LANES
 from ...graph import Observer, Value
 from ...graph.ops import Linear, Op
-from ...graph.values import RotaryEmbedding
+from ...graph.values import RotaryEmbedding, Temperature
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .compiled_graph import CompiledGraph
@@ -82,6 +82,7 @@ class PassProgram(PassTasks):
         self._score_memory, self._score_keys = np.empty((self.n, 0), np.float32), 0
         self._scored: set[tuple[int, int]] = set()
         self._ropes: dict[tuple, Rotations] = {}
+        self._temperatures: dict[Temperature, np.ndarray] = {}
         self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
 
@@ -91,6 +92,10 @@ class PassProgram(PassTasks):
         if key not in self._ropes:
             self._ropes[key] = Rotations(rope, self.n)
         return self._ropes[key].table
+
+    def temperatures(self, temperature: Temperature) -> np.ndarray:
+        """float32 [n], the factors of the tokens' positions, filled in before each run."""
+        return self._temperatures.setdefault(temperature, np.zeros(self.n, np.float32))
 
     def scores_of(self, tokens: int, heads: int) -> np.ndarray:
         """`scores`, of which each token has memory then for one of every so many tokens up to itself, by heads."""
@@ -155,6 +160,8 @@ class PassProgram(PassTasks):
         state.positions = positions[0] if len(positions) == 1 else np.concatenate([np.empty(0, np.int64), *positions])
         for rotations in self._ropes.values():
             rotations.fill(state.positions)
+        for temperature, factors in self._temperatures.items():
+            factors[:] = temperature.factors(state.positions)
         self._set_cache_addresses()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware

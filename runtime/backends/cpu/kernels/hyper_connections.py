@@ -6,6 +6,7 @@ import numpy as np
 
 from .....simd.exponential import exp
 from .....simd.memory import view
+from .elementwise import mean_square, product
 from .task_kernel import CONSTANT, INT, REAL, ROWS, cell, reads, row_of, task_kernel, writes
 
 
@@ -100,3 +101,33 @@ def collapse(task, number):
             factor = factors[s]
             for j in range(width):
                 out[j] += factor * x[s * width + j]
+
+
+@task_kernel(x=reads(ROWS), out=writes(ROWS), weight=CONSTANT, streams=INT, width=INT, epsilon=REAL)
+def score(task, number):
+    """As graph.hyper_connection_ops.ScoreStreams. weight: float32 [width]."""
+    first, stop, _, _ = cell(task, number)
+    width, weight = task.width, view(task.weight, task.width, np.float32)
+    for r in range(first, stop):
+        out, highest, total = row_of(task.out, r, 0, task.streams), np.float32(-np.inf), np.float32(0)
+        for s in range(task.streams):
+            x = row_of(task.x, r, s * width, width)
+            out[s] = product(x, weight) / np.sqrt(mean_square(x) + np.float32(task.epsilon))
+            highest = max(highest, out[s])
+        for s in range(task.streams):
+            out[s] = exp(out[s] - highest)
+            total += out[s]
+        for s in range(task.streams):
+            out[s] /= total
+
+
+@task_kernel(x=reads(ROWS), y=reads(ROWS), out=writes(ROWS), streams=INT, width=INT)
+def match(task, number):
+    """As graph.hyper_connection_ops.MatchStreams."""
+    first, stop, _, _ = cell(task, number)
+    for r in range(first, stop):
+        out = row_of(task.out, r, 0, task.streams)
+        for s in range(task.streams):
+            x, y = row_of(task.x, r, s * task.width, task.width), row_of(task.y, r, s * task.width, task.width)
+            found = product(x, y) / np.sqrt(np.float32(task.width))
+            out[s] = np.sign(found) * np.sqrt(max(abs(found), np.float32(1e-6)))

@@ -89,6 +89,17 @@ def scale(task, number):
             out[j] = factor * x[j]
 
 
+@task_kernel(x=reads(ROWS), out=writes(ROWS), factors=CONSTANT)
+def scale_tokens(task, number):
+    """out = x * factors float32 [rows]."""
+    first, stop, column, width = cell(task, number)
+    factors = view(task.factors, stop, np.float32)
+    for r in range(first, stop):
+        x, out = row_of(task.x, r, column, width), row_of(task.out, r, column, width)
+        for j in range(width):
+            out[j] = x[j] * factors[r]
+
+
 @task_kernel(x=reads(ROWS), out=writes(ROWS), weight=CONSTANT)
 def multiply(task, number):
     """out = x * weight float32 [columns]."""

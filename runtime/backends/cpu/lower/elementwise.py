@@ -20,10 +20,11 @@ from ....graph.ops import (
     Reshape,
     Rope,
     Scale,
+    ScaleByPosition,
     SigmoidGate,
     Split,
 )  # fmt: skip
-from ....graph.values import RotaryEmbedding, segments
+from ....graph.values import RotaryEmbedding, Temperature, segments
 from ..kernels import row_kernels
 from ..memory import Partition, View, with_heads
 from ..pass_program import PassProgram
@@ -164,6 +165,13 @@ def scale(program: PassProgram, x: Value, factor: float, out: Value) -> None:
     view = program.contiguous(x)
     partition = program.by_rows(view)
     program.task(row_kernels.scale, partition, x=view, out=program.result(out, x, partition, rows=True), factor=factor)
+
+
+@lowers(ScaleByPosition)
+def scale_by_position(program: PassProgram, x: Value, temperature: Temperature, out: Value) -> None:
+    view = program.contiguous(x)
+    partition, factors = program.by_rows(view), program.temperatures(temperature)
+    program.task(row_kernels.scale_tokens, partition, x=view, out=program.result(out, x, partition, rows=True), factors=factors)
 
 
 @lowers(Multiply)

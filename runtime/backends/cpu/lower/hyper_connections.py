@@ -13,8 +13,10 @@ from ....graph.hyper_connection_ops import (
     HyperConnectionAdd,
     HyperConnectionMix,
     HyperConnectionWeights,
+    MatchStreams,
     MergeStreams,
     RepeatStreams,
+    ScoreStreams,
 )
 from ..kernels import hyper_connections as kernels
 from ..memory import with_heads
@@ -101,3 +103,17 @@ def collapse(program: PassProgram, x: Value, factors: Value, out: Value) -> None
     streams, width = x.shape
     view, weights, to = program.contiguous(x), program.contiguous(factors), program.new(out)
     program.task(kernels.collapse, program.by_rows(view), x=view, factors=weights, out=to, streams=streams, width=width)
+
+
+@lowers(ScoreStreams)
+def score(program: PassProgram, x: Value, weight: np.ndarray, epsilon: float, out: Value) -> None:
+    streams, width = x.shape
+    view, options = program.contiguous(x), {"streams": streams, "width": width, "epsilon": epsilon}
+    program.task(kernels.score, program.by_rows(view), x=view, out=program.new(out), weight=weight, **options)
+
+
+@lowers(MatchStreams)
+def match(program: PassProgram, x: Value, y: Value, out: Value) -> None:
+    streams, width = x.shape
+    view, other, to = program.contiguous(x), program.contiguous(y), program.new(out)
+    program.task(kernels.match, program.by_rows(view), x=view, y=other, out=to, streams=streams, width=width)

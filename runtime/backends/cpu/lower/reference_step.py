@@ -1,12 +1,11 @@
-"""Ops that the reference backend's functions compute: those without a step, and a few for which numpy is fast enough."""
+"""Ops that the reference backend's functions compute: those without a step, and one for which numpy is fast enough."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ....graph import Observer, Value, Weight
-from ....graph.hyper_connection_ops import MatchStreams, ScoreStreams
-from ....graph.ops import NgramEmbedding, Op, ScaleByPosition, Split
+from ....graph.ops import NgramEmbedding, Op, Split
 from ...reference.fallback import note_fallback
 from ...reference.functions import FUNCTIONS
 from ...reference.reference_pass import ReferencePass
@@ -16,7 +15,7 @@ from ..pass_cache import PassCache
 from ..pass_program import PassProgram
 from .step import Step
 
-FAST_ENOUGH = (MatchStreams, NgramEmbedding, ScaleByPosition, ScoreStreams)
+FAST_ENOUGH = (NgramEmbedding,)
 
 
 class ReferenceStep(Step):
