@@ -6,6 +6,8 @@ attention is divided) is patched into its records, so that a pass is written onc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ....simd.lanes import LANES
@@ -82,6 +84,7 @@ class PassProgram(PassTasks):
         self._score_memory, self._score_keys = np.empty((self.n, 0), np.float32), 0
         self._scored: set[tuple[int, int]] = set()
         self._ropes: dict[tuple, Rotations] = {}
+        self._before: list[Callable[[], None]] = []
         self._temperatures: dict[Temperature, np.ndarray] = {}
         self._matrices: dict[int, np.ndarray] = {}
         self.inner_pool = Pool(is_transient=True)  # for passes within this one, each of which runs when it is written
@@ -95,7 +98,18 @@ class PassProgram(PassTasks):
 
     def temperatures(self, temperature: Temperature) -> np.ndarray:
         """float32 [n], the factors of the tokens' positions, filled in before each run."""
-        return self._temperatures.setdefault(temperature, np.zeros(self.n, np.float32))
+        if temperature not in self._temperatures:
+            factors = self._temperatures[temperature] = np.zeros(self.n, np.float32)
+
+            def fill() -> None:
+                factors[:] = temperature.factors(self.run_inputs.positions)
+
+            self.before_each_run(fill)
+        return self._temperatures[temperature]
+
+    def before_each_run(self, function: Callable[[], None]) -> None:
+        """function: of what is looked up by token or position, for all layers at once, so that none waits for Python."""
+        self._before.append(function)
 
     def scores_of(self, tokens: int, heads: int) -> np.ndarray:
         """`scores`, of which each token has memory then for one of every so many tokens up to itself, by heads."""
@@ -160,8 +174,8 @@ class PassProgram(PassTasks):
         state.positions = positions[0] if len(positions) == 1 else np.concatenate([np.empty(0, np.int64), *positions])
         for rotations in self._ropes.values():
             rotations.fill(state.positions)
-        for temperature, factors in self._temperatures.items():
-            factors[:] = temperature.factors(state.positions)
+        for function in self._before:
+            function()
         self._set_cache_addresses()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware

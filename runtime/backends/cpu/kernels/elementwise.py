@@ -144,6 +144,13 @@ def _top_k(scores, allowed, count, indices):
 
 
 @kernel
+def sqrt_softplus(x):
+    """The square root of log(1 + e^x) of a float32, computed in float64."""
+    x = np.float64(x)
+    return np.float32(math.sqrt(x if x > 30 else math.log1p(math.exp(x))))
+
+
+@kernel
 def route(scores, gating, bias, groups, groups_used, normalised, scale, experts, weights):
     """Chooses experts: as graph.ops.Route, which says what the options mean.
 
@@ -162,8 +169,7 @@ def route(scores, gating, bias, groups, groups_used, normalised, scale, experts,
                 row[i] = np.float32(1) / (np.float32(1) + exp(-row[i]))
         elif gating == SQRT_SOFTPLUS:
             for i in range(count):
-                x = np.float64(row[i])
-                row[i] = np.float32(math.sqrt(x if x > 30 else math.log1p(math.exp(x))))
+                row[i] = sqrt_softplus(row[i])
         else:
             maximum, total = row[0], np.float32(0)
             for i in range(count):

@@ -7,9 +7,9 @@ import numpy as np
 from .....simd.compile import kernel
 from .....simd.exponential import exp
 from .....simd.memory import fill, view
-from .elementwise import route
+from .elementwise import route, sqrt_softplus
 from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
-from .task_kernel import ARRAY, CONSTANT, INT, REAL, cell, reads, task_kernel, updates, writes
+from .task_kernel import ARRAY, CONSTANT, INT, REAL, ROWS, cell, reads, row_of, task_kernel, updates, writes
 
 
 @kernel
@@ -146,6 +146,79 @@ def choose_by_sparse_mixer(task, number):
             chosen[k], weights[k] = best, np.float32(1) / total
         if task.least:
             reduce_experts(chosen, weights, task.least, np.float32(task.share), False)
+
+
+@task_kernel(
+    **{"logits": reads(ARRAY), "listed": CONSTANT, "chosen": writes(ARRAY), "weights": writes(ARRAY)},
+    **{"experts": INT, "used": INT, "normalise": INT, "scale": REAL},
+)
+def choose_listed(task, number):
+    """Chooses the experts that are listed for each of a run of tokens, int64 [n, used], weighted by the square roots of the
+    softplus of their logits."""
+    first, stop, _, _ = cell(task, number)
+    experts, used = task.experts, task.used
+    for t in range(first, stop):
+        logits = view(task.logits + 4 * t * experts, experts, np.float32)
+        listed = view(task.listed + 8 * t * used, used, np.int64)
+        chosen, weights = view(task.chosen + 8 * t * used, used, np.int64), view(task.weights + 4 * t * used, used, np.float32)
+        total, factor = np.float32(0), np.float32(task.scale)
+        for k in range(used):
+            chosen[k] = listed[k]
+            weights[k] = sqrt_softplus(logits[chosen[k]])
+            total += weights[k]
+        if task.normalise:
+            factor /= max(total, np.float32(1e-20))
+        for k in range(used):
+            weights[k] *= factor
+
+
+@task_kernel(chosen=reads(ARRAY), weights=updates(ARRAY), factors=CONSTANT, used=INT)
+def multiply_weights(task, number):
+    """weights *= the factor of each expert, float32 [experts]; that of a dropped one (-1) is 0 already."""
+    first, stop, _, _ = cell(task, number)
+    for i in range(first * task.used, stop * task.used):
+        expert = view(task.chosen, i + 1, np.int64)[i]
+        if expert >= 0:
+            view(task.weights, i + 1, np.float32)[i] *= view(task.factors, expert + 1, np.float32)[expert]
+
+
+@task_kernel(chosen=updates(ARRAY), weights=reads(ARRAY), x=reads(ROWS), out=writes(ROWS), used=INT, last=INT, width=INT)
+def add_identities(task, number):
+    """Takes the experts from `last` on, which have no matrices, out of the choice (-1), and writes x times the sum of their
+    weights; that of a dropped one, which is -1 already, is 0."""
+    first, stop, _, _ = cell(task, number)
+    used = task.used
+    for t in range(first, stop):
+        chosen, weights = view(task.chosen + 8 * t * used, used, np.int64), view(task.weights + 4 * t * used, used, np.float32)
+        total = np.float32(0)
+        for k in range(used):
+            if chosen[k] >= task.last:
+                chosen[k] = -1
+            if chosen[k] < 0:
+                total += weights[k]
+        x, out = row_of(task.x, t, 0, task.width), row_of(task.out, t, 0, task.width)
+        for j in range(task.width):
+            out[j] = x[j] * total
+
+
+@task_kernel(
+    **{"x": reads(ROWS), "out": writes(ROWS), "places": reads(ARRAY), "rows": reads(ARRAY), "factors": reads(ARRAY)},
+    **{"used": INT, "low": INT},
+)
+def scale_by_routing(task, number):
+    """Rows of experts' choices, from number `low` on: x of the row's token times the weight of its choice; 0 of a gap.
+
+    places int64 [rows]: each row's token, -1 of a gap; rows int64, factors float32 [tokens, used]: of each token's choices.
+    """
+    first, stop, column, width = cell(task, number)
+    for r in range(first, stop):
+        token, factor = view(task.places, r + 1, np.int64)[r], np.float32(0)
+        for i in range(token * task.used, (token + 1) * task.used if token >= 0 else token * task.used):
+            if view(task.rows, i + 1, np.int64)[i] == task.low + r:
+                factor = view(task.factors, i + 1, np.float32)[i]
+        x, out = row_of(task.x, max(token, 0), column, width), row_of(task.out, r, column, width)
+        for j in range(width):
+            out[j] = x[j] * factor
 
 
 @kernel

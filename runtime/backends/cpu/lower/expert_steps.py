@@ -66,19 +66,11 @@ class ScaleByRoutingStep(Step):
     of_tokens = True
 
     def emit_rows(self, out: PassProgram, arranged: Arranged) -> None:
-        stored = out.view(self.op.x)
+        x, used = out.contiguous(self.op.x), self.op.out.shape[0]
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
-        x, target, places = stored.matrix, view.matrix, arranged.places.array.reshape(-1)
-        numbers, factors, first = arranged.numbers.array.reshape(-1), arranged.factors.array.reshape(-1), arranged.first
-
-        def scale_rows() -> None:
-            of_rows, rows = np.zeros(len(target), np.float32), numbers - first
-            here = (rows >= 0) & (rows < len(target)) & (numbers >= 0)
-            of_rows[rows[here]] = factors[here]
-            np.multiply(x[np.maximum(places, 0)], of_rows[:, None], out=target)
-
-        out.call(scale_rows)
+        choices = {"places": arranged.places, "rows": arranged.numbers, "factors": arranged.factors, "low": arranged.first}
+        out.task(kernels.scale_by_routing, out.by_rows(view), x=x, out=view, used=used, **choices)
 
 
 class ExpertLinearStep(Step):

@@ -136,46 +136,29 @@ class ExpertsStep(Step, Mixture):
             operands |= {"groups_used": route.groups_used, "normalise": route.normalise, "scale": route.scale}
             out.task(kernels.choose_experts, partition, **operands)
         if self.factors is not None:
-            self._multiply_weights(out, chosen, weights)
+            operands = {"factors": self.factors, "used": route.used}
+            out.task(kernels.multiply_weights, partition, chosen=chosen, weights=weights, **operands)
 
     def _choose_by_token(self, out: PassProgram, logits: View, chosen: View, weights: View) -> None:
         """The experts that a table has for each token id, weighted by their scores."""
         assert self.by_token is not None
-        route, table, state, n = self.route, self.by_token, out.run_inputs, out.n
+        route, table, listed = self.route, self.by_token, np.zeros((out.n, self.route.used), np.int64)
         if route.gating != "sqrt_softplus":
             raise PlanError(f"experts by token id with {route.gating} scores are not supported")
-        experts, factors = chosen.array.reshape(n, route.used), weights.array.reshape(n, route.used)
 
-        def choose() -> None:
-            experts[:] = table.lookup(state.tokens)
-            scores = np.take_along_axis(logits.matrix, experts, axis=1)
-            factors[:] = np.sqrt(np.logaddexp(np.float32(0), scores))
-            if route.normalise:
-                factors[:] /= np.maximum(factors.sum(axis=1, keepdims=True), np.float32(1e-20))
-            factors[:] *= np.float32(route.scale)
+        def look_up() -> None:
+            listed[:] = table.lookup(out.run_inputs.tokens)
 
-        out.call(choose)
-
-    def _multiply_weights(self, out: PassProgram, chosen: View, weights: View) -> None:
-        experts, numbers, factors = chosen.array.reshape(-1), weights.array.reshape(-1), self.factors
-        assert factors is not None
-
-        def multiply() -> None:
-            np.multiply(numbers, factors[experts], out=numbers)  # of a dropped expert (-1) the weight is 0
-
-        out.call(multiply)
+        out.before_each_run(look_up)
+        operands = {"experts": self.experts, "used": route.used, "normalise": route.normalise, "scale": route.scale}
+        choice = {"logits": logits, "listed": listed, "chosen": chosen, "weights": weights}
+        out.task(kernels.choose_listed, out.by_rows(logits), **choice, **operands)
 
     def _add_identities(self, out: PassProgram, op: IdentityExperts, chosen: View, weights: View) -> None:
         """Takes the experts without matrices out of the choice, and writes the input times the sum of their weights."""
-        used, last = self.route.used, self.experts - self.route.zeros
-        experts, factors = chosen.array.reshape(out.n, used), weights.array.reshape(out.n, used)
         x, result = out.dense(op.x), out.new(op.out)
-
-        def multiply() -> None:
-            experts[experts >= last] = -1  # of a dropped expert, which is -1 already, the weight is 0
-            np.multiply(x.matrix, np.where(experts < 0, factors, np.float32(0)).sum(axis=1, keepdims=True), out=result.matrix)
-
-        out.call(multiply)
+        operands = {"used": self.route.used, "last": self.experts - self.route.zeros, "width": x.size}
+        out.task(kernels.add_identities, out.by_rows(x), chosen=chosen, weights=weights, x=x, out=result, **operands)
 
     def _is_small(self, n: int) -> bool:
         """Whether the experts' results for so many tokens take little memory."""
