@@ -22,26 +22,44 @@ from ggufmill.quantize import gguf_source
 from ggufmill.runtime import ARCHITECTURES as RUNNABLE
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
+from ggufmill.runtime.backends.cpu.pass_tasks import PassTasks
 from ggufmill.runtime.models.architectures import build_graph
 
 CACHES = {  # cases that go through a text token by token: one of each kind of cache and of what looks back
     *("llama", "gemma3", "gpt-oss", "v3", "deepseek32", "deepseek4", "longcat-flash", "minimax-m3-odd", "llama4"),
     *("qwen35", "mamba", "falcon-h1", "lfm2", "kimi-linear"),
 }
+# Steps with functions of Python in a generated token's pass: once in each, before and after the layers.
+ONCE_A_PASS = {"EmbeddingStep", "ExpandStreamsStep", "ReferenceStep"}  # the last for NgramEmbedding
 # Farther from float64 in float32 than others: the logits of transformers by 5e-5, ours by 1e-4, in another order of the sums.
 TOLERANCES = {"qwen35moe": 2e-4}
 
 
 @pytest.mark.parametrize("case", kept_or_oracle(CASES))
-def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
+def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case, monkeypatch):
     """On each backend: the whole text at once, and in pieces that follow each other in one cache. Cases
     that are not kept have no op nor variant of their own: there the reference runs it at once, torch all on a device."""
     record, path = convert_record(case, tmp_path)
     assert record.logits.std() > 0.3  # otherwise the tolerance would say nothing
+    functions = functions_of_generated_tokens(monkeypatch)
     on_cpu(case, record, path)
+    assert "EmbeddingStep" in functions <= ONCE_A_PASS
     on_reference(case, record, path)
     if find_spec("torch") is not None:
         on_torch(case, record, path)
+
+
+def functions_of_generated_tokens(monkeypatch):
+    """The steps whose passes of generated tokens stop for a function of Python, as they are written."""
+    found, call = set(), PassTasks.call
+
+    def noted(self, function):
+        if self.gemv:
+            found.add(function.__qualname__.partition(".")[0])
+        call(self, function)
+
+    monkeypatch.setattr(PassTasks, "call", noted)
+    return found
 
 
 def on_cpu(case, record, path):

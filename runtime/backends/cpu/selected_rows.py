@@ -17,9 +17,9 @@ from .kv_cache import CacheRows, rotate
 _GATHERED_BYTES = 1 << 24  # of rows that are gathered before attention runs over them
 
 
-def gather(rows: CacheRows, heads: slice, positions: np.ndarray) -> CacheRows:
-    """The rows of some positions, int64 [count], and heads, as an array of their own."""
-    return CacheRows.of(np.take(rows.memory[heads], positions, axis=1), rows.type_id)
+def gather(rows: CacheRows, positions: np.ndarray) -> CacheRows:
+    """The rows of some positions, int64 [count], as an array of their own."""
+    return CacheRows.of(np.take(rows.memory, positions, axis=1), rows.type_id)
 
 
 def float_rows(parts: Iterable[np.ndarray]) -> CacheRows:

@@ -304,8 +304,8 @@ def attend_selected(
         weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
         for number, row in enumerate(rows):
             positions = chosen[row].astype(np.int64)
-            own = gather(keys, slice(None), positions)
-            gathered.add(wide[number], own, own if keys is values else gather(values, slice(None), positions), weighted[number])
+            own = gather(keys, positions)
+            gathered.add(wide[number], own, own if keys is values else gather(values, positions), weighted[number])
         gathered.run()
         if latent.mode:
             weighted = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)

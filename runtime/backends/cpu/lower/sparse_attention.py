@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .....data_classes import dataclass
 from .....formats import TYPES, PlanError
 from .....simd import team
 from ....graph import Value
@@ -24,7 +23,6 @@ from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
-from ..selected_rows import GatheredAttention, gather
 from .recurrent import sequences
 from .step import lowers
 
@@ -34,59 +32,45 @@ _PARALLEL_SCORES = 1 << 13  # of which the largest are taken: some ten microseco
 _TOKENS, _TOKENS_OF_TASK = 16, 4  # that are scored at a time; that share what is read of the keys
 
 
-@dataclass(frozen=True)
-class _Scoring:
-    """How an indexer scores its keys.
+def _scores(
+    program: PassProgram, layer: int, queries: np.ndarray, factors: np.ndarray | None, every: int, most: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Of the tokens that see more than `most` keys, each of `every` tokens, some at a time: rows of the pass, int64 numbers of
+    keys that they see, and scores float32 [tokens, keys, and others behind them].
 
-    every  tokens that share a key
-    run    keys of a block, of which the highest score counts, by heads; 0: sums over the heads of factor * max(0, score)
-    """
-
-    layer: int
-    queries: np.ndarray  # float32 [n, heads, width]
-    factors: np.ndarray | None  # float32 [n, heads]
-    every: int
-    run: int
-
-
-def _scores(program: PassProgram, how: _Scoring, most: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Of the tokens that see more than `most` keys, some at a time: rows of the pass, int64 numbers of keys that they see, and
-    scores float32 [tokens, heads, keys or runs of keys, and others behind them]; one head for sums over heads."""
-    heads, width = how.queries.shape[1:]
-    step = max(1, _KEYS // how.run) * how.run if how.run else _KEYS
-    tokens_of_task = 1 if how.run else _TOKENS_OF_TASK  # of a block only keys up to the token itself count
+    queries: float32 [n, heads, width]; factors: float32 [n, heads]"""
+    heads, width = queries.shape[1:]
     for cache, at in program.run_inputs.batch:
-        first = max(0, (most + 1) * how.every - 1 - cache.length)
-        keys = cache.rows(how.layer, "index_k", at.stop - at.start)
+        first = max(0, (most + 1) * every - 1 - cache.length)
+        keys = cache.rows(layer, "index_k", at.stop - at.start)
         for begin in range(at.start + first, at.stop, _TOKENS):
             tokens = np.arange(begin, min(begin + _TOKENS, at.stop))
-            counts = (cache.length + tokens - at.start + 1) // how.every
-            size = -(-int(counts[-1]) // how.run) if how.run else -(-int(counts[-1]) // step) * step
-            found = np.empty((len(tokens), heads if how.run else 1, size), np.float32)
-            records = np.zeros(-(-len(tokens) // tokens_of_task), SCORES)
-            for number, row in enumerate(range(0, len(tokens), tokens_of_task)):
-                own = slice(row, min(row + tokens_of_task, len(tokens)))
-                q, out = how.queries[begin + row :], found[own]
-                factors = 0 if how.factors is None else how.factors[begin + row :].ctypes.data
-                sizes = int(counts[own][-1]), factors, how.run, out.ctypes.data, size, step
+            counts = (cache.length + tokens - at.start + 1) // every
+            size = -(-int(counts[-1]) // _KEYS) * _KEYS
+            found = np.empty((len(tokens), size), np.float32)
+            records = np.zeros(-(-len(tokens) // _TOKENS_OF_TASK), SCORES)
+            for number, row in enumerate(range(0, len(tokens), _TOKENS_OF_TASK)):
+                own = slice(row, min(row + _TOKENS_OF_TASK, len(tokens)))
+                q, out = queries[begin + row :], found[own]
+                of_heads = 0 if factors is None else factors[begin + row :].ctypes.data
+                sizes = int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, _KEYS
                 records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)
             program_of = [
-                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // step))
+                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // _KEYS))
                 for i, record in enumerate(records)
             ]
             team.run(program.workers.ready(), np.array(program_of, np.int64))
             yield slice(begin, begin + len(tokens)), counts, found
 
 
-def _take_largest(program: PassProgram, scores: np.ndarray, counts: np.ndarray, to: np.ndarray, always: int = 0) -> None:
-    """The numbers of the largest scores, ascending, into float32 [tokens, heads, how many]. scores: float32 [tokens, heads, n],
-    of which counts int64 [tokens] are compared; always: the last ones that are taken, whatever they are."""
-    tokens, heads, step = scores.shape
+def _take_largest(program: PassProgram, scores: np.ndarray, counts: np.ndarray, to: np.ndarray) -> None:
+    """The numbers of the largest scores, ascending, into float32 [tokens, how many]. scores: float32 [tokens, n], of which
+    counts int64 [tokens] are compared."""
     task = np.zeros(1, LARGEST)
-    addresses = scores.ctypes.data, heads, step, counts.ctypes.data
-    task[0] = (*addresses, to.shape[2], always, to.ctypes.data, *to.strides[:2])
+    addresses = scores.ctypes.data, 1, scores.shape[1], counts.ctypes.data
+    task[0] = (*addresses, to.shape[1], 0, to.ctypes.data, to.strides[0], 0)
     workers = program.workers.ready() if scores.size >= _PARALLEL_SCORES else 0
-    team.run(workers, np.array([(0, take_largest.address, task.ctypes.data, tokens * heads)], np.int64))
+    team.run(workers, np.array([(0, take_largest.address, task.ctypes.data, len(scores))], np.int64))
 
 
 @lowers(SelectKeys)
@@ -109,13 +93,13 @@ def select_keys(
         sizes = {"every": every, "top": top_k, "chosen": 1, "block": 0}
         _select_by_tasks(program, layer, with_heads(queries, heads, width), by_head, sizes, result, open_run=int(open_run))
         return
-    matrix = None if by_head is None else by_head.matrix
-    how, to = _Scoring(layer, with_heads(queries, heads, width).array, matrix, every, 0), result.matrix
+    matrix, to = None if by_head is None else by_head.matrix, result.matrix
+    rows_of_heads = with_heads(queries, heads, width).array
 
     def select() -> None:
         to[:, 0] = -1
-        for rows, counts, scores in _scores(program, how, top_k):
-            _take_largest(program, scores, counts, to[rows, None, :top_k])
+        for rows, counts, scores in _scores(program, layer, rows_of_heads, matrix, every, top_k):
+            _take_largest(program, scores, counts, to[rows, :top_k])
             to[rows, top_k:] = counts[:, None]  # of open_run
 
     program.call(select)

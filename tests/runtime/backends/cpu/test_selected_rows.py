@@ -40,7 +40,7 @@ def test_attention_is_that_over_the_chosen_rows(kind, generated):
     chosen = [np.sort(draw.permutation(PAST)[:count]) for count in (1, 40, 128, 200, PAST)]
     attention = GatheredAttention(KV_HEADS, AttentionParams(0.2), Workers(2), generated, part, part)
     for row, positions in enumerate(chosen):
-        keys, values = (gather(cache.rows(0, name), slice(None), positions) for name in "kv")
+        keys, values = (gather(cache.rows(0, name), positions) for name in "kv")
         attention.add(q[row], keys, values, out[row])
     attention.run()
     keys, values = cache.read(0, "k"), cache.read(0, "v")
@@ -52,7 +52,7 @@ def test_attention_is_that_over_the_chosen_rows(kind, generated):
             assert np.allclose(out[row, head], expected, atol=1e-5 if kind.startswith("f") else 1e-3)
     again = np.empty_like(out[3])  # by itself, and by one thread
     attention = GatheredAttention(KV_HEADS, AttentionParams(0.2), Workers(1), generated, part, part)
-    attention.add(q[3], *(gather(cache.rows(0, name), slice(None), chosen[3]) for name in "kv"), again)
+    attention.add(q[3], *(gather(cache.rows(0, name), chosen[3]) for name in "kv"), again)
     attention.run()
     assert np.array_equal(again, out[3])
 
