@@ -15,7 +15,9 @@ from .gemv import gemv as g
 FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, EQUAL_SLICES, ONE_STREAM = range(10)
 GEMV_TOKENS = 8  # up to which products are made this way
 
-_SLICE_BYTES = 32 << 10  # of weights, in the last slices: at the end of a stage threads wait for half of one, a microsecond
+# Of weights: in a slice where threads share a small matrix, and in the last ones of a large one. At the end of a stage threads
+# wait for half of one, some microseconds; but the first lines of each slice come late: 32 KiB cost a tenth to a fifth more.
+_LEAST_BYTES, _LAST_BYTES = 32 << 10, 256 << 10
 _QUANTISE = row_kernels.quantise.dtype
 _CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
@@ -41,8 +43,8 @@ def plan_gemv(
     if height % product.rows or first % product.rows or stop % product.rows:
         return None
     rows, size = stop - first, packed.shape[1]
-    equal = max(1, min(threads, rows // product.rows, -(-rows * size // _SLICE_BYTES)))
-    slices = equal if threads == 1 else equal * max(1, (rows * size // (equal * _SLICE_BYTES)).bit_length())
+    equal = max(1, min(threads, rows // product.rows, -(-rows * size // _LEAST_BYTES)))
+    slices = equal if threads == 1 else equal * max(1, (rows * size // (equal * _LAST_BYTES)).bit_length())
     start = packed.ctypes.data + first * size
     sizes = height * size, size, rows, columns, slices, product.activations, equal
     return np.array([product.address, start, *sizes, g.reads_one_stream()], np.int64)
