@@ -208,7 +208,7 @@ class CpuExecutable(Executable):
         keeps for the next layer, serves others of its kind, and no other steps."""
         out = PassProgram(self.compiled, tuple(counts), self.new_cache(1).names, False, self.observer)
         self._write(out, self.steps, range(len(self.steps)))
-        nbytes = out.pool.nbytes
+        nbytes = out.nbytes(context)
         out.release()
         most = dict[type[Step], int]()
         for step in self.steps:
@@ -291,7 +291,7 @@ class CpuExecutable(Executable):
             return passes.pop() if passes else None
 
     def _keep(self, key: tuple, current: PassProgram) -> None:
-        if current.pool.nbytes + current.inner_pool.nbytes > CACHED_BYTES:
+        if current.nbytes() + current.inner_pool.nbytes > CACHED_BYTES:
             current.release()
             return
         with self._lock:

@@ -44,6 +44,8 @@ class HeadMatrices:
             return None if weight is None else store.matrix(weight.name, *weight.shape)
 
         self.kv_b, self.k_b, self.v_b = matrix(op.kv_b), matrix(op.k_b), matrix(op.v_b)
+        decoded = self.k_b if self.kv_b is None else self.kv_b, self.v_b
+        self._decoded = [weights for weights in decoded if weights is not None]
         # Tensors whose packed rows can be multiplied, if their type allows it: the first one that can is used.
         into_query = self.k_b if self.k_b is not None else self._transposed()
         self._into_query = [] if into_query is None else [HeadWeights(into_query, shape.heads)]
@@ -129,7 +131,7 @@ class HeadMatrices:
     @property
     def exact(self) -> bool:
         """Whether products with these matrices are made in float32, whatever the number of tokens."""
-        return any(weights.multiplies_float32 for weights in (self.kv_b, self.v_b) if weights is not None)
+        return any(weights.multiplies_float32 for weights in self._decoded)
 
     @property
     def rounds(self) -> bool:
@@ -139,7 +141,7 @@ class HeadMatrices:
     @cached_property
     def form(self) -> gemm.InputForm:
         """How products with the decoded matrices take latents and queries: the finest of theirs."""
-        forms = [weights.decoded_form for weights in (self.kv_b, self.v_b) if weights is not None]
+        forms = [weights.decoded_form for weights in self._decoded]
         return gemm.FLOAT32_FORM if self.exact else max(forms, key=lambda form: form.parameters)
 
 

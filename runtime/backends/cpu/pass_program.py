@@ -81,7 +81,8 @@ class PassProgram(PassTasks):
         # Addresses of the rows of each sequence, bytes of one, and of a head's: see KVCache.table.
         self.row_addresses = np.zeros((len(counts), len(compiled.layers), len(names), 3), np.int64)
         self.scores = np.zeros(2, np.int64)  # see kernels.attention.token_selection
-        self._score_memory, self._score_keys = np.empty((self.n, 0), np.float32), 0
+        self._score_memory: np.ndarray | None = None
+        self._score_keys = 0  # of a token, at the most, that there is memory for
         self._scored: set[tuple[int, int]] = set()
         self._ropes: dict[tuple, Rotations] = {}
         self._before: list[Callable[[], None]] = []
@@ -115,6 +116,13 @@ class PassProgram(PassTasks):
         """`scores`, of which each token has memory then for one of every so many tokens up to itself, by heads."""
         self._scored.add((tokens, heads))
         return self.scores
+
+    def _score_numbers(self, keys: int) -> int:
+        return max((heads * round_up(-(-keys // tokens), LANES) for tokens, heads in self._scored), default=0)
+
+    def nbytes(self, keys: int | None = None) -> int:
+        """Of the pass's memory, with scores of so many keys; None: of as many as there have been."""
+        return self.pool.nbytes + 4 * self.n * self._score_numbers(self._score_keys if keys is None else keys)
 
     def inner(self, rows: int, position: int, ops: tuple[Op, ...]) -> PassProgram:
         """A pass over other rows, by the kernels for prompts, for a function of this one; position, ops: of the step that it is
@@ -186,7 +194,8 @@ class PassProgram(PassTasks):
         keys = 1 + int(self.run_inputs.positions.max(initial=0)) if self._scored else 0
         if keys > self._score_keys:
             self._score_keys = 2 * keys if self.gemv else keys  # the next pass has one more, or many tokens more
-            numbers = max(heads * round_up(-(-self._score_keys // tokens), LANES) for tokens, heads in self._scored)
+            self._score_memory = None  # before there is more
+            numbers = self._score_numbers(self._score_keys)
             self._score_memory = np.empty((self.n, numbers), np.float32)
             self.scores[:] = self._score_memory.ctypes.data, numbers
         for sequence, (cache, at) in enumerate(self.run_inputs.batch):

@@ -37,7 +37,8 @@ class AttentionStep(Step):
         q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.compiled.part(op.layer, "k").heads
         result = out.new(op.out)
         until = 0 if op.selection is None else op.block * op.selection.shape[1]  # all tokens select from there on
-        attend(out, CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params, until), selected=op)
+        attention = CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params, until)
+        attend(out, attention, selected=None if op.selection is None else op)
 
 
 def attend(
@@ -47,16 +48,15 @@ def attend(
 
     Flash attention reads the cache's rows as they are: where keys are rotated, queries are too, and the results of rotated
     values are rotated back. by_heads: of the tasks before and after it, whose rows are the heads of tokens; None: tokens.
-    selected: the op; with a selection of blocks, tokens that have one see no more."""
-    selects_blocks = selected is not None and selected.selection is not None
-    if out.settings.flash or selects_blocks:
+    selected: an op with a selection of blocks, which is always flash attention: tokens that have one see no more."""
+    if out.settings.flash or selected is not None:
         q, result = attention.q, attention.result
         parts = (out.compiled.part(attention.layer, name) for name in (attention.keys, attention.values))
         k_rotation, v_rotation = (part.rotation for part in parts)
         if k_rotation:
             q = out.rotate(q, out.temporary(q.rows, q.heads, q.width), k_rotation, by_heads)
         out.attention.add(replace(attention, q=q))
-        if selected is not None and selects_blocks:
+        if selected is not None:
             attend_blocks(selected, out, q, result)
         if v_rotation:
             out.rotate(result, result, v_rotation, by_heads)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .....formats import PlanError
+from .....formats import FormatError, PlanError
 from ....graph import Observer
 from ....graph.ops import Add, CombineExperts, ExpertLinear, IdentityExperts, Op, Route, ScaleByRouting
 from ....graph.values import Value
@@ -148,6 +148,8 @@ class ExpertsStep(Step, Mixture):
 
         def look_up() -> None:
             listed[:] = table.lookup(out.run_inputs.tokens)
+            if listed.min(initial=0) < 0 or listed.max(initial=0) >= self.experts:
+                raise FormatError(f"{table.name}: a token has an expert that there is not, of {self.experts}")
 
         out.before_each_run(look_up)
         operands = {"experts": self.experts, "used": route.used, "normalise": route.normalise, "scale": route.scale}

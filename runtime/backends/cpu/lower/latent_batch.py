@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property, partial
+
 import numpy as np
 
 from .....formats import TYPES
@@ -44,10 +47,12 @@ def may_round(layer: LatentLayer, out: PassProgram) -> bool:
 
 def _words_of_latents(cache: KVCache, layer: int, new: int) -> CacheRows:
     """The latents of the past and of `new` tokens, with their rotated keys, as WORDS. Their widths are whole blocks."""
-    m = cache.length + new
-    pieces = (slice(first, min(m, first + _PIECE)) for first in range(0, m, _PIECE))
-    words = [_words(cache.read(layer, "kv", new, at)).memory for at in pieces]
-    return CacheRows.of(np.concatenate(words, axis=1), WORDS)
+    m, width = cache.length + new, cache.layers[layer].rows["kv"].width
+    words = np.empty((1, m, width // BLOCK * WORD_BYTES), np.uint8)
+    for first in range(0, m, _PIECE):
+        at = slice(first, min(m, first + _PIECE))
+        words[:, at] = _words(cache.read(layer, "kv", new, at)).memory
+    return CacheRows.of(words, WORDS)
 
 
 class LatentBatch:
@@ -76,8 +81,12 @@ class LatentBatch:
         self._selection = selection.matrix if selection is not None and self.sparse_from else None
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
+
+    @cached_property
+    def _takes_words(self) -> bool:
+        """Whether expanded keys and values are. Asked for when there are some: plans of products are made for it."""
         s = self._shape
-        self._takes_words = may_round(layer, out) and (s.nope + s.rope) % BLOCK == 0 and s.v % BLOCK == 0
+        return (s.nope + s.rope) % BLOCK == 0 and s.v % BLOCK == 0 and may_round(self._layer, self._pass)
 
     def run(self) -> None:
         """Attention over cached latents."""
@@ -100,7 +109,9 @@ class LatentBatch:
         if absorbs:
             assert weighted is not None
             self._attend_latents(weighted, "v" if self._mode == 1 else "kv", batch)
-            self._result[...] = self._matrices.finish(weighted.transpose(1, 0, 2), self._pass.gemv).transpose(1, 0, 2)
+            for _, at in batch:
+                heads = weighted[at].transpose(1, 0, 2)
+                self._result[at] = self._matrices.finish(heads, self._pass.gemv).transpose(1, 0, 2)
         else:
             keys, values = self._matrices.load()
             for cache, at in batch:
@@ -273,6 +284,16 @@ def _words(x: np.ndarray) -> CacheRows:
     return CacheRows.of(out, WORDS)
 
 
+def _gathered(keys: CacheRows, values: CacheRows, positions: np.ndarray) -> tuple[CacheRows, CacheRows]:
+    own = gather(keys, positions)
+    return own, own if keys is values else gather(values, positions)
+
+
+def _words_of_rows(cache: KVCache, layer: int, new: int, positions: np.ndarray) -> tuple[CacheRows, CacheRows]:
+    own = _words(cache.read(layer, "kv", new, positions))
+    return own, own
+
+
 def attend_selected(
     latent: LatentLayer, out: PassProgram, q: View, result: View, selection: View, sparse_from: int = 0
 ) -> None:
@@ -285,27 +306,30 @@ def attend_selected(
     queries, results, chosen = q.array, result.array, selection.matrix
     names = ("kv", "kv") if latent.mode else ("k", "v")
     parts = [out.compiled.part(layer, name) for name in names]
-    is_float, fits = TYPES[parts[0].type].is_float, s.rank % BLOCK == 0 and s.rope % BLOCK == 0
-    takes_words = latent.mode > 1 and is_float and fits and may_round(latent, out)
+    fits = s.rank % BLOCK == 0 and s.rope % BLOCK == 0 and TYPES[parts[0].type].is_float and not parts[0].rotation
+    fits = fits and latent.mode > 1 and not out.gemv
 
     def attend() -> None:
+        takes_words = fits and may_round(latent, out)
         for cache, at in state.batch:
             first = at.start + max(0, sparse_from - cache.length)
             chosen_rows = first + np.flatnonzero(chosen[first : at.stop, 0] >= 0)
             keys, values = (cache.rows(layer, name, at.stop - at.start) for name in names)
-            if takes_words and len(chosen_rows):
-                keys = values = _words_of_latents(cache, layer, at.stop - at.start)
+            rows_of = partial(_gathered, keys, values)
+            if takes_words and chosen.shape[1] * len(chosen_rows) >= cache.length + at.stop - at.start:
+                words = _words_of_latents(cache, layer, at.stop - at.start)
+                rows_of = partial(_gathered, words, words)
+            elif takes_words:  # of few rows, the same words
+                rows_of = partial(_words_of_rows, cache, layer, at.stop - at.start)
             for begin in range(0, len(chosen_rows), _ABSORBED):
-                attend_rows(chosen_rows[begin : begin + _ABSORBED], keys, values)
+                attend_rows(chosen_rows[begin : begin + _ABSORBED], rows_of)
 
-    def attend_rows(rows: np.ndarray, keys: CacheRows, values: CacheRows) -> None:
+    def attend_rows(rows: np.ndarray, rows_of: Callable[[np.ndarray], tuple[CacheRows, CacheRows]]) -> None:
         gathered = GatheredAttention(parts[0].heads, params, out.workers, out.gemv, *parts)
         wide = latent.absorbed(queries[rows], out.gemv) if latent.mode else queries[rows]
         weighted = np.empty((len(rows), s.heads, s.rank if latent.mode else s.v), np.float32)
         for number, row in enumerate(rows):
-            positions = chosen[row].astype(np.int64)
-            own = gather(keys, positions)
-            gathered.add(wide[number], own, own if keys is values else gather(values, positions), weighted[number])
+            gathered.add(wide[number], *rows_of(chosen[row].astype(np.int64)), weighted[number])
         gathered.run()
         if latent.mode:
             weighted = latent.matrices.finish(weighted.transpose(1, 0, 2), out.gemv).transpose(1, 0, 2)

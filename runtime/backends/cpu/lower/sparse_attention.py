@@ -1,8 +1,8 @@
 """Sparse attention: the keys or blocks of keys that an indexer selects, and attention over these alone.
 
-A token's results differ from dense attention only when there are more than top_k keys, or blocks. Of generated tokens the rows
-are read where they lie (`attend_listed`). Of prompts they are brought together, and the results put in the place of dense ones;
-but while there are few, keys that are not selected are hidden from dense attention over all (`LatentBatch`).
+A token's results differ from dense attention only when there are more than top_k keys, or blocks. Selected blocks are brought
+together by the tasks of each token (`attend_blocks`). Latents of generated tokens are read where they lie (`attend_listed`); of
+prompts see latent_batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..kernels.attention import flash, listed_rows, token_selection
 from ..kernels.attention.cache_rows import TYPE_IDS
 from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
+from ..kernels.attention.token_selection import KEYS
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .recurrent import sequences
 from .step import lowers
 
-_KEYS = 256  # of a part of a task
 _TASKS, _LEAST_HEADS = 3, 8  # of attention, for each thread; that a task has, as far as there are so many
 _PARALLEL_SCORES = 1 << 13  # of which the largest are taken: some ten microseconds
 _TOKENS, _TOKENS_OF_TASK = 16, 4  # that are scored at a time; that share what is read of the keys
@@ -46,17 +46,17 @@ def _scores(
         for begin in range(at.start + first, at.stop, _TOKENS):
             tokens = np.arange(begin, min(begin + _TOKENS, at.stop))
             counts = (cache.length + tokens - at.start + 1) // every
-            size = -(-int(counts[-1]) // _KEYS) * _KEYS
+            size = -(-int(counts[-1]) // KEYS) * KEYS
             found = np.empty((len(tokens), size), np.float32)
             records = np.zeros(-(-len(tokens) // _TOKENS_OF_TASK), SCORES)
             for number, row in enumerate(range(0, len(tokens), _TOKENS_OF_TASK)):
                 own = slice(row, min(row + _TOKENS_OF_TASK, len(tokens)))
                 q, out = queries[begin + row :], found[own]
                 of_heads = 0 if factors is None else factors[begin + row :].ctypes.data
-                sizes = int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, _KEYS
+                sizes = int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, KEYS
                 records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)
             program_of = [
-                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // _KEYS))
+                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // KEYS))
                 for i, record in enumerate(records)
             ]
             team.run(program.workers.ready(), np.array(program_of, np.int64))

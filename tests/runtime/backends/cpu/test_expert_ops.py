@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from op_graphs import N_EMBD, VOCABULARY, Tensors, few_examples, run_both, seeds, threads
+from op_graphs import N_EMBD, VOCABULARY, Tensors, compiled, few_examples, graph_of, run_both, seeds, threads
 
-from ggufmill.formats import SourceTensor, TensorSource
+from ggufmill.formats import FormatError, SourceTensor, TensorSource
 
 EXPERTS, ROWS = 6, 24
 SHAPES = {
@@ -58,7 +58,12 @@ def test_experts_by_token(used, normalise):
         by_token = b.weight("table.weight", (used, VOCABULARY))
         return experts(b, x, used, gating="sqrt_softplus", normalise=normalise, scale=1.5, by_token=by_token)
 
-    run_both(build, used, 2, source=TensorSource("test", {}, tensors, "test"))
+    source = TensorSource("test", {}, tensors, "test")
+    run_both(build, used, 2, source=source)
+    table[5, 0] = EXPERTS
+    model = compiled(graph_of(source, build), source, threads=1)
+    with pytest.raises(FormatError, match="table.weight: a token has an expert that there is not"):
+        model.hidden(np.array([5]), [(model.new_cache(1), 1)])
 
 
 @few_examples
