@@ -15,6 +15,8 @@ from .gguf_parser import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
 from .string_array import LENGTH, StringArray
 from .types import TensorType
 
+Tensors = Iterable[tuple[str, tuple[int, ...], TensorType]]  # names, shapes in ne order, types
+
 _VALUE_TYPE = {dtype: value_type for value_type, dtype in NUMBERS.items()}
 
 
@@ -34,9 +36,6 @@ class _Length:
 
     def tell(self) -> int:
         return self.nbytes
-
-
-Tensors = Iterable[tuple[str, tuple[int, ...], TensorType]]
 
 
 def header_bytes(metadata: dict[str, Any], tensors: Tensors, alignment: int) -> tuple[bytes, array[int], int]:

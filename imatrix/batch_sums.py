@@ -68,7 +68,7 @@ def add_runs(address, offsets, starts, counts, matrices, sums, columns):
     return is_finite
 
 
-_TIMED_ROWS, _TIMED_COLUMNS, _TIMED_CALLS = 512, 1024, 20  # that are added to see how long it takes
+_TIMED_ROWS, _TIMED_COLUMNS, _TIMED_SECONDS = 512, 1024, 0.01  # that are added to see how long it takes, and for how long
 _MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
 _PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
 
@@ -204,7 +204,8 @@ def squaring_seconds() -> float:
     sums, x = BatchSums(Workers(1)), np.ones((_TIMED_ROWS, _TIMED_COLUMNS), np.float32)
     weight = Weight("", (_TIMED_COLUMNS, 1))
     sums.add(weight, x, 0)
-    begun = time.thread_time()
-    for _ in range(_TIMED_CALLS):
+    begun, calls, taken = time.thread_time(), 0, 0.0
+    while taken < _TIMED_SECONDS:
         sums.add(weight, x, 0)
-    return (time.thread_time() - begun) / (_TIMED_CALLS * x.size)
+        calls, taken = calls + 1, time.thread_time() - begun
+    return taken / (calls * x.size)

@@ -87,7 +87,7 @@ def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, 
 
 def squared_numbers(model: Model, options: CollectOptions) -> int:
     """Numbers of a token whose squares are summed, but for those of latents that attention sums as it weights them."""
-    collector, numbers, before = Collector(model, options), 0, ()
+    collector, numbers, seen = Collector(model, options), 0, set[tuple[object, ...]]()
     for op in filter(collector.wants_input, (*model.graph.ops, *model.graph.head)):
         if isinstance(op, LatentAttention | SinkAttention):
             (heads, width), rank = op.q.shape, op.latent.shape[0]
@@ -99,8 +99,8 @@ def squared_numbers(model: Model, options: CollectOptions) -> int:
         elif isinstance(op, Linear | ExpertLinear):
             used = op.routing.shape[0] if isinstance(op, ExpertLinear) else 1
             source = _source(op.weight, *(value.index for value in op.inputs))
-            numbers += op.weight.shape[0] * used if source != before else 0
-            before = source
+            numbers += op.weight.shape[0] * used if source not in seen else 0  # matrices share what they multiply
+            seen.add(source)
     return numbers
 
 

@@ -48,9 +48,8 @@ _SCORED_ROWS, _SCORED_TOKENS = 8, 1 << 15  # predictions that are scored, of so 
 _REPEATS, _AT_LEAST = 3, 0.02  # calls that are timed, and seconds of them together, at the least
 
 _read_speeds: dict[tuple[object, ...], float] = {}  # what was measured: seconds of a weight
-_timed: list[
-    tuple[float, float]
-] = []  # seconds of calls of all threads, and what they took if each took as long as the middle one
+# Seconds of calls of all threads, and what they took if each took as long as the middle one.
+_timed: list[tuple[float, float]] = []
 
 
 class ProductSpeed(NamedTuple):
@@ -287,7 +286,7 @@ def _seconds(call: Callable[[], object]) -> float:
 def seconds_of_threads(call: Callable[[], object]) -> float:
     """Of all threads together, for the call in the middle of as many, which none waits in for a thread that does not run."""
     calls = _each_call(call, time.process_time)
-    middle = float(np.median(calls))
+    middle = float(np.median(calls) or np.mean(calls))  # a coarse clock shows most calls as nothing
     _timed.append((sum(calls), middle * len(calls)))
     return middle
 

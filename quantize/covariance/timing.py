@@ -88,6 +88,7 @@ class Encodings:
             return {}
         used, sample = +self._weights, _Sample(self._covariances, self._tensors[min(self._tensors)] if self._tensors else None)
         most_columns = min(max(work.columns for work in used), sample.columns)
+        most_columns = max(most_columns // _NARROW * _NARROW, min(most_columns, _NARROW))  # whole blocks of every type
         narrow_width, wide_width = (min(width, most_columns) for width in _WIDTHS)
         few, most = _COUPLED_ROWS[0], min(_COUPLED_ROWS[1], max((work.together for work in used), default=1))
         preparing, seconds = _preparing_seconds(sample, wide_width), dict[str, float]()
@@ -160,7 +161,7 @@ class _Sample:
             return np.random.default_rng(1).standard_normal((count, columns), np.float32) * np.float32(0.02)
         _, most, matrices = dims(self._tensor.shape)
         first = self._matrix * most if matrices > 1 else 0
-        return np.ascontiguousarray(self._tensor.read(first, first + min(count, most))[:, :columns])
+        return np.ascontiguousarray(self._tensor.read(first, first + min(count, most // _ROWS * _ROWS or most))[:, :columns])
 
     def prepared(self, columns: int) -> PreparedCovariance:
         if columns not in self._prepared:

@@ -121,6 +121,16 @@ def test_tensors_of_a_narrow_model_are_samples_of_themselves(constants, monkeypa
     assert set(used) == {NARROW}
 
 
+def test_types_in_blocks_are_timed_on_whole_blocks(constants, monkeypatch):
+    """Of a sample of 352 columns q4_K has 256: 352 were an error of its forecast."""
+    used = []
+    monkeypatch.setattr(timing, "_WIDTHS", (4 * NARROW, 8 * NARROW))
+    monkeypatch.setattr(timing._Sample, "columns", NARROW + 96)
+    monkeypatch.setattr(timing, "_seconds_of_a_weight", lambda *given: used.append(given[3]) or 0.0)
+    predicted(covariances(False))
+    assert set(used) == {NARROW}
+
+
 def test_columns_fewer_than_the_narrower_width_are_on_a_line_of_their_own(constants, monkeypatch):
     """256 columns were said what 768, the most of the demo, take: 2.0 s of 1.5."""
     monkeypatch.setattr(timing, "_WIDTHS", (4 * NARROW, 8 * NARROW))
