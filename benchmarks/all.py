@@ -7,7 +7,7 @@
 --rival is the folder in which ik_llama.cpp was built; llama-bench, llama-quantize and libggml are looked for in it, and what is
 not there is not compared with. llama.cpp's encoders are compared where llama-cpp-python is installed. Parts: codecs (encoding
 and decoding by type), runtime (prompts and generation of models with random weights, with shares of the processor's peak and of
-the memory's bandwidth), gemv (products from memory by type), jobs (whole quantisations). Each part is a script of this folder
+the memory's bandwidth), gemv (products from memory by type), jobs (whole jobs). Each part is a script of this folder
 with its own options, figures and statement of noise; its results stay in --out, and a part that is there is not run again
 unless --fresh is given. Let nothing else run: the page says how busy the machine was.
 """
@@ -21,12 +21,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 import click
-from models import make_model
 from peak import peaks
+from slices import write_slice
 
 import runtime
 from ggufmill.operating_system.processors import available_cpus, processor_name
@@ -35,6 +35,8 @@ from ggufmill.simd.target import target
 
 HERE = Path(__file__).parent
 QUICK_TYPES = "q8_0,q4_K,iq4_k,iq2_xxs"
+# Of the model that whole jobs convert: .3 billion weights.
+JOB_MODEL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "vocab_size": 8192}
 JOB_TYPES = {False: "q4_K,q6_K,iq4_k,iq2_k,iq3_xxs", True: "q4_K"}
 
 
@@ -133,24 +135,28 @@ def _gemv_table(report: dict[str, Any]) -> str:
 
 
 def _jobs(settings: Settings, file: Path) -> None:
-    settings.models.mkdir(parents=True, exist_ok=True)
-    model = make_model(settings.models, "dense", "bf16")
-    rival = ["--llama-quantize", settings.rival.quantize] if settings.rival.quantize else []
+    model = settings.models / "slice"
+    if not model.exists():
+        write_slice(model, "Llama-3.1-8B", changes=JOB_MODEL)
+    rival = ["--rival", settings.rival.quantize] if settings.rival.quantize else []
     options = ["--types", JOB_TYPES[settings.quick], "--threads", max(settings.threads), "--json", file]
     settings.script("jobs", model, file.parent / "jobs", *rival, *options)
 
 
 def _jobs_table(report: dict[str, Any]) -> str:
     lines = [
-        f"Seconds from start to end, {report['threads']} threads, the best of the runs; in brackets the slowest.",
+        f"Seconds of the clock from start to end, {report['threads']} threads: ours before and after the other's.",
         "",
-        "| job | who | seconds | x of ours |",
-        "|---|---|--:|--:|",
+        "| job | ours | other | x of ours |",
+        "|---|--:|--:|--:|",
     ]
-    for job, times in report["seconds"].items():
-        own = min(next(iter(times.values())))
-        lines += [f"| {job} | {who} | {min(t):.2f} ({max(t):.2f}) | {min(t) / own:.2f} |" for who, t in times.items()]
-    ratios = [min(t["llama-quantize"]) / min(t["ours"]) for t in report["seconds"].values() if "llama-quantize" in t]
+    ratios = []
+    for job, times in report["jobs"].items():
+        own, other = times["ours, clock"], times.get("theirs, clock")
+        ratio = "" if other is None else f"{other / mean(own):.2f}"
+        lines.append(f"| {job} | {own[0]:.2f}, {own[1]:.2f} | {'' if other is None else f'{other:.2f}'} | {ratio} |")
+        if other is not None and job.startswith("quantize"):
+            ratios.append(other / mean(own))
     if ratios:
         lines += ["", f"- geometric mean of llama-quantize over ours: {geometric_mean(ratios):.2f}"]
     return "\n".join(lines)
