@@ -52,7 +52,7 @@ def test_counts(collected):
 
 
 @pytest.mark.parametrize("options", [CollectOptions(), CollectOptions(head_inputs=True), CollectOptions(output=True)])
-@pytest.mark.parametrize("make", [latent, llama, partial(llama, experts=8)])
+@pytest.mark.parametrize("make", [latent, llama, partial(llama, experts=8), partial(open_source, FOLDER / "demo")])
 def test_numbers_whose_squares_are_summed(make, options, monkeypatch):
     """Those of inputs that several matrices have once, and of latents where attention does not sum them."""
     added = []
