@@ -147,7 +147,7 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View) -> Non
 
     q and result: [n, heads, width], dense; queries take part in the rotations of keys, and results in those of values."""
     assert op.selection is not None
-    selection, (chosen, top_k), params = out.dense(op.selection), op.selection.shape, AttentionParams(op.scale)
+    selection, (chosen, top_k) = out.dense(op.selection), op.selection.shape
     keys, values = out.compiled.part(op.layer, "k"), out.compiled.part(op.layer, "v")
     kv_heads, types = keys.heads, (TYPE_IDS[keys.type], TYPE_IDS[values.type])
     if kv_heads % chosen and chosen % kv_heads:
@@ -163,7 +163,7 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View) -> Non
         out.n * units,
         **{"q": q, "out": result, "selection": selection, "ranges": out.ranges, "lengths": out.lengths},
         **{"keys": tables[:, op.layer, names[0]], "values": tables[:, op.layer, names[1]], "row_step": tables.strides[0]},
-        **{"scale": params.scale, "reads": [out.cache_view(op.layer, name) for name in "kv"]},
+        **{"scale": op.scale, "reads": [out.cache_view(op.layer, name) for name in "kv"]},
         **numbers,
     )
 
