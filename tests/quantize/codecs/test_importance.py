@@ -19,9 +19,11 @@ def test_no_importance_has_no_rows():
 
 
 def test_encoders_are_compiled_once():
+    compiled = []
     for importance in (None, QW.repeat(2), np.zeros(256, np.float32)):
         encode(np.ones((1, 256), np.float32), "q6_K", importance)
-    assert len(_encode_q6_K.signatures) == 1
+        compiled.append(len(_encode_q6_K.signatures))  # other tests may have called it with other arrays
+    assert compiled == [compiled[0]] * 3
     assert QW.flags.writeable
 
 
