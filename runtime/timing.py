@@ -222,7 +222,8 @@ def product_speed(
     tensor = SourceTensor("", (columns, rows), type_name, lambda *_: x[:0], lambda *_: stored, kind, stored)
     source = TensorSource("", {}, {"": tensor}, "")
     matrix = WeightMatrix(WeightStore(source, 0, exact=exact, workers=_workers(threads), fast=fast), tensor)
-    few, many = (seconds_of_threads(lambda n=n: matrix.multiply(x[:n], use_gemv=False)) for n in (_FEW, _MANY))
+    workers = _workers(threads)
+    few, many = (seconds_of_threads(lambda n=n: matrix.multiply(x[:n], use_gemv=False), workers) for n in (_FEW, _MANY))
     product = max(0.0, many - few) / (_MANY - _FEW)
     return ProductSpeed(max(0.0, few - product * _FEW) / tensor.n_elements, product / tensor.n_elements)
 
@@ -238,20 +239,22 @@ def _pair_seconds(width: int, v_width: int, latent: int, n: int, threads: int) -
     if latent:
         shared = SharedValues(np.zeros((n, latent), np.float32), False)
         segment = Segment(q, keys, values, 0, out, shared, np.empty((heads, latent)))
-    return seconds_of_threads(lambda: attend([segment], heads, params, _workers(threads))) / (heads * n * n / 2)
+    workers = _workers(threads)
+    return seconds_of_threads(lambda: attend([segment], heads, params, workers), workers) / (heads * n * n / 2)
 
 
 @cache
 def _first_writes() -> tuple[float, float]:
     """Of a thread, for a byte of memory that the system gives and takes back, the first time and from then on: it clears the
-    pages, which a virtual machine may have to ask for at first. Measured once, since there is one first time."""
+    pages, which a virtual machine may have to ask for at first, and the system to bring together. Measured once, since there is
+    one first time."""
 
     def write() -> float:
         begun = time.thread_time()
         np.empty(_FRESH, np.uint8)[::_PAGE] = 1
         return (time.thread_time() - begun) / _FRESH
 
-    return write(), write()
+    return write(), float(np.median([write() for _ in range(3)]))
 
 
 @cache
@@ -283,9 +286,9 @@ def _seconds(call: Callable[[], object]) -> float:
     return float(np.mean(_each_call(call, time.thread_time)))
 
 
-def seconds_of_threads(call: Callable[[], object]) -> float:
+def seconds_of_threads(call: Callable[[], object], workers: Workers) -> float:
     """Of all threads together, for the call in the middle of as many, which none waits in for a thread that does not run."""
-    calls = _each_call(call, time.process_time)
+    calls = _each_call(call, workers.processor_seconds)
     middle = float(np.median(calls) or np.mean(calls))  # a coarse clock shows most calls as nothing
     _timed.append((sum(calls), middle * len(calls)))
     return middle

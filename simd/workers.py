@@ -89,6 +89,11 @@ class _Helpers:
     def started(self) -> bool:
         return bool(self._threads)
 
+    def processor_seconds(self) -> float:
+        """What the threads that run have taken of processors."""
+        running = (thread.ident for thread in self._threads if thread.is_alive())
+        return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in running if ident is not None)
+
     def wake(self) -> None:
         with self._lock:
             if self.asleep:
@@ -203,6 +208,16 @@ class Workers:
         elif helpers.asleep:
             helpers.wake()
         return helpers.address
+
+    def processor_seconds(self) -> float:
+        """What the calling thread and the helpers have taken of processors since they began; where the system does not say it of
+        each thread (macOS, Windows), what the process has. Of a thread that runs elsewhere, Linux counts for the process only
+        what it had taken at the last tick, up to some milliseconds ago."""
+        if self._helpers is None:
+            return time.thread_time()
+        if not hasattr(time, "pthread_getcpuclockid"):
+            return time.process_time()
+        return time.thread_time() + self._helpers.processor_seconds()
 
     def map(
         self, function: Callable[[Item], Result], items: Iterable[Item], multiplications: int = PARALLEL_THRESHOLD

@@ -41,4 +41,4 @@ def _seconds_of_row(columns: int, rows: int, threads: int) -> float:
     if columns > _COLUMNS:
         return _seconds_of_row(_COLUMNS, rows, threads) * (columns / _COLUMNS) ** 2
     block, sums, workers = np.ones((rows, columns), np.float32), Sums("", columns, rows), Workers(threads)
-    return seconds_of_threads(lambda: sums.add(block, 1, workers)) / rows
+    return seconds_of_threads(lambda: sums.add(block, 1, workers), workers) / rows
