@@ -210,9 +210,9 @@ class Workers:
         return helpers.address
 
     def processor_seconds(self) -> float:
-        """What the calling thread and the helpers have taken of processors since they began; where the system does not say it of
-        each thread (macOS, Windows), what the process has. Of a thread that runs elsewhere, Linux counts for the process only
-        what it had taken at the last tick, up to some milliseconds ago."""
+        """What the calling thread and the helpers have taken of processors since they began; where the system does not say that
+        of each thread (macOS, Windows), what the process has. Of a thread that runs elsewhere, Linux counts for the process
+        only what it had taken at the last tick, up to some milliseconds ago."""
         if self._helpers is None:
             return time.thread_time()
         if not hasattr(time, "pthread_getcpuclockid"):

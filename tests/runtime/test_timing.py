@@ -10,6 +10,7 @@ from ggufmill.formats import SourceTensor
 from ggufmill.runtime import load_model, timing
 from ggufmill.runtime.graph import ops
 from ggufmill.runtime.timing import ProductSpeed, head_seconds, layers_seconds, products
+from ggufmill.simd.workers import ALONE
 
 
 @pytest.fixture
@@ -118,9 +119,9 @@ def test_what_threads_wait_for_each_other_is_an_average_of_all_that_is_timed(spe
     """Of 20 ms of one product there is a call that takes twenty times as long, or none: perplexity was said 4.9 and 9.2 s."""
     seconds = [0.5, 1.0, 20.0, 1.0, 1.0, 0.5, 1.0]
     monkeypatch.setattr(timing, "_each_call", lambda call, clock: seconds)
-    assert timing.seconds_of_threads(lambda: None) == 1.0
+    assert timing.seconds_of_threads(lambda: None, ALONE) == 1.0
     monkeypatch.setattr(timing, "_each_call", lambda call, clock: [3.0] * 6)
-    assert timing.seconds_of_threads(lambda: None) == 3.0
+    assert timing.seconds_of_threads(lambda: None, ALONE) == 3.0
     assert timing.waiting() == (25 + 18) / (7 + 18)
     model = load_model(llama())
     with_waiting = layers_seconds(model, 64, 64)

@@ -156,6 +156,17 @@ def test_idle_threads_sleep_and_wake_up():
     assert (counts[0][2:] == 3).all()
 
 
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="the system says it of processes only")
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_threads_took_is_read_from_the_clock_of_each(count, monkeypatch):
+    """The process's does not know what other threads have taken since the last tick."""
+    workers = Workers(count)
+    workers.ready()
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: 100.0)
+    monkeypatch.setattr(time, "thread_time", lambda: 5.0)
+    assert workers.processor_seconds() == 5 + 100 * (count - 1)
+
+
 def test_threads_end_with_their_workers():
     workers = Workers(3)
     workers.ready()
