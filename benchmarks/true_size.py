@@ -6,7 +6,7 @@
     python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --json out/true_size.json --page docs/true-size.md
 
 Every job is a process of its own. Seconds: of the clock and of the processor. Memory is the largest that was no file's
-(RssAnon), looked at a hundred times a second. Predicted are seconds of the processor, and memory; a job that is a
+(RssAnon), looked at each two milliseconds. Predicted are seconds of the processor, and memory; a job that is a
 sixth away from them runs once more. The folder is emptied at the end.
 --page writes the table of all models in the file of --json between two marks of the page.
 """
@@ -40,7 +40,7 @@ ffn_down=iq5_k
 MAY = ["--allow-requantize"]  # of mxfp4
 _BEGIN, _END = "<!-- begin: benchmarks/true_size.py -->", "<!-- end: benchmarks/true_size.py -->"
 _SAID = "predicted_seconds", "predicted_memory"
-_EVERY = 0.01  # seconds between two looks at the memory
+_EVERY = 0.002  # seconds between two looks at the memory
 _APART = 0.15  # of what was said: a job that is further from it runs twice
 
 
