@@ -11,6 +11,7 @@ from .process import c_function
 
 # malloc.h of glibc: parameter -> value in bytes. Larger blocks still come from the system and go back to it at once.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LOWEST_BIT = bytes(range(2)) * 128
 _PARAMETERS = {_M_TRIM_THRESHOLD: 256 << 20, _M_MMAP_THRESHOLD: 32 << 20}
 
 
@@ -39,6 +40,17 @@ def release_pages(mapped: mmap.mmap, stop: int) -> None:
     nbytes = stop // mmap.PAGESIZE * mmap.PAGESIZE
     if nbytes and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED, 0, nbytes)
+
+
+def cached_pages(address: int, nbytes: int) -> bytes:
+    """Of each page of so much memory that is a mapped file's, from the one with the first byte on: 1 if it need not be read
+    from the disk; all 0 where the system does not say."""
+    offset = address % mmap.PAGESIZE
+    pages, mincore = ctypes.create_string_buffer(-(-(offset + nbytes) // mmap.PAGESIZE)), c_function("mincore")
+    size = ctypes.c_size_t(offset + nbytes)
+    if mincore is None or mincore(ctypes.c_void_p(address - offset), size, pages) != 0:
+        return bytes(len(pages))
+    return pages.raw.translate(_LOWEST_BIT)
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

@@ -12,15 +12,16 @@ what is timed of one product has such a call or has none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import ceil, prod
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource
-from ..operating_system.memory import free_bytes
+from ..operating_system.memory import cached_pages, free_bytes
 from ..simd.workers import Workers
 from .backends.cpu.attention import AttentionParams
 from .backends.cpu.flash import Segment, attend
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _ROWS = 2048  # of the matrix that is measured, at most
 _ATTENDED = 512  # tokens of a window whose attention is measured, at most
 _LANES = 16  # numbers to whose multiples rows of keys and values are filled up
-_TOUCHED, _TOUCHES, _PAGE = 1 << 22, 4, 1 << 12  # bytes of a file whose pages are touched in a row, and how often
+_TOUCHED, _TOUCHES = 1 << 10, 4  # pages of a file that are touched in a row, and how often
 _FRESH = 64 << 20  # bytes that are taken from the system and go back to it
 _NUMBERS = 1 << 21  # whose product takes a pass over memory
 _FEW, _MANY = 16, 256  # tokens that are multiplied with it
@@ -161,7 +162,8 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
     seconds *= waiting()
-    seconds += sum(tensor.mapped.nbytes for tensor in mapped.values() if tensor.mapped is not None) * _touching(mapped)
+    if files := [tensor.mapped for tensor in mapped.values() if tensor.mapped is not None]:
+        seconds += _touching(files)
     return seconds + _read_seconds(model.source.identity, list(unread.values()), _cache_bytes(model), passes, settings.exact)
 
 
@@ -193,17 +195,19 @@ def _read_speed(tensor: SourceTensor, read: Callable[[int, int], object]) -> flo
     return _seconds(lambda: read(0, rows)) / (rows * tensor.shape[0])
 
 
-def _touching(tensors: Mapping[str, SourceTensor]) -> float:
-    """Of a thread, for a byte of a mapped file that is touched for the first time: of the largest of these tensors, at random
-    places, as what was touched already takes no time any more."""
-    largest = max((t.mapped for t in tensors.values() if t.mapped is not None), key=lambda rows: rows.nbytes, default=None)
-    if largest is None or largest.nbytes < _TOUCHED * _TOUCHES:
+def _touching(mapped: Sequence[np.ndarray]) -> float:
+    """Of a thread, for touching mapped files for the first time: for their pages that are not in memory, by some of the file
+    that has most of them, at random places. Those that are take a hundredth of that."""
+    cached = (cached_pages(rows.ctypes.data, rows.nbytes) for rows in mapped)
+    missing = [np.flatnonzero(np.frombuffer(pages, np.uint8) == 0) for pages in cached]
+    (pages, rows), random = max(zip(missing, mapped, strict=True), key=lambda both: len(both[0])), np.random.default_rng()
+    if len(pages) < _TOUCHES * _TOUCHED:
         return 0.0
-    flat, random, total = largest.reshape(-1), np.random.default_rng(), 0
-    begun = time.thread_time()
-    for first in random.integers(0, flat.size - _TOUCHED, _TOUCHES):
-        total += int(flat[first : first + _TOUCHED : _PAGE].max())
-    return (time.thread_time() - begun) / (_TOUCHED * _TOUCHES)
+    flat, touched, begun = rows.reshape(-1), 0, time.thread_time()
+    for first in random.choice(pages, _TOUCHES).tolist():
+        flat[first * PAGESIZE : (first + _TOUCHED) * PAGESIZE : PAGESIZE].max()
+        touched += np.count_nonzero((pages >= first) & (pages < first + _TOUCHED))
+    return (time.thread_time() - begun) / touched * sum(map(len, missing))
 
 
 @cache
@@ -251,7 +255,7 @@ def _first_writes() -> tuple[float, float]:
 
     def write() -> float:
         begun = time.thread_time()
-        np.empty(_FRESH, np.uint8)[::_PAGE] = 1
+        np.empty(_FRESH, np.uint8)[::PAGESIZE] = 1
         return (time.thread_time() - begun) / _FRESH
 
     return write(), float(np.median([write() for _ in range(3)]))

@@ -2,8 +2,12 @@ import platform
 import subprocess
 import sys
 import textwrap
+from mmap import PAGESIZE, mmap
 
+import numpy as np
 import pytest
+
+from ggufmill.operating_system.memory import cached_pages
 
 SCRIPT = textwrap.dedent("""
     import os, resource, sys
@@ -40,3 +44,21 @@ def test_free_memory_is_reused_and_then_returned():
     faults, trimmed = run("retain")
     assert faults < 500 < default_faults
     assert trimmed > 10 << 20
+
+
+@pytest.mark.parametrize("offset", [0, 1, 100])
+@pytest.mark.parametrize("nbytes", [1, PAGESIZE, 5 * PAGESIZE, 5 * PAGESIZE + 99])
+def test_pages_of_a_file_that_were_just_written_are_in_memory(offset, nbytes, tmp_path):
+    mapped = np.memmap(tmp_path / "file", np.uint8, "w+", shape=6 * PAGESIZE)
+    mapped[:] = 1
+    pages = cached_pages(mapped[offset:].ctypes.data, nbytes)
+    assert len(pages) == -(-(offset + nbytes) // PAGESIZE)
+    assert set(pages) == {1 if sys.platform == "linux" else pages[0]}
+
+
+def test_pages_that_are_not_mapped_are_not_in_memory():
+    mapped = mmap(-1, 2 * PAGESIZE)
+    address = np.frombuffer(mapped, np.uint8).ctypes.data
+    assert cached_pages(address, 2 * PAGESIZE) == b"\0\0"  # none was written
+    mapped[PAGESIZE] = 1
+    assert cached_pages(address, 2 * PAGESIZE)[0] == 0
