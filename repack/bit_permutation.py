@@ -13,7 +13,7 @@ import numpy as np
 from ..data_classes import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BitPermutation:
     """How destination blocks (one interleaved block, or one block of each row) are made from source blocks.
 
@@ -21,7 +21,8 @@ class BitPermutation:
     word_row, word_offset  int64 [words]: row, and offset in the row's block, of each word (row 0 if the destination is
                            interleaved)
     initial                uint32 [words]: the value before the terms
-    runs                   int64 [n, 3]: how many words follow with equal numbers of terms and steps, and these two numbers
+    runs                   int64 [n, 3]: how many words follow with equal numbers of terms and steps, and these two numbers; 0
+                           terms: words whose only term is a source word as it is
     term_row, term_offset  int64 [terms]: row, and offset in the row's block, of each term's source word
     rotation, mask         uint32 [terms]
     step                   uint32 [steps, 3]: shift s, mask m, exchange g of x ^= (t & g) ^ (t << s) with

@@ -19,6 +19,7 @@ _Term = tuple[int, int, int, int]  # row, offset, rotation to the right, mask
 _Step = tuple[int, int, int]  # see BitPermutation.step
 
 
+@cache
 def block_bytes(packed: TensorType) -> int:
     """Bytes of one row that the permutations of this interleaved type take at a time: a block, for bf16 two elements."""
     return interleaving_of(packed.name).blocks * packed.block_bytes
@@ -75,7 +76,7 @@ def _compile(blocks: list[_Sources], initial: list[list[bool]], chained: set[int
     row_words = [
         (row, word[0], *_word_terms(block, *word, chained, source_bytes)) for row, block in enumerate(blocks) for word in words
     ]
-    runs = [(key, len(list(group))) for key, group in groupby(row_words, lambda word: (len(word[2]), len(word[3])))]
+    runs = [(key, len(list(group))) for key, group in groupby(row_words, lambda word: _counts(word[2], word[3]))]
     terms = np.array([term for _, _, terms, _ in row_words for term in terms], np.int64)
     steps = [step for _, _, _, steps in row_words for step in steps]
     return BitPermutation(
@@ -89,6 +90,12 @@ def _compile(blocks: list[_Sources], initial: list[list[bool]], chained: set[int
         mask=terms[:, 3].astype(np.uint32),
         step=np.array(steps, np.uint32).reshape(-1, 3),
     )
+
+
+def _counts(terms: list[_Term], steps: list[_Step]) -> tuple[int, int]:
+    """Numbers of terms and of steps as `BitPermutation.runs` counts them."""
+    is_copy = len(terms) == 1 and not steps and terms[0][2:] == (0, _ALL_BITS)
+    return (0 if is_copy else len(terms)), len(steps)
 
 
 def _words(size: int, first: int) -> list[tuple[int, range]]:

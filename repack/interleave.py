@@ -34,9 +34,9 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     out = np.empty((q.shape[0], packed.row_bytes(n)), np.uint8)
     source, target = BlockRows(q, 1, base.row_meta), BlockRows(out, packed.rows, packed.row_meta)
     _permute(permutations(packed.name)[0], source, target, block_bytes(packed))
-    # The row meta of q8_KV also holds the sum of the row's codes, which that of q8_KV_r8 leaves out.
-    metas = _group_metas(out, packed)
-    metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
+    if packed.row_meta:  # that of q8_KV also holds the sum of the row's codes, which that of q8_KV_r8 leaves out
+        metas = _group_metas(out, packed)
+        metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
     return out, packed.name
 
 
@@ -54,7 +54,8 @@ def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     out = np.empty((q.shape[0], base.row_bytes(n)), np.uint8)
     source, target = BlockRows(q, packed.rows, packed.row_meta), BlockRows(out, 1, base.row_meta)
     _permute(permutations(packed.name)[1], source, target, block_bytes(packed))
-    out[:, : packed.row_meta] = _group_metas(q, packed).reshape(q.shape[0], packed.row_meta)
+    if packed.row_meta:
+        out[:, : packed.row_meta] = _group_metas(q, packed).reshape(q.shape[0], packed.row_meta)
     if base.row_meta > packed.row_meta:
         sums = out[:, base.row_meta :].view(np.int8).sum(axis=1, dtype="<i4")
         out[:, packed.row_meta : base.row_meta] = sums[:, None].view(np.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic, kernel
-from .llvm import F32, I1
+from .llvm import F32, I1, call
 
 # Adding and subtracting 1.5 * 2**23 rounds a float32 of magnitude below 2**22 to the nearest integer, ties to even.
 ROUNDING_CONSTANT = 12582912.0
@@ -61,3 +61,17 @@ def float_from_bits(typingctx, bits):
         return builder.bitcast(args[0], F32)
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def rotate_right(typingctx, word, count):
+    """A uint32 whose bits are moved down by `count` (uint32, below 32), those at the lower end to the upper one: by one
+    instruction, which LLVM does not find in two shifts."""
+    if word != types.uint32 or count != types.uint32:
+        return None
+
+    def generate(context, builder, signature, args):
+        word, count = args
+        return call(builder, "llvm.fshr.i32", word.type, word, word, count)
+
+    return types.uint32(types.uint32, types.uint32), generate
