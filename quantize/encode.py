@@ -91,8 +91,12 @@ def encode(
             raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
         prepared = prepare(covariance) if isinstance(covariance, SecondMoments) else covariance
         importance = float_range().limit_importance(prepared.importance) if importance is None else importance
-    if x.size == 0:
+    if not x.size:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
+    used = type, importance is not None
+    if prepared is None and device is None and used in _used and not bf16:  # the rest takes as long as short rows
+        q, _ = _encode_checked(x, importance, plain, report)
+        return q if plain.type is tensor_type else _packed(q, plain, n)
     on_gpu = device is not None and plain.is_on_gpu(importance is not None)
     if bf16 and (prepared is not None or not on_gpu):
         x = _float32(x)
@@ -108,8 +112,14 @@ def encode(
         if prepared is not None:
             refined = _refine(x, q, plain.type, prepared, effort, device) if refined is None else refined
             q = refined if changed is None else np.where(changed[:, None], q, refined)
-        return _packed(q, plain, n)
+        q = _packed(q, plain, n)
+    if not on_gpu:
+        _used.add(used)
+    return q
 
+
+# (type as it was named, whether with importance) of what this process has encoded: what that takes is compiled.
+_used: set[tuple[str, bool]] = set()
 
 # Types that were asked for once are found faster.
 _find = cache(TYPES.find)
@@ -211,7 +221,10 @@ def _encode_checked(
     """Rows of the plain type by the processor, and which were encoded in another way than usual (bool, None for none)."""
     q, amax, range_ = plain.encode_with_amax(x, importance)
     rows = suspects(x, q, amax, range_, importance is not None, plain)
-    return mended(x, q, rows, importance, plain, _report_to(report, x, plain)) if len(rows) else (q, None)
+    if not len(rows):
+        return q, None
+    with compiling_for(plain.target.name):
+        return mended(x, q, rows, importance, plain, _report_to(report, x, plain))
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic
-from .instructions.integers import bytes_of_rows, bytes_of_words, rounded
+from .instructions.integers import bytes_and_sums, bytes_of_rows, bytes_of_words, rounded
 from .instructions.permute import permute_bytes
 from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
 from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, split_vector, undefined, vector
@@ -185,15 +185,15 @@ store_nibbles, store_five_bits = _stored_nibbles(4), _stored_nibbles(5)
 @intrinsic
 def store_rounded(typingctx, row, index, a, b, c, d):
     """Writes four values of lanes, from -127 to 127, rounded with ties to even, to 64 consecutive bytes of a uint8 row. Returns
-    lanes whose bits, as integers, are the sums of these four."""
+    lanes whose bits, as integers, have the sum of all of them."""
     if not is_row(row, types.uint8):
         return None
 
     def generate(context, builder, signature, args):
         pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I8, 4 * LANES)
-        a, b, c, d = words = [rounded(builder, value) for value in args[2:]]
-        builder.store(bytes_of_words(builder, words), pointer, align=1)
-        return builder.bitcast(builder.add(builder.add(a, b), builder.add(c, d)), F32X16)
+        codes, sums = bytes_and_sums(builder, [rounded(builder, value) for value in args[2:]])
+        builder.store(codes, pointer, align=1)
+        return builder.bitcast(sums, F32X16)
 
     return F32(row, types.intp, F32, F32, F32, F32), generate
 

@@ -140,6 +140,14 @@ def prefetch_elements(typingctx, row, index, count):
 
 
 @kernel
+def elements_to_line(x):
+    """How many elements of a row of float32 lie before its first cache line. 0 if they are not whole groups of four."""
+    elements = -address(x) % CACHE_LINE // 4
+    keep_alive(x)
+    return elements if elements % 4 == 0 else 0
+
+
+@kernel
 def fill(array, value):
     """Sets all elements of an array of one dimension: numba's `array[:] = value` takes far longer to compile."""
     for i in range(array.size):

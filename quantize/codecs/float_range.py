@@ -76,15 +76,22 @@ def extremes(values):
 
 
 @kernel
-def amax_of(x, start, size):
-    """Largest magnitude of x[start : start + size], size a multiple of 16; infinity or NaN if an element is."""
-    max1 = max2 = max3 = max4 = splat(0)
-    end = start + size - size % (4 * LANES)
-    for i in range(start, end, 4 * LANES):
+def amax_of(x, start, size, to_line=0):
+    """Largest magnitude of x[start : start + size], size a multiple of 16; infinity or NaN if an element is.
+
+    to_line: elements from `start` to where a cache line begins, fewer than 16: vectors are read from there on.
+    """
+    last = start + size - LANES
+    begin = start + to_line
+    end = begin + (size - to_line) // (4 * LANES) * (4 * LANES)
+    max1 = max2 = max3 = splat(0)
+    max4 = max_magnitude(load(x, start), max3)
+    for i in range(begin, end, 4 * LANES):
         max1, max2 = max_magnitude(load(x, i), max1), max_magnitude(load(x, i + LANES), max2)
         max3, max4 = max_magnitude(load(x, i + 2 * LANES), max3), max_magnitude(load(x, i + 3 * LANES), max4)
-    for i in range(end, start + size, LANES):
+    for i in range(end, last, LANES):
         max1 = max_magnitude(load(x, i), max1)
+    max2 = max_magnitude(load(x, last), max2)
     return reduce_max_magnitude(max_magnitude(max_magnitude(max1, max2), max_magnitude(max3, max4)))
 
 

@@ -18,7 +18,7 @@ from ...simd.block_reductions import max_magnitude, max_of_eight, reduce_max_mag
 from ...simd.byte_lanes import low_bytes, store_bytes, store_rounded, store_rounded_rows
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, lane_at, load, mask_from_bits, min_lanes, reduce_min, select, splat, store, store_half
-from ...simd.memory import CACHE_LINE, address, keep_alive, prefetch_elements, view
+from ...simd.memory import address, elements_to_line, keep_alive, prefetch_elements, view
 from ...simd.scalar import ROUNDING_BITS, ROUNDING_CONSTANT
 from .codec import Codec, Encoded, codec_with_amax
 from .float_range import NO_ROWS, amax_of, with_row
@@ -37,14 +37,6 @@ def _scale_and_inverse(amax):
     d = min(amax / np.float32(127), _LARGEST_SCALE)
     nonzero = d > np.float32(3e-39)
     return (d, np.float32(1) / d) if nonzero else (np.float32(0), np.float32(0))
-
-
-@kernel
-def _elements_to_line(x):
-    """How many elements of a row of float32 lie before its first cache line. 0 if they are not whole groups of four."""
-    elements = -address(x) % CACHE_LINE // 4
-    keep_alive(x)
-    return elements if elements % 4 == 0 else 0
 
 
 @kernel
@@ -98,8 +90,8 @@ def _encode_q8_kv(x, out):
     words = out.shape[1] // 4
     scales, sums = view(address(out), (rows, words), np.float32), view(address(out), (rows, words), np.int32)
     flat, out_flat = x.reshape(-1), out.reshape(-1)
-    to_line, last = _elements_to_line(flat), (rows - 1) * n
-    largest, next_largest = amax_of(flat, 0, n), amax_of(flat, min(n, last), n)
+    to_line, last = elements_to_line(flat), (rows - 1) * n
+    largest, next_largest = amax_of(flat, 0, n, to_line), amax_of(flat, min(n, last), n, to_line)
     range_ = NO_ROWS
     for r in range(rows):
         scales[r, 0], inverse = _scale_and_inverse(largest)
@@ -168,9 +160,13 @@ def _encode_q8_kv_r8(x, out):
     """x float32 [8 * groups, n] -> out uint8 [8 * groups, 4 + n], of groups: 32 + 8 * n bytes."""
     rows, n = x.shape
     flat, out_flat, least, largest, at = x.reshape(-1), out.reshape(-1), splat(np.inf), splat(0), 0
-    scales, to_line = view(address(out), out.size // 4, np.float32), _elements_to_line(flat)
+    scales, to_line = view(address(out), out.size // 4, np.float32), elements_to_line(flat)
+    magnitudes = np.empty(LANES, np.float32)
     for first in range(0, rows, ROWS):
-        group_amax = _amax_of_rows(flat, n * first, n, n, to_line)
+        # Row by row: eight rows at once, which begin in the same set of the cache, are read no faster.
+        for row in range(ROWS):
+            magnitudes[row] = magnitudes[ROWS + row] = amax_of(flat, n * (first + row), n, to_line)
+        group_amax = load(magnitudes, 0)
         d = min_lanes(group_amax / 127, splat(_LARGEST_SCALE))
         nonzero = d > np.float32(3e-39)
         store(scales, at // 4, select(nonzero, d, splat(0)))
@@ -187,7 +183,7 @@ def _encode_q8_k_r8(x, out):
     """x float32 [8 * groups, n] -> out uint8 [8 * groups, n / 256 * 258], of groups: n / 256 * 2064 bytes."""
     rows, n = x.shape
     flat, out_flat, least, largest, at = x.reshape(-1), out.reshape(-1), splat(np.inf), splat(0), 0
-    d_words, to_line = view(address(out), out.size // 2, np.uint16), _elements_to_line(flat)
+    d_words, to_line = view(address(out), out.size // 2, np.uint16), elements_to_line(flat)
     for first in range(0, rows, ROWS):
         group_amax = splat(0)
         for start in range(n * first, n * first + n, SUPERBLOCK):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llvmlite import ir
+
 from ..llvm import F32X16, I8, I32, I32X16, LANES, by_parts, call, concat, shuffle, split_vector, vector
 from ..target import Target, target
 from . import x86
@@ -35,6 +37,20 @@ def bytes_of_words(builder: Any, words: Sequence[Any], of: Target | None = None)
         woven = builder.bitcast(_packed(builder, parts[i : i + 4]), vector(I32, bits // 32))
         packed.append(shuffle(builder, woven, None, [4 * lane + k for k in range(4) for lane in range(lanes)]))
     return builder.bitcast(concat(builder, packed), vector(I8, 4 * LANES))
+
+
+def bytes_and_sums(builder: Any, words: Sequence[Any], of: Target | None = None) -> tuple[Any, Any]:
+    """As `bytes_of_words`, and <16 x i32> that together have the sum of these numbers, which are from -127 to 127."""
+    if (of or target()).choose(_PACKED_BITS) == 256:  # numbers of 16 bits are half as many to sum
+        halves = [half for value in words for half in split_vector(builder, value, 2)]
+        pairs = [x86.packs(builder, *halves[i : i + 2]) for i in range(0, len(halves), 2)]
+        total = builder.add(builder.add(*pairs[:2]), builder.add(*pairs[2:]))
+        summed = x86.pmaddwd(builder, total, ir.Constant(total.type, [1] * total.type.count))
+        sums = concat(builder, [summed, ir.Constant(summed.type, [0] * summed.type.count)])
+    else:
+        a, b, c, d = words
+        sums = builder.add(builder.add(a, b), builder.add(c, d))
+    return bytes_of_words(builder, words, of), sums
 
 
 def bytes_of_rows(builder: Any, rows: Sequence[Any], of: Target | None = None) -> Any:
