@@ -169,7 +169,7 @@ _WEIGHTS = (
     ("iq2_s_r4", 222, 229, 256, 82, 0, 4, "soft", "iq4_nl", "iq2_s", None),
     ("iq4_xs_r8", 223, 230, 256, 136, 0, 8, None, "iq4_nl", "iq4_xs", None),
     ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", "f16", None, None, "iquants.iq1"),
-    ("bf16_r16", 230, 232, 1, 2, 0, 16, None, None, "bf16", None),
+    ("bf16_r16", 230, 232, 1, 2, 0, 16, None, None, "bf16", None, "floats"),
     ("q6_0_r4", 233, 335, 32, 26, 0, 4, None, "f16", "q6_0", None),
     ("iq2_bn_r4", 335, 337, 64, 16, 4, 4, None, "q8_0", "iq2_bn", None),
     ("iq2_k_r4", 337, 338, 256, 76, 0, 4, None, "iq4_nl", "iq2_k", None),

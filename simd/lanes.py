@@ -82,6 +82,35 @@ def transpose_runs(typingctx, source, starts, offset, target, index):
 
 
 @intrinsic
+def store_bf16_rows(typingctx, source, start, step, target, index):
+    """Thirty-two consecutive elements of each of sixteen runs of a float32 row, which begin at source[start], source[start +
+    step] and so on, rounded to bf16 (ties to even), to 1,024 bytes of a uint8 row: two of each run in turn. All are finite."""
+    if not (is_row(source, types.float32) and is_row(target, types.uint8)):
+        return None
+
+    def generate(context, builder, signature, args):
+        types_of, (source, start, step, target, index) = signature.args, args
+        pairs = []
+        for lane in range(LANES):
+            halves = []
+            for i in range(2):
+                at = builder.add(start, builder.add(builder.mul(step, I64(lane)), I64(LANES * i)))
+                bits = builder.load(element_pointer(context, builder, types_of[0], source, at, F32X16.element), align=4)
+                bits = builder.bitcast(bits, I32X16)
+                odd = builder.and_(builder.lshr(bits, constant(I32X16, 16)), constant(I32X16, 1))
+                rounded = builder.add(builder.add(bits, constant(I32X16, 0x7FFF)), odd)
+                halves.append(builder.bitcast(rounded, vector(I16, 2 * LANES)))
+            pairs.append(builder.bitcast(shuffle(builder, halves[0], halves[1], range(1, 4 * LANES, 2)), I32X16))
+        for i, words in enumerate(llvm.transposed(builder, pairs)):
+            at = builder.add(index, I64(4 * LANES * i))
+            block = builder.bitcast(words, vector(I8, 4 * LANES))
+            builder.store(block, element_pointer(context, builder, types_of[3], target, at, I8, 4 * LANES), align=1)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp), generate
+
+
+@intrinsic
 def load_half(typingctx, array, index):
     """Sixteen float16 of a uint16 row, as float32 lanes."""
     if not is_row(array, types.uint16):

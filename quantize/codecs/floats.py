@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...formats import TYPES
 from ...formats.floats import bf16_to_f32, f32_to_bf16
+from ...repack.interleave import pack, unpack
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, load, load_half, store, store_half
-from .codec import Codec
+from ...simd.lanes import LANES, load, load_half, store, store_bf16_rows, store_half
+from ...simd.memory import elements_to_line
+from .codec import Codec, Encoded, codec_with_amax
+from .float_range import NO_ROWS, amax_of, finite_amax, with_row
+
+_BF16_ROWS = TYPES["bf16_r16"].rows
 
 
 @kernel
@@ -65,8 +71,39 @@ def _decode_bf16(q: np.ndarray, n: int) -> np.ndarray:
     return bf16_to_f32(q.view(np.uint16))
 
 
+@kernel
+def _to_bf16_rows(x, out):
+    """float32 [16 * groups, n], n a multiple of 32 -> bf16_r16, uint8 [16 * groups, 2 * n]. Returns the least and the largest
+    of the rows' largest magnitudes."""
+    rows, n = x.shape
+    flat, out_flat, range_ = x.reshape(-1), out.reshape(-1), NO_ROWS
+    to_line = elements_to_line(flat)
+    for first in range(0, rows, _BF16_ROWS):
+        for r in range(first, first + _BF16_ROWS):
+            range_ = with_row(range_, amax_of(flat, n * r, n, to_line))
+        for place in range(to_line - 2 * LANES if to_line else 0, n, 2 * LANES):
+            i = min(max(place, 0), n - 2 * LANES)
+            store_bf16_rows(flat, n * first + i, n, out_flat, 2 * (n * first + _BF16_ROWS * i))
+    return range_
+
+
+def _encode_bf16_rows(x: np.ndarray, importance: np.ndarray | None) -> Encoded:
+    """As `EncodeWithAmax`, of bf16_r16: to interleave rows afterwards takes longer than to round them."""
+    rows, n = x.shape
+    if n % (2 * LANES):
+        amax, range_ = finite_amax(x)
+        return pack(_encode_bf16(x, None), "bf16_r16", n)[0], amax, range_
+    out = np.empty((rows, 2 * n), np.uint8)
+    return out, None, _to_bf16_rows(x, out)
+
+
+def _decode_bf16_rows(q: np.ndarray, n: int) -> np.ndarray:
+    return _decode_bf16(unpack(q, "bf16_r16", n)[0], n)
+
+
 CODECS: dict[str, Codec] = {
     "f32": Codec(_encode_f32, _decode_f32, rounds=True),
     "f16": Codec(_encode_f16, _decode_f16, rounds=True),
     "bf16": Codec(_encode_bf16, _decode_bf16, rounds=True),
+    "bf16_r16": codec_with_amax(_encode_bf16_rows, _decode_bf16_rows, rounds=True),
 }

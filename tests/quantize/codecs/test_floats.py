@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ggufmill.quantize import decode, encode, encode_unchecked
+from ggufmill.repack import pack
 
 RNG = np.random.default_rng(2)
 SPECIAL = np.float32([0, -0.0, 1, -1, 65504, -65504, 6e-8, 2e-8, 1e-40, 2049, 2051, 1.00048828125, 0.1, -0.3])
@@ -46,3 +47,15 @@ def test_bf16_rounds_to_nearest(n):
     want = x.astype(ml_dtypes.bfloat16)
     assert np.array_equal(q.view(np.uint16), want.view(np.uint16))
     assert np.array_equal(decode(q, "bf16", n), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (32, 96), (48, 1056), (16, 34)])
+@pytest.mark.parametrize("start", [0, 1, 4, 12])
+def test_bf16_r16_is_bf16_interleaved(shape, start):
+    """Wherever rows begin within a cache line, and also where they are no whole vectors."""
+    rows, n = shape
+    x = np.random.default_rng(start).standard_t(2, rows * n + start).astype(np.float32)[start:].reshape(shape)
+    x[0, :3] = np.finfo(np.float32).max, 1e-40, 1.001953125
+    q = encode_unchecked(x, "bf16_r16")
+    assert np.array_equal(q, pack(encode_unchecked(x, "bf16"), "bf16", n)[0])
+    assert np.array_equal(decode(q, "bf16_r16", n), decode(encode_unchecked(x, "bf16"), "bf16", n))
