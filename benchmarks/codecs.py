@@ -7,7 +7,8 @@
 Contenders: ours; the fork's library that GGML_LIBRARY names (reference); llama.cpp's, if llama-cpp-python is installed
 (mainline); the `gguf` package's numpy code (gguf). Weights are 64 rows x 2048, Student-t(5) * 0.02, importance is
 chi2(2) + 0.01. Every contender runs on one thread; per type their runs alternate, so that a busy machine slows down all.
-Speeds are million elements per second, best of --repeat; the spread of a contender is how much longer its median run took
+Speeds are million elements per second, best of --repeat, of whole calls that allocate their result: `encode` with its checks,
+the library's functions through ctypes; the spread of a contender is how much longer its median run took
 than its best (the table has the largest of a type). Errors are squared errors, weighted by importance where there is
 importance, relative to the other contender's.
 """
@@ -36,6 +37,7 @@ from ggufmill.pipeline.reports.style import COLOURS, INK, new_axes, place_labels
 from ggufmill.quantize import can_encode, decode, encode
 
 ROWS, COLUMNS = 64, 2048
+_LEAST_SECONDS = 1e-4  # of a run
 OURS, REFERENCE, MAINLINE, GGUF = "ours", "reference", "mainline", "gguf"
 TASKS = {"importance": "encode with importance", "plain": "encode without", "decode": "decode"}
 
@@ -77,15 +79,22 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 def race(
     contenders: dict[str, Callable[[], np.ndarray]], repeat: int, clock: Callable[[], float]
 ) -> tuple[dict[str, Speed], dict[str, np.ndarray]]:
-    """Speeds by a clock in seconds, and results; every contender runs once to warm up, then their runs alternate."""
-    results = {name: run() for name, run in contenders.items()}
+    """Speeds by a clock in seconds, and results; every contender runs once to warm up, then their runs alternate.
+
+    A run is as many calls as take _LEAST_SECONDS: to ask for the thread's time takes 0.4 us, and some calls take 7."""
+    results, calls = {name: run() for name, run in contenders.items()}, {}
+    for name, run in contenders.items():
+        start = clock()
+        run()
+        calls[name] = 1 + int(_LEAST_SECONDS / max(clock() - start, _LEAST_SECONDS / 1000))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeat):
         for name, run in contenders.items():
             run()  # the one before has left its own data in the caches
             start = clock()
-            run()
-            times[name].append(clock() - start)
+            for _ in range(calls[name]):
+                run()
+            times[name].append((clock() - start) / calls[name])
     speeds = {name: Speed(ROWS * COLUMNS / min(t) / 1e6, median(t) / min(t) - 1) for name, t in times.items()}
     return speeds, results
 
@@ -121,7 +130,10 @@ def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int,
         row.speed[task], results = race(runs, repeat, clock)
         v = np.float64(1) if weights is None else weights.astype(np.float64)
         row.error[task] = {
-            name: float((v * (decode(result.reshape(ROWS, -1), tensor_type.name, COLUMNS) - x) ** 2).sum() / (v * x**2.0).sum())
+            name: float(
+                (v * (decode(result.view(np.uint8).reshape(ROWS, -1), tensor_type.name, COLUMNS) - x) ** 2).sum()
+                / (v * x**2.0).sum()
+            )
             for name, result in results.items()
         }
     q = encode(x, tensor_type.name, importance)
