@@ -102,7 +102,7 @@ def rivals(program: Path, path: Path, cache_type: str, prompt: int, tokens: int,
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=Path("out/models"), show_default=True)
 @click.option("--sizes", default="dense,latent", show_default=True)
 @click.option("--caches", default="f16,q8_0", show_default=True, help="Types of the cache.")
-@click.option("--tokens", default=10240, show_default=True, help="Of the context.")
+@click.option("--tokens", default=10240, show_default=True, help="Of the context, in whole prompts.")
 @click.option("-p", "--prompt", default=2048, show_default=True, help="Tokens of a prompt, in one pass.")
 @click.option("-n", "--generation", default=32, show_default=True, help="Tokens that are generated.")
 @click.option("--rounds", default=2, show_default=True)
@@ -110,6 +110,7 @@ def main(
     rival: Path | None, folder: Path, sizes: str, caches: str, tokens: int, prompt: int, generation: int, rounds: int
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    tokens = tokens // prompt * prompt  # what is left over no prompt fills, neither here nor there
     click.echo("| model | cache | depth | pp ours | pp rival | ratio | tg ours | tg rival | ratio |")
     click.echo("|---|---|--:|--:|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as temporary:
