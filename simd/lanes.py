@@ -81,6 +81,31 @@ def transpose_runs(typingctx, source, starts, offset, target, index):
     return types.void(source, starts, types.intp, target, types.intp), generate
 
 
+def _bf16(builder, low, high):
+    """Two <16 x float>, all finite, rounded to bf16 (ties to even): <32 x i16>."""
+    halves = []
+    for bits in (builder.bitcast(low, I32X16), builder.bitcast(high, I32X16)):
+        odd = builder.and_(builder.lshr(bits, constant(I32X16, 16)), constant(I32X16, 1))
+        rounded = builder.add(builder.add(bits, constant(I32X16, 0x7FFF)), odd)
+        halves.append(builder.bitcast(rounded, vector(I16, 2 * LANES)))
+    return shuffle(builder, halves[0], halves[1], range(1, 4 * LANES, 2))
+
+
+@intrinsic
+def store_bf16(typingctx, array, index, low, high):
+    """Writes two values of float32 lanes, all finite, rounded to bf16 (ties to even), to 32 consecutive elements of a uint16
+    row."""
+    if not is_row(array, types.uint16):
+        return None
+
+    def generate(context, builder, signature, args):
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I16, 2 * LANES)
+        builder.store(_bf16(builder, *args[2:]), pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, F32, F32), generate
+
+
 @intrinsic
 def store_bf16_rows(typingctx, source, start, step, target, index):
     """Thirty-two consecutive elements of each of sixteen runs of a float32 row, which begin at source[start], source[start +
@@ -92,15 +117,10 @@ def store_bf16_rows(typingctx, source, start, step, target, index):
         types_of, (source, start, step, target, index) = signature.args, args
         pairs = []
         for lane in range(LANES):
-            halves = []
-            for i in range(2):
-                at = builder.add(start, builder.add(builder.mul(step, I64(lane)), I64(LANES * i)))
-                bits = builder.load(element_pointer(context, builder, types_of[0], source, at, F32X16.element), align=4)
-                bits = builder.bitcast(bits, I32X16)
-                odd = builder.and_(builder.lshr(bits, constant(I32X16, 16)), constant(I32X16, 1))
-                rounded = builder.add(builder.add(bits, constant(I32X16, 0x7FFF)), odd)
-                halves.append(builder.bitcast(rounded, vector(I16, 2 * LANES)))
-            pairs.append(builder.bitcast(shuffle(builder, halves[0], halves[1], range(1, 4 * LANES, 2)), I32X16))
+            first = builder.add(start, builder.mul(step, I64(lane)))
+            places = [builder.add(first, I64(LANES * i)) for i in range(2)]
+            pointers = [element_pointer(context, builder, types_of[0], source, at, F32X16.element) for at in places]
+            pairs.append(builder.bitcast(_bf16(builder, *(builder.load(p, align=4) for p in pointers)), I32X16))
         for i, words in enumerate(llvm.transposed(builder, pairs)):
             at = builder.add(index, I64(4 * LANES * i))
             block = builder.bitcast(words, vector(I8, 4 * LANES))
