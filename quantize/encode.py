@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from math import lcm
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -228,11 +229,15 @@ def _encode_checked(
 
 
 def _packed(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
-    if plain.type is plain.target:
-        return q
-    from ..repack import pack
+    return q if plain.type is plain.target else _repack().pack(q, plain.target.name, n)[0]
 
-    return pack(q, plain.target.name, n)[0]
+
+@cache
+def _repack() -> ModuleType:
+    """The module of this name: an `import` at each call would take as long as a short row."""
+    from .. import repack
+
+    return repack
 
 
 def _encode_together(

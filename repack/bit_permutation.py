@@ -8,6 +8,8 @@ term, of nibbles two, and so on.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..data_classes import dataclass
@@ -41,8 +43,7 @@ class BitPermutation:
     step: np.ndarray
 
 
-@dataclass(frozen=True)
-class BlockRows:
+class BlockRows(NamedTuple):
     """Rows as groups of blocks. rows: uint8 [rows, row_bytes], C-contiguous; group: rows that are interleaved (1: plain rows);
     row_meta: bytes before each row's blocks (the metas of a group lie side by side)."""
 

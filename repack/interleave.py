@@ -24,12 +24,7 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     group of rows follow one another, and the interleaved type's name. Raises PlanError for a type without an interleaved form,
     for a number of rows that is no multiple of the group, and for rows whose bytes do not fit n.
     """
-    packed = TYPES.find(type)
-    if packed.base is None:
-        if packed.packed is None:
-            raise PlanError(f"no repacked form of {packed.name}")
-        packed = TYPES[packed.packed]
-    base = TYPES[str(packed.base)]
+    base, packed = _packed_types(type)
     q = _checked(q, base, packed, n)
     out = np.empty((q.shape[0], packed.row_bytes(n)), np.uint8)
     source, target = BlockRows(q, 1, base.row_meta), BlockRows(out, packed.rows, packed.row_meta)
@@ -38,6 +33,17 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
         metas = _group_metas(out, packed)
         metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
     return out, packed.name
+
+
+@cache
+def _packed_types(name: str) -> tuple[TensorType, TensorType]:
+    """The plain and the interleaved type of either's name. Raises PlanError."""
+    packed = TYPES.find(name)
+    if packed.base is None:
+        if packed.packed is None:
+            raise PlanError(f"no repacked form of {packed.name}")
+        packed = TYPES[packed.packed]
+    return TYPES[str(packed.base)], packed
 
 
 def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
