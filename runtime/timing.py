@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ROWS = 2048  # of the matrix that is measured, at most
 _ATTENDED = 512  # tokens of a window whose attention is measured, at most
 _LANES = 16  # numbers to whose multiples rows of keys and values are filled up
-_TOUCHED, _TOUCHES = 1 << 10, 4  # pages of a file that are touched in a row, and how often
+_TOUCHED, _TOUCHES = 1 << 13, 2  # pages of a file that are touched in a row, more than Linux reads ahead; and how often
 _FRESH = 64 << 20  # bytes that are taken from the system and go back to it
 _NUMBERS = 1 << 21  # whose product takes a pass over memory
 _FEW, _MANY = 16, 256  # tokens that are multiplied with it
@@ -201,13 +201,13 @@ def _touching(mapped: Sequence[np.ndarray]) -> float:
     cached = (cached_pages(rows.ctypes.data, rows.nbytes) for rows in mapped)
     missing = [np.flatnonzero(np.frombuffer(pages, np.uint8) == 0) for pages in cached]
     (pages, rows), random = max(zip(missing, mapped, strict=True), key=lambda both: len(both[0])), np.random.default_rng()
-    if len(pages) < _TOUCHES * _TOUCHED:
+    if (number := sum(map(len, missing))) < _TOUCHES * _TOUCHED:
         return 0.0
     flat, touched, begun = rows.reshape(-1), 0, time.thread_time()
     for first in random.choice(pages, _TOUCHES).tolist():
         flat[first * PAGESIZE : (first + _TOUCHED) * PAGESIZE : PAGESIZE].max()
         touched += np.count_nonzero((pages >= first) & (pages < first + _TOUCHED))
-    return (time.thread_time() - begun) / touched * sum(map(len, missing))
+    return (time.thread_time() - begun) / touched * number
 
 
 @cache

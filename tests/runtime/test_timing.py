@@ -133,13 +133,13 @@ def test_what_threads_wait_for_each_other_is_an_average_of_all_that_is_timed(spe
 
 def test_pages_that_are_not_in_memory_take_time(tmp_path, monkeypatch):
     """Of two files the first is all in memory: a slice of 11 GB that was just written was said 26 s of 12."""
-    files = [np.memmap(tmp_path / name, np.uint8, "w+", shape=(1 << 13, PAGESIZE)) for name in "ab"]
+    files = [np.memmap(tmp_path / name, np.uint8, "w+", shape=(1 << 15, PAGESIZE)) for name in "ab"]
     monkeypatch.setattr(timing, "cached_pages", lambda address, nbytes: b"\1" * (nbytes // PAGESIZE))
     assert timing._touching(files) == 0
     first = files[0].ctypes.data
     monkeypatch.setattr(timing, "cached_pages", lambda address, nbytes: bytes([address == first]) * (nbytes // PAGESIZE))
     monkeypatch.setattr(timing.time, "thread_time", iter([0.0, 1.0]).__next__)
-    assert timing._touching(files) >= 2  # four runs, of an eighth of the pages at the most, take one second
+    assert timing._touching(files) >= 2  # two runs, of a quarter of the pages at the most, take one second
 
 
 def test_speeds_are_measured_for_every_kind_of_type():
