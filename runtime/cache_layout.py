@@ -44,6 +44,11 @@ class CachePart:
         return TYPES[self.type].row_bytes(self.padded_width)
 
     @property
+    def suits_bytes(self) -> bool:
+        """Whether what is made of the rows may be rounded to eight bits in blocks of 32: they are in blocks themselves."""
+        return not TYPES[self.type].is_float
+
+    @property
     def token_bytes(self) -> int:
         """Bytes per token and layer, rounded up."""
         return -(-self.heads * self.row_bytes // self.every)

@@ -224,7 +224,8 @@ class CpuExecutable(Executable):
     def weight_bytes(self) -> int:
         ops = (*self.graph.ops, *self.graph.head)
         names = {weight.name for op in ops for weight in op.weights if len(weight.shape) > 1}
-        return self.store.kept_bytes(names, {weight.name for step in self.steps for weight in step.decoded})
+        made = sum(step.made_bytes for step in self.steps)
+        return self.store.kept_bytes(names, {weight.name for step in self.steps for weight in step.decoded}, made)
 
     def release(self) -> None:
         with self._lock:

@@ -16,13 +16,14 @@ from ....data_classes import dataclass
 from ....formats import TYPES, SourceTensor
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD
+from ...cache_layout import CachePart
 from ...graph.ops import LatentAttention
 from ...graph.values import Weight
 from .attention import AttentionParams
 from .kernels import gemv_plan
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm_kernels import BF16
-from .kv_cache import encode_with_nan
+from .kv_cache import encode_with_nan, rotate
 from .weights import HeadWeights, WeightMatrix, WeightStore
 
 
@@ -122,6 +123,39 @@ class HeadMatrices:
         k[...] = self._matmul(latents, keys.transpose(0, 2, 1)).transpose(1, 0, 2)
         v[...] = self._matmul(latents, values.transpose(0, 2, 1)).transpose(1, 0, 2)
 
+    def expander(self, part: CachePart) -> Expander | PackedExpander:
+        """What makes all heads' keys and values. part: latents as they are cached."""
+        if part.suits_bytes and self.packs:
+            rows = self._packed(0, part), self._packed(1, part)
+            keys, values = (gemm.plan_gemm(packed, TYPES["q8_0"], self.shape.rank, self.shape.heads) for packed in rows)
+            if keys is not None and values is not None:
+                return PackedExpander(keys, values, rows, part)
+        return Expander(*self.load(), self.form)
+
+    @property
+    def packs(self) -> bool:
+        """Whether K and V may be multiplied as q8_0: those of quantised types."""
+        stored = [weights.tensor.stored for weights in self._decoded]
+        is_quantised = all(kind is not None and not kind.is_float for kind in stored)
+        has_whole_panels = not (self.shape.nope % gemm.ROWS or self.shape.v % gemm.ROWS)
+        return is_quantised and has_whole_panels and not self.exact and TYPES["q8_0"].fits(self.shape.rank)
+
+    @property
+    def packed_bytes(self) -> int:
+        """That these take."""
+        s = self.shape
+        return s.heads * (s.nope + s.v) * TYPES["q8_0"].row_bytes(s.rank)
+
+    def _packed(self, number: int, part: CachePart) -> np.ndarray:
+        """K or V as q8_0, uint8 [heads * nope or v, row bytes], rotated as latents are."""
+
+        def make() -> np.ndarray:
+            rows = np.array(self.load()[number], np.float32, order="C").reshape(-1, self.shape.rank)
+            rotate(rows, part)
+            return encode_with_nan(rows, "q8_0")
+
+        return self.store.made_rows(f"{self._decoded[0].name} ({'KV'[number]}, q8_0)", make)
+
     def _matmul(self, x: np.ndarray, matrices: np.ndarray) -> np.ndarray:
         """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""
         workers = self.store.workers
@@ -153,6 +187,45 @@ def _packed_weights(candidates: Sequence[HeadWeights], use_gemv: bool) -> HeadWe
 def _block(plan: np.ndarray | None) -> int:
     assert plan is not None
     return int(plan[gemv_plan.BLOCK])
+
+
+@dataclass(frozen=True, eq=False)
+class Expander:
+    """K [heads, nope, rank] and V [heads, v, rank] in float32, and how products take latents."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    form: gemm.InputForm
+
+    def inputs(self, latents: np.ndarray, team: int, threads: int) -> gemm.InputBlocks:
+        """Latents float32 [n, rank] as products take them."""
+        return gemm.filled(latents, self.form, team, threads)
+
+    def expand(self, program: gemm.ProductList, latents: gemm.InputBlocks, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Enters the products that make keys k [heads, n, nope] and values v [heads, n, v] of as many heads from `first` on."""
+        stop = first + len(k)
+        program.matmul(0, latents, self.keys[first:stop].transpose(0, 2, 1), k)
+        program.matmul(0, latents, self.values[first:stop].transpose(0, 2, 1), v)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExpander:
+    """As `Expander`, with plans of the packed rows. Latents are rounded with the rotation that they are cached with: those of
+    q8_0 to what they are."""
+
+    keys: gemm.GemmPlan
+    values: gemm.GemmPlan
+    rows: tuple[np.ndarray, np.ndarray]  # that the plans refer to by address
+    part: CachePart
+
+    def inputs(self, latents: np.ndarray, team: int, threads: int) -> gemm.InputBlocks:
+        rows = latents.copy()
+        rotate(rows, self.part)
+        return gemm.filled(rows, self.keys.form, team, threads)
+
+    def expand(self, program: gemm.ProductList, latents: gemm.InputBlocks, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        program.matmul_packed(0, latents, self.keys, first, k)
+        program.matmul_packed(0, latents, self.values, first, v)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ use, so that memory stays bounded whatever the model's size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -108,17 +108,26 @@ class WeightStore:
                 self._bytes[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
             return self._bytes[tensor.name]
 
+    def made_rows(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What `make` makes of tensors, under a name of its own: once, if there is memory for it."""
+        key = (name, -1, -1)
+        made = self._rows.get(key)
+        if made is None:
+            made = make()
+            self._keep(key, made)
+        return made
+
     def release(self) -> None:
         """Frees decoded rows; those that products are using are freed after them."""
         with self._lock:
             self.free += sum(rows.nbytes for rows in self._rows.values())
             self._rows = {}
 
-    def kept_bytes(self, names: Iterable[str], decoded: Collection[str] = ()) -> int:
+    def kept_bytes(self, names: Iterable[str], decoded: Collection[str] = (), made: int = 0) -> int:
         """Bytes of memory that the weights of these tensors will take when all have been used: those that are decoded, or had
         to be read, as far as there is room for them. decoded: names of those that are, whatever they are stored as, and all of
-        a tensor at once: one that finds no room is there while it is used."""
-        needed = largest = 0
+        a tensor at once: one that finds no room is there while it is used; made: bytes of `made_rows`."""
+        needed, largest = made, 0
         for tensor in (self.source.tensors[name] for name in names if name in self):
             if tensor.name in decoded:
                 largest = max(largest, 4 * prod(tensor.shape))

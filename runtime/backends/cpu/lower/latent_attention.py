@@ -53,6 +53,13 @@ class LatentAttentionStep(Step):
         weights = [op.k_b, op.v_b] if op.kv_b is None else [op.kv_b] if self.mode else []
         self.decoded = tuple(weight for weight in weights if weight is not None)
 
+    @property
+    def made_bytes(self) -> int:
+        """Of K and V as q8_0."""
+        if self.mode < 2 or not self.matrices.packs:
+            return 0
+        return self.matrices.packed_bytes if self.compiled.part(self.op.layer, "kv").suits_bytes else 0
+
     def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
         """Of what is made from latents of the heads that are computed at a time: keys, values, queries and results, and which
         keys are seen where an indexer selects them. Of the weighted latents of all heads where the result is made from them, or

@@ -12,12 +12,12 @@ from .....simd.workers import Workers
 from ....placement.compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
 from ..kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
-from ..kernels.attention.cache_rows import WORDS
+from ..kernels.attention.cache_rows import BYTES, ROW_WORDS, WORDS
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.attention.token_selection import mark_selected
 from ..kernels.gemm import gemm
-from ..kv_cache import CacheRows, KVCache, rotate
-from ..latent_matrices import LatentLayer, LatentShape
+from ..kv_cache import CacheRows, KVCache, encode_with_nan, rotate
+from ..latent_matrices import Expander, LatentLayer, LatentShape, PackedExpander
 from ..memory import View
 from ..pass_program import PassProgram
 from ..pass_tasks import Batch
@@ -43,6 +43,11 @@ def may_round(layer: LatentLayer, out: PassProgram) -> bool:
     float32, nor what comes from latents of 16 bits where their products with K and V round more."""
     kind, matrices = TYPES[out.compiled.part(layer.op.layer, "kv").type], layer.matrices
     return (not kind.is_float and not matrices.exact) or (kind.name in ("f16", "bf16") and matrices.rounds)
+
+
+def _suits_bytes(layer: LatentLayer, out: PassProgram) -> bool:
+    """Whether latents, and keys that are made of them, may be multiplied as bytes."""
+    return out.compiled.part(layer.op.layer, "kv").suits_bytes
 
 
 def _words_of_latents(cache: KVCache, layer: int, new: int) -> CacheRows:
@@ -113,7 +118,7 @@ class LatentBatch:
                 heads = weighted[at].transpose(1, 0, 2)
                 self._result[at] = self._matrices.finish(heads, self._pass.gemv).transpose(1, 0, 2)
         else:
-            keys, values = self._matrices.load()
+            expander = self._matrices.expander(self._pass.compiled.part(self._op.layer, "kv"))
             for cache, at in batch:
                 observed = None
                 if takes_squares:
@@ -121,7 +126,7 @@ class LatentBatch:
                 elif observer is not None:
                     assert weighted is not None
                     observed = weighted[at]
-                self._expand(self._q[at], cache, keys, values, self._result[at], observed, self._seen(cache, at))
+                self._expand(self._q[at], cache, expander, self._result[at], observed, self._seen(cache, at))
         if observer is not None:
             self._report(weighted, squares)
 
@@ -185,8 +190,7 @@ class LatentBatch:
         self,
         q: np.ndarray,
         cache: KVCache,
-        keys: np.ndarray,
-        values: np.ndarray,
+        expander: Expander | PackedExpander,
         out: np.ndarray,
         observed: np.ndarray | None,
         seen: np.ndarray | None,
@@ -201,7 +205,7 @@ class LatentBatch:
         limit = self._pass.settings.attention_bytes
         expansion = Expansion.of(s.heads, m, s.nope + s.rope, s.v, limit, workers.count)
         heads, concurrent, k_width, v_width = expansion.heads, expansion.concurrent, expansion.k_width, expansion.v_width
-        pieces, rotated = self._latents(cache, len(q))
+        pieces, rotated = self._latents(cache, len(q), expander)
         latents = None
         if observed is not None:
             past = cache.read(self._op.layer, "kv", len(q))[0]
@@ -212,8 +216,7 @@ class LatentBatch:
             k, v = np.zeros((stop - first, m, k_width), np.float32), np.zeros((stop - first, m, v_width), np.float32)
             program = gemm.ProductList(team.count)
             for at, inputs in pieces:
-                program.matmul(0, inputs, keys[first:stop].transpose(0, 2, 1), k[:, at, : s.nope])
-                program.matmul(0, inputs, values[first:stop].transpose(0, 2, 1), v[:, at, : s.v])
+                expander.expand(program, inputs, first, k[:, at, : s.nope], v[:, at, : s.v])
             program.run(team.ready())
             k[..., s.nope : s.nope + s.rope] = rotated
             result = np.empty((len(q), stop - first, s.v), np.float32)
@@ -232,7 +235,9 @@ class LatentBatch:
             for first in starts:
                 expand(first)
 
-    def _latents(self, cache: KVCache, new: int) -> tuple[list[tuple[slice, gemm.InputBlocks]], np.ndarray]:
+    def _latents(
+        self, cache: KVCache, new: int, expander: Expander | PackedExpander
+    ) -> tuple[list[tuple[slice, gemm.InputBlocks]], np.ndarray]:
         """The latents of the past and of `new` tokens, piece by piece as products take them, and their rotated keys, float32
         [m, rope]."""
         s, workers, m = self._shape, self._pass.workers, cache.length + new
@@ -241,7 +246,7 @@ class LatentBatch:
             at = slice(first, min(m, first + _PIECE))
             rows = cache.read(self._op.layer, "kv", new, at)[0]
             rotated[at] = rows[:, s.rank :]
-            pieces.append((at, gemm.filled(rows[:, : s.rank], self._matrices.form, workers.ready(), workers.count)))
+            pieces.append((at, expander.inputs(rows[:, : s.rank], workers.ready(), workers.count)))
         return pieces, rotated
 
     def _attend(
@@ -261,7 +266,11 @@ class LatentBatch:
         shared: further values, the same for all heads, whose weighted sums go to shared_out (see flash.Segment).
         """
         if self._flash:
-            keys, values = (_words(x) if self._takes_words and shared is None else CacheRows.of(x) for x in (k, v))
+            if self._takes_words and shared is None:
+                keys = _bytes(k) if _suits_bytes(self._layer, self._pass) else _words(k)
+                values = _words(v, ROW_WORDS)
+            else:
+                keys, values = CacheRows.of(k), CacheRows.of(v)
             segment = Segment(q, keys, values, k.shape[1] - len(q), out, shared, shared_out, seen)
             attend([segment], len(k), self._params, workers, self._pass.gemv)
             return
@@ -276,12 +285,18 @@ class LatentBatch:
                 np.einsum("nhr,nhr->hr", weighted, weighted, dtype=np.float64, out=shared_out)
 
 
-def _words(x: np.ndarray) -> CacheRows:
-    """float32 [heads, rows, width] as rows of WORDS."""
+def _words(x: np.ndarray, type_id: int = WORDS) -> CacheRows:
+    """float32 [heads, rows, width] as rows of WORDS or ROW_WORDS."""
     heads, rows, width = x.shape
     out = np.empty((heads, rows, width // BLOCK * WORD_BYTES), np.uint8)
-    encode_words(np.ascontiguousarray(x, np.float32).reshape(-1), out.reshape(-1))
-    return CacheRows.of(out, WORDS)
+    encode_words(np.ascontiguousarray(x, np.float32).reshape(-1), BLOCK if type_id == WORDS else width, out.reshape(-1))
+    return CacheRows.of(out, type_id)
+
+
+def _bytes(x: np.ndarray) -> CacheRows:
+    """float32 [heads, rows, width] as rows of BYTES."""
+    rows = encode_with_nan(x.reshape(-1, x.shape[2]), "q8_0")
+    return CacheRows.of(rows.reshape(*x.shape[:2], -1), BYTES)
 
 
 def _gathered(keys: CacheRows, values: CacheRows, positions: np.ndarray) -> tuple[CacheRows, CacheRows]:

@@ -18,10 +18,13 @@ from ....graph.ops import Attention, SelectBlocks, SelectKeys
 from ..attention import AttentionParams
 from ..kernels import runs
 from ..kernels.attention import flash, listed_rows, token_selection
-from ..kernels.attention.cache_rows import TYPE_IDS
+from ..kernels.attention.block_panels import BLOCK
+from ..kernels.attention.byte_keys import BYTE_SCORES, round_byte_queries, score_bytes
+from ..kernels.attention.cache_rows import BYTES, TYPE_IDS
 from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
 from ..kernels.attention.token_selection import KEYS
+from ..kv_cache import CacheRows, encode_with_nan
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .recurrent import sequences
@@ -40,27 +43,44 @@ def _scores(
 
     queries: float32 [n, heads, width]; factors: float32 [n, heads]"""
     heads, width = queries.shape[1:]
+    as_bytes = not width % BLOCK and _suits_bytes(program, layer)
+    rounded = np.empty((_TOKENS * heads, 2 * width if as_bytes else 0), np.uint8)
     for cache, at in program.run_inputs.batch:
         first = max(0, (most + 1) * every - 1 - cache.length)
         keys = cache.rows(layer, "index_k", at.stop - at.start)
+        if as_bytes and first < at.stop - at.start:
+            rows = cache.read(layer, "index_k", at.stop - at.start)[0]
+            keys = CacheRows.of(encode_with_nan(rows, "q8_0")[None], BYTES)
         for begin in range(at.start + first, at.stop, _TOKENS):
             tokens = np.arange(begin, min(begin + _TOKENS, at.stop))
             counts = (cache.length + tokens - at.start + 1) // every
             size = -(-int(counts[-1]) // KEYS) * KEYS
             found = np.empty((len(tokens), size), np.float32)
             records = np.zeros(-(-len(tokens) // _TOKENS_OF_TASK), SCORES)
+            rounding, stages = np.zeros(len(records), BYTE_SCORES), []
             for number, row in enumerate(range(0, len(tokens), _TOKENS_OF_TASK)):
                 own = slice(row, min(row + _TOKENS_OF_TASK, len(tokens)))
                 q, out = queries[begin + row :], found[own]
                 of_heads = 0 if factors is None else factors[begin + row :].ctypes.data
-                sizes = int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, KEYS
+                sizes = (int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, KEYS, 0, 0)
+                if as_bytes:
+                    to = rounded[row * heads :].ctypes.data
+                    rounding[number] = (q.ctypes.data, to, len(out) * heads, width, *(0,) * 11)
+                    stages.append((0, round_byte_queries.address, rounding[number:].ctypes.data, 1))
+                    sizes = (*sizes[:-2], to, score_bytes.address)
                 records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)
-            program_of = [
-                (0, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // KEYS))
+            stages += [
+                (1, score_keys.address, records.ctypes.data + i * records.itemsize, -(-int(record["count"]) // KEYS))
                 for i, record in enumerate(records)
             ]
-            team.run(program.workers.ready(), np.array(program_of, np.int64))
+            team.run(program.workers.ready(), np.array(stages, np.int64))
             yield slice(begin, begin + len(tokens)), counts, found
+
+
+def _suits_bytes(program: PassProgram, layer: int) -> bool:
+    """Whether scores of keys may be products of bytes: what attention reads is no finer."""
+    read = (part for name, part in program.compiled.layers[layer].rows.items() if name != "index_k")
+    return not program.settings.exact and all(part.suits_bytes for part in read)
 
 
 def _take_largest(program: PassProgram, scores: np.ndarray, counts: np.ndarray, to: np.ndarray) -> None:

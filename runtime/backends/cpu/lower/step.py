@@ -33,9 +33,11 @@ class Step:
 
     last_read  indices of the values that no later step reads
     decoded    weights that prompts need all of a tensor decoded of
+    made_bytes of rows that prompts make of weights, and keep
     """
 
     decoded: tuple[Weight, ...] = ()
+    made_bytes = 0
 
     def __init__(self, compiled: CompiledGraph, op: Any):
         self.compiled, self.op = compiled, op

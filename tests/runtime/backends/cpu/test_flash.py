@@ -13,7 +13,7 @@ from ggufmill.runtime.backends.cpu import flash
 from ggufmill.runtime.backends.cpu.attention import AttentionParams, scored_attention
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
-from ggufmill.runtime.backends.cpu.kernels.attention.cache_rows import TYPE_IDS, WORDS
+from ggufmill.runtime.backends.cpu.kernels.attention.cache_rows import BYTES, ROW_WORDS, TYPE_IDS, WORDS
 from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS, parts_of
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
@@ -348,7 +348,7 @@ def test_rows_of_words_are_twelve_bits_of_float32(generated):
     rows = []
     for x in (k, v):
         words = np.empty((*x.shape[:2], x.shape[2] // BLOCK * WORD_BYTES), np.uint8)
-        encode_words(x.reshape(-1), words.reshape(-1))
+        encode_words(x.reshape(-1), BLOCK, words.reshape(-1))
         rows.append(CacheRows.of(words, WORDS))
     out, params = np.empty((37, 6, 64), np.float32), AttentionParams(96**-0.5)
     attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
@@ -356,10 +356,48 @@ def test_rows_of_words_are_twelve_bits_of_float32(generated):
     assert np.abs(error[:, 3:]).max() < 1e-3
     assert np.abs(error[:, :3]).max() < 5e-2
     k[1, 5, 7] = np.nan
-    encode_words(k.reshape(-1), rows[0].memory.reshape(-1))
+    encode_words(k.reshape(-1), BLOCK, rows[0].memory.reshape(-1))
     attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
     assert np.isnan(out[:, 3:]).all()
     assert np.isfinite(out[:, :3]).all()
+
+
+def rows_of_bytes(k, v):
+    """Keys as BYTES, values as ROW_WORDS."""
+    keys = encode(k.reshape(-1, k.shape[2]), "q8_0").reshape(*k.shape[:2], -1)
+    words = np.empty((*v.shape[:2], v.shape[2] // BLOCK * WORD_BYTES), np.uint8)
+    encode_words(v.reshape(-1), v.shape[2], words.reshape(-1))
+    return CacheRows.of(keys, BYTES), CacheRows.of(words, ROW_WORDS)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("widths", [(96, 64), (64, 160)])
+def test_rows_of_bytes_are_eight_bits_of_float32(generated, widths):
+    """Queries are rounded as keys are."""
+    q, k, v = random(np.random.default_rng(11), 37, 6, 2, *widths, 301)
+    v[0, :40] *= 50  # of which others do not depend
+    rows, params = rows_of_bytes(k, v), AttentionParams(widths[0] ** -0.5)
+    out, alone, one = (np.empty((37, 6, widths[1]), np.float32) for _ in range(3))
+    attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
+    rounded = [decode(encode(x.reshape(-1, widths[0]), "q8_0"), "q8_0", widths[0]).reshape(x.shape) for x in (q, k)]
+    error = out - plain(*rounded, v, 301, params)
+    assert np.abs(error[:, 3:]).max() < 4e-3
+    assert np.abs(error[:, :3]).max() < 0.2
+    attend([Segment(q, *rows, 301, alone)], 2, params, Workers(1), generated)
+    assert np.array_equal(alone, out)
+    for t in range(37) if not generated else ():
+        part = np.empty((1, 6, widths[1]), np.float32)
+        attend([Segment(np.ascontiguousarray(q[t : t + 1]), *rows, 301 + t, part)], 2, params, TWO, generated)
+        one[t] = part[0]
+    assert generated or np.array_equal(one, out)  # whatever queries are beside it
+    rows[0].memory[1, 5, :2] = 0xFF  # the scale of a block
+    attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
+    assert np.isnan(out[:, 3:]).all()
+    assert np.isfinite(out[:, :3]).all()
+    q[5, 0, 7] = np.nan
+    attend([Segment(q, *rows, 301, out)], 2, params, TWO, generated)
+    assert np.isnan(out[5, 0]).all()
+    assert np.isfinite(out[:, 1:3]).all()
 
 
 @pytest.mark.parametrize("generated", [False, True])
@@ -378,7 +416,7 @@ def test_keys_that_a_query_does_not_see(generated, words):
     if words:
         packed = [np.empty((heads, past + n, width // BLOCK * WORD_BYTES), np.uint8) for _ in "kv"]
         for x, out in zip((k, v), packed, strict=True):
-            encode_words(x.reshape(-1), out.reshape(-1))
+            encode_words(x.reshape(-1), BLOCK, out.reshape(-1))
         rows = [CacheRows.of(x, WORDS) for x in packed]
     found = np.full((n, heads, width), np.nan, np.float32)
     attend([Segment(q, *rows, past, found, seen=seen)], heads, AttentionParams(0.125), TWO, generated)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from small_models import N_VOCAB, latent
 
+from ggufmill.formats import TYPES
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.lower.experts import ExpertsStep
 from ggufmill.runtime.backends.cpu.lower.latent_attention import LatentAttentionStep
 from ggufmill.runtime.backends.cpu.lower.latent_batch import LatentBatch
+from ggufmill.runtime.settings import CACHE_TYPES
 
 N_CTX = 512
 
@@ -30,6 +32,21 @@ def test_matrices_that_latent_attention_decodes_stay_as_far_as_there_is_room(mla
     assert store.kept_bytes(names, names) == taken > 0
     store.free = taken // 2 - 1
     assert store.kept_bytes(names, names) == store.free + taken // 2
+
+
+@pytest.mark.parametrize("cache_k", CACHE_TYPES)
+def test_matrices_that_multiply_quantised_latents_are_made_once(cache_k):
+    model, plain = (load_model(latent(type_name="q8_0"), cache_k=kind, cache_bytes=1 << 24) for kind in (cache_k, "f16"))
+    executable, store = model.executable, model.executable.store
+    made = sum(step.made_bytes for step in executable.steps)
+    assert bool(made) == (not TYPES[cache_k].is_float)
+    assert not any(step.made_bytes for step in load_model(latent(), cache_k=cache_k).executable.steps)
+    assert executable.weight_bytes() - plain.executable.weight_bytes() == made
+    model.hidden_of_windows(windows(1))
+    kept = dict(store._rows)
+    assert sum(rows.nbytes for (name, *_), rows in kept.items() if "q8_0)" in name) == made
+    model.hidden_of_windows(windows(1))
+    assert all(store._rows[key] is rows for key, rows in kept.items())
 
 
 @pytest.mark.parametrize(("heads_at_once", "threads"), [(1 << 40, 1), (1 << 40, 2), (1, 2)])

@@ -6,16 +6,19 @@ from checkpoint_cases import TOLERANCE, convert_case
 from op_graphs import VOCABULARY, Tensors, close, compiled, graph_of, run_both
 
 from ggufmill import quantize_model
-from ggufmill.formats import PlanError, TensorSource
+from ggufmill.formats import TYPES, PlanError, TensorSource
+from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.attention import AttentionParams
+from ggufmill.runtime.backends.cpu.kernels.attention.byte_keys import BYTE_SCORES, round_byte_queries, score_bytes
 from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
 from ggufmill.runtime.backends.cpu.kernels.attention.largest_scores import LARGEST, take_largest
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.backends.cpu.lower import latent_batch
 from ggufmill.runtime.backends.cpu.selected_rows import GatheredAttention, float_rows, gather
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
+from ggufmill.runtime.settings import CACHE_TYPES
 from ggufmill.simd import team
 from ggufmill.simd.workers import Workers
 
@@ -77,25 +80,34 @@ def test_rows_of_parts_follow_each_other():
 
 @pytest.mark.parametrize(("heads", "run"), [(8, 0), (3, 24)])
 @pytest.mark.parametrize("has_factors", [False, True])
-def test_scores_of_keys(heads, run, has_factors):
-    draw, tokens, count, width, step = np.random.default_rng(3), 3, 1000, 40, 10 * 24 if run else 256
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_scores_of_keys(heads, run, has_factors, as_bytes):
+    draw, tokens, count, width, step = np.random.default_rng(3), 3, 1000, 96 if as_bytes else 40, 10 * 24 if run else 256
     q = draw.standard_normal((tokens, heads, width)).astype(np.float32)
-    rows = np.zeros((1, count, 48), np.float32)
+    rows = np.zeros((1, count, -(-width // 16) * 16), np.float32)
     rows[..., :width] = draw.standard_normal((count, width))
     keys, factors = CacheRows.of(rows), draw.standard_normal((tokens, heads)).astype(np.float32)
     shape = (tokens, heads, -(-count // run)) if run else (tokens, -(-count // step) * step)
     out = np.full(shape, np.nan, np.float32)
-    record = np.zeros(1, SCORES)
+    record, rounding, parts = np.zeros(1, SCORES), np.zeros(1, BYTE_SCORES), -(-count // step)
+    rounded, stages = np.empty((tokens * heads, 2 * width), np.uint8), [(1, score_keys.address, record.ctypes.data, parts)]
     sizes = count, factors.ctypes.data if has_factors else 0, run, out.ctypes.data, shape[-1], step
-    record[0] = (q.ctypes.data, tokens, heads, width, keys.address, keys.row_bytes, *sizes)
-    parts = -(-count // step)
-    team.run(Workers(2).ready(), np.array([(0, score_keys.address, record.ctypes.data, parts)], np.int64))
-    scores = q @ rows[0, :, :width].T
+    by = (0, 0)
+    if as_bytes:
+        keys, by = latent_batch._bytes(rows), (rounded.ctypes.data, score_bytes.address)
+        rounding[0] = (q.ctypes.data, rounded.ctypes.data, len(rounded), width, *(0,) * 11)
+        stages.append((0, round_byte_queries.address, rounding.ctypes.data, 1))
+    record[0] = (q.ctypes.data, tokens, heads, width, keys.address, keys.row_bytes, *sizes, *by)
+    team.run(Workers(2).ready(), np.array(sorted(stages), np.int64))
+    scores, near = q @ rows[0, :, :width].T, 1e-4
+    if as_bytes:  # as numpy rounds both
+        q, k = (decode(encode(x, "q8_0"), "q8_0", width) for x in (q.reshape(-1, width), rows[0]))
+        scores, near = (q @ k.T).reshape(scores.shape), 0.02 * np.sqrt(heads)
     if run:
-        assert np.allclose(out, np.maximum.reduceat(scores, np.arange(0, count, run), axis=2), atol=1e-4)
+        assert np.allclose(out, np.maximum.reduceat(scores, np.arange(0, count, run), axis=2), atol=near)
     else:
         expected = (np.maximum(scores, 0) * (factors if has_factors else np.ones_like(factors))[..., None]).sum(axis=1)
-        assert np.allclose(out[:, :count], expected, atol=1e-4)
+        assert np.allclose(out[:, :count], expected, atol=near)
 
 
 @pytest.mark.parametrize("kind", ["any", "few values", "signs of zero", "near each other", "not finite"])
@@ -195,7 +207,7 @@ def test_latents_that_round_are_multiplied_as_words(wide_latents, ubatch, rotate
     quantize_model(path, rounded, "q8_0", pure=True)
     exact, errors = load_model(rounded, exact=True).logits(tokens), []
     convert = latent_batch._words
-    monkeypatch.setattr(latent_batch, "_words", lambda x: words.append(x.shape[2]) or convert(x))
+    monkeypatch.setattr(latent_batch, "_words", lambda x, *kind: words.append(x.shape[2]) or convert(x, *kind))
     for may_round in (False, True):
         assert not words
         monkeypatch.setattr(latent_batch, "may_round", lambda *_, may_round=may_round: may_round)
@@ -203,6 +215,26 @@ def test_latents_that_round_are_multiplied_as_words(wide_latents, ubatch, rotate
         errors.append(np.median(np.abs(logits - exact).max(axis=1)))  # a token may take other experts
     assert set(words) == {64, 32} | ({96} if not rotated else set())  # keys, values, and latents with their rotated keys
     assert errors[1] < 1.5 * errors[0]  # of activations of eight bits
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("ubatch", [512, 33])
+@pytest.mark.parametrize("cache_k", CACHE_TYPES)
+@pytest.mark.parametrize("rotated", [True, False])
+def test_prompts_over_caches_of_every_type(wide_latents, ubatch, cache_k, rotated, monkeypatch, tmp_path):
+    """Products of bytes over latents in blocks, and there alone, are as near to exact ones as those of words and floats."""
+    tokens, _, path = wide_latents
+    rounded, read, by_bytes = tmp_path / "q8_0.gguf", [], latent_batch._bytes
+    quantize_model(path, rounded, "q8_0", pure=True)
+    monkeypatch.setattr(latent_batch, "_bytes", lambda x: read.append(x.shape[2]) or by_bytes(x))
+    exact = load_model(rounded, exact=True, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens)
+    assert not read
+    logits = [load_model(rounded, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens)]
+    assert bool(read) == (not TYPES[cache_k].is_float)
+    monkeypatch.setattr(CachePart, "suits_bytes", False)
+    logits.append(load_model(rounded, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens))
+    errors = [np.median(np.abs(x - exact).max(axis=1)) for x in logits]  # a token may take other experts
+    assert errors[0] < 2 * errors[1]  # of activations of eight bits
 
 
 @pytest.mark.oracle

@@ -20,7 +20,7 @@ from ......simd.llvm import load as load_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
 from ......simd.scalar import ROUNDING_CONSTANT
-from .cache_rows import TYPE_IDS, WORDS, ask
+from .cache_rows import ROW_WORDS, TYPE_IDS, WORDS, ask
 from .tiles import PANEL, transpose
 
 BLOCK = 32
@@ -30,7 +30,7 @@ WORD_BYTES = 4 + 2 * BLOCK  # of a block of WORDS
 _WORD_LARGEST = 2047.0
 _BLOCK_BYTES = np.array(
     [0 if TYPES[name].is_float else TYPES[name].row_bytes(2 * BLOCK) - TYPES[name].row_bytes(BLOCK) for name in TYPE_IDS]
-    + [WORD_BYTES]
+    + [WORD_BYTES, WORD_BYTES, TYPES["q8_0"].block_bytes]
 )
 # A query's numbers in the order in which `key_words` has those of keys: 0 and 2, 1 and 3 of four in one word each.
 _ORDER = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]
@@ -59,12 +59,18 @@ def _unpack_block(type_id, row, at, out, to):
 
 
 @kernel
-def _codes(type_id, at, step, rows, width, scratch, ahead):
+def _has_words(type_id):
+    return type_id in (WORDS, ROW_WORDS)
+
+
+@kernel
+def rows_of_codes(type_id, at, step, rows, width, scratch, ahead):
     """(address, row step, block step) in bytes of the codes, signed bytes or words, of sixteen rows, of which those from `rows`
     on are zeros: as they are in the cache, or unpacked to scratch, of two bytes for each."""
     ask(at + ahead, rows * step if ahead else 0)
     block_bytes = _BLOCK_BYTES[type_id]
-    first, size = 8 if type_id == _Q8_KV else 4 if type_id == WORDS else 2, 2 * BLOCK if type_id == WORDS else BLOCK
+    has_words = _has_words(type_id)
+    first, size = 8 if type_id == _Q8_KV else 4 if has_words else 2, 2 * BLOCK if has_words else BLOCK
     if rows == LANES and block_bytes >= BLOCK:
         return at + first, step, np.int64(block_bytes)
     row_size = width // BLOCK * size
@@ -100,7 +106,7 @@ def read_scales(type_id, at, step, count, width, scales_at, scratch):
     blocks, panels, block_bytes = width // BLOCK, (count + PANEL - 1) // PANEL, _BLOCK_BYTES[type_id]
     size = panels * blocks * PANEL
     scales, marks = view(scales_at, size, np.float32), splat(0)
-    if type_id in (_Q8_KV, WORDS):
+    if type_id == _Q8_KV or _has_words(type_id):
         fill(scales, 0)
         block_bytes = 0 if type_id == _Q8_KV else block_bytes  # one scale of a row
         for r in range(count):
@@ -148,6 +154,38 @@ store_rounded, store_query = _rounded_words(range(LANES)), _rounded_words(_ORDER
 # --- panels -----------------------------------------------------------------------------------------------------------
 
 
+def _columns_of_fours(b, codes, row_step):
+    """LLVM code that gives a block of sixteen keys as eight <16 x i32>: lane l has four numbers of key l."""
+    rows = [load_at(b, codes, vector(I32, 8), b.mul(row_step, I64(row))) for row in range(LANES)]
+    columns = [concat(b, [rows[r], rows[r + 8]]) for r in range(8)]
+    step = 4
+    while step:  # each half is transposed: blocks of step x step beside the diagonal change places
+        low = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+        high = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+        for r in range(8):
+            if not r & step:
+                x, y = columns[r], columns[r + step]
+                columns[r], columns[r + step] = shuffle(b, x, y, low), shuffle(b, x, y, high)
+        step //= 2
+    return columns
+
+
+@intrinsic
+def byte_key_columns(typingctx, codes, row_step, to, to_step):
+    """Writes a block of sixteen keys as eight vectors of words, `to_step` bytes apart: lane l has four numbers of key l, plus
+    128, which makes them unsigned."""
+
+    def generate(context, builder, signature, args):
+        b = builder
+        codes, row_step, to, to_step = args
+        for i, column in enumerate(_columns_of_fours(b, codes, row_step)):
+            unsigned = b.xor(column, constant(I32X16, -0x7F7F7F80))  # 0x80 in each byte
+            store_at(b, unsigned, to, b.mul(to_step, I64(i)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
 @intrinsic
 def _widen_columns(typingctx, codes, row_step, to, to_step):
     """Writes a block of sixteen keys as sixteen vectors of words, `to_step` bytes apart: lane l has two numbers of key l."""
@@ -155,17 +193,7 @@ def _widen_columns(typingctx, codes, row_step, to, to_step):
     def generate(context, builder, signature, args):
         b = builder
         codes, row_step, to, to_step = args
-        rows = [load_at(b, codes, vector(I32, 8), b.mul(row_step, I64(row))) for row in range(LANES)]
-        columns = [concat(b, [rows[r], rows[r + 8]]) for r in range(8)]
-        step = 4
-        while step:  # each half is transposed: blocks of step x step beside the diagonal change places
-            low = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
-            high = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
-            for r in range(8):
-                if not r & step:
-                    x, y = columns[r], columns[r + step]
-                    columns[r], columns[r + step] = shuffle(b, x, y, low), shuffle(b, x, y, high)
-            step //= 2
+        columns = _columns_of_fours(b, codes, row_step)
         eight = constant(I16X32, 8)
         for i, column in enumerate(columns):
             numbers = b.bitcast(column, I16X32)
@@ -197,17 +225,23 @@ _pair_bytes, _pair_words = _pairs(I8), _pairs(I16)
 
 
 @kernel
-def encode_words(x, out):
-    """float32 [numbers], a multiple of 32 -> blocks of WORDS, uint8 [bytes]. Blocks with NaN or infinity have NaN as their
-    scale."""
-    for i in range(x.size // BLOCK):
-        low, high, at = load(x, BLOCK * i), load(x, BLOCK * i + LANES), WORD_BYTES * i
-        largest = reduce_max(max_lanes(abs(low), abs(high)))
-        inverse = np.float32(_WORD_LARGEST) / largest if largest > np.float32(1e-30) else np.float32(0)
-        words = view(out.ctypes.data + at, WORD_BYTES // 2, np.uint16)
-        view(out.ctypes.data + at, 1, np.float32)[0] = largest / np.float32(_WORD_LARGEST) + reduce_sum((low + high) * 0)
-        store_rounded(words, 2, low * inverse)
-        store_rounded(words, 2 + LANES, high * inverse)
+def encode_words(x, run, out):
+    """float32 [numbers], of which each `run`, a multiple of 32, get one scale -> blocks of WORDS, uint8 [bytes]. Where there is
+    NaN or infinity, the scale is NaN."""
+    for first in range(0, x.size, run):
+        largest, marks = splat(0), splat(0)
+        for i in range(first, first + run, LANES):
+            numbers = load(x, i)
+            largest, marks = max_lanes(abs(numbers), largest), marks + numbers * 0
+        highest = reduce_max(largest)
+        inverse = np.float32(_WORD_LARGEST) / highest if highest > np.float32(1e-30) else np.float32(0)
+        scale = highest / np.float32(_WORD_LARGEST) + reduce_sum(marks)
+        for i in range(first, first + run, BLOCK):
+            at = out.ctypes.data + i // BLOCK * WORD_BYTES
+            words = view(at, WORD_BYTES // 2, np.uint16)
+            view(at, 1, np.float32)[0] = scale
+            store_rounded(words, 2, load(x, i) * inverse)
+            store_rounded(words, 2 + LANES, load(x, i + LANES) * inverse)
 
 
 @kernel
@@ -218,7 +252,9 @@ def key_words(type_id, at, step, count, width, to, scratch, ahead):
     `decode_rows`.
     """
     for first in range(0, count, LANES):
-        codes, row_step, block_step = _codes(type_id, at + first * step, step, min(LANES, count - first), width, scratch, ahead)
+        codes, row_step, block_step = rows_of_codes(
+            type_id, at + first * step, step, min(LANES, count - first), width, scratch, ahead
+        )
         target = to + 4 * (first // PANEL * (width // 2) * PANEL + first % PANEL)
         for block in range(width // BLOCK):
             source, to_block = codes + block * block_step, target + 4 * block * (BLOCK // 2) * PANEL
@@ -238,13 +274,13 @@ def value_words(type_id, at, step, count, width, padded, to, scratch, ahead):
         fill(view(to + 4 * panel, padded * pairs - panel, np.int32), 0)
     for first in range(0, count, LANES):
         rows = min(LANES, count - first)
-        codes, row_step, block_step = _codes(type_id, at + first * step, step, rows, width, scratch, ahead)
+        codes, row_step, block_step = rows_of_codes(type_id, at + first * step, step, rows, width, scratch, ahead)
         for column in range(0, width, LANES):
-            source = codes + column // BLOCK * block_step + column % BLOCK * (2 if type_id == WORDS else 1)
+            source = codes + column // BLOCK * block_step + column % BLOCK * (2 if _has_words(type_id) else 1)
             target = to + 4 * ((column // PANEL * pairs + first // 2) * PANEL + column % PANEL)
             for pair in range((rows + 1) // 2):
                 row = source + 2 * pair * row_step
-                if type_id == WORDS:
+                if _has_words(type_id):
                     _pair_words(row, row + row_step, target + 4 * PANEL * pair)
                 else:
                     _pair_bytes(row, row + row_step, target + 4 * PANEL * pair)

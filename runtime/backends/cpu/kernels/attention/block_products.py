@@ -20,7 +20,7 @@ from ......simd.llvm import splat as splat_at
 from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
 from .block_panels import BLOCK, store_query, store_rounded
-from .cache_rows import WORDS
+from .cache_rows import ROW_WORDS, WORDS
 from .tiles import PANEL, ROWS, VECTORS, ask_in_turn
 
 _LARGEST = 32766.0  # of a rounded number: one below what 16 bits hold
@@ -233,11 +233,14 @@ def add_values(
     """
     step, block_step, pairs, blocks = 2 * keys, 2 * keys * rows, (count + 1) // 2, width // BLOCK
     factors_at = scratch + _PANEL_BLOCKS * block_step
-    limit = np.float32(_LARGEST_OF_WORDS if type_id == WORDS else _LARGEST)
+    limit, factor_step = np.float32(_LARGEST_OF_WORDS if type_id in (WORDS, ROW_WORDS) else _LARGEST), 4 * rows
+    parts = _PANEL_BLOCKS
+    if type_id == ROW_WORDS:  # weights are rounded once for all blocks
+        block_step, factor_step, parts = 0 * step, 0 * step, 1
     for panel in range(panels):
         first = panel * PANEL // BLOCK
-        if panel * PANEL % BLOCK == 0:
-            for k in range(_PANEL_BLOCKS):
+        if panel * PANEL % BLOCK == 0 and (type_id != ROW_WORDS or panel == 0):
+            for k in range(parts):
                 factors = view(factors_at + 4 * rows * k, rows, np.float32)
                 if first + k < blocks:
                     words_at = scratch + k * block_step
@@ -251,15 +254,15 @@ def add_values(
         while row < rows:
             w, f, c, left = scratch + row * step, factors_at + 4 * row, to + row * out_step, rows - row
             if left >= ROWS:
-                _six_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
+                _six_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
                 row += ROWS
             elif left >= 4:
-                _four_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
+                _four_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 4
             elif left >= 2:
-                _two_values(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
+                _two_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 2
             else:
-                _one_value(w, step, block_step, f, 4 * rows, v, c, out_step, pairs, overwrite, ahead, last)
+                _one_value(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
                 row += 1
             ahead += 64 * pairs

@@ -18,6 +18,8 @@ from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16
 TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))}
 # Rows that are in no cache: blocks of 32 numbers of 12 bits, as 16-bit integers behind their float32 scale.
 WORDS = len(TYPE_IDS)
+ROW_WORDS = WORDS + 1  # values: as WORDS, of which all blocks of a row have the same scale
+BYTES = WORDS + 2  # keys in no cache: blocks of q8_0, for queries of bytes (see byte_keys)
 _F32, _F16, _BF16 = (TYPE_IDS[name] for name in ("f32", "f16", "bf16"))
 _CHUNKS = PANEL // LANES
 

@@ -24,7 +24,8 @@ from ......simd.team import TaskKernel, call_part
 from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
-from .cache_rows import TYPE_IDS, decode_columns, decode_rows
+from .byte_keys import BYTE_SCORES, round_byte_queries, score_bytes
+from .cache_rows import BYTES, TYPE_IDS, decode_columns, decode_rows
 from .row_products import ROW_PRODUCTS, SCORES
 from .running_softmax import change_scores, clear, exponentiate, first_key, hide, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
@@ -61,8 +62,8 @@ JOB_FIELDS = (
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
     "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
     "merge_heads",  # heads of a part of `merge`
-    "score_part",  # of rows that are multiplied as they lie in the cache (see row_products), or 0: they are decoded
-    "value_part",
+    "score_part",  # of rows that are multiplied as they lie in the cache (see row_products, byte_keys), or 0: they are decoded
+    "value_part",  # for keys of BYTES: what rounds the queries
     "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
     "shared_width",
@@ -90,7 +91,7 @@ _HEAD, _HEAD_END, _MEMBER, _MEMBER_END, _TOKEN, _TOKEN_END, _BLOCK, _BLOCK_END, 
 _TASK_SIZE = len(TASK_FIELDS)
 
 _F32, _FIRST_BLOCK_TYPE = TYPE_IDS["f32"], TYPE_IDS["q8_0"]
-_PRODUCT_WORDS = SCORES.itemsize // 8
+_PRODUCT_WORDS = max(SCORES.itemsize, BYTE_SCORES.itemsize) // 8
 assert KEYS % PANEL == 0
 
 
@@ -231,7 +232,10 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         last_end = min(task[_BLOCK_END] * KEYS, position + tokens, job[_PAST] + job[_N])
         for head in range(task[_HEAD], task[_HEAD_END]):
             _copy_queries(job, task, head, scale, queries, k_width)
-            if has_key_blocks:
+            if has_key_blocks and job[_SCORE_PART]:
+                products[0], products[1], products[2], products[3] = queries_at, query_words, rows, k_width
+                call_part(job[_VALUE_PART], address(products), 0)
+            elif has_key_blocks:
                 round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
             key = task[_BLOCK] * KEYS
             if (
@@ -263,7 +267,14 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                 tiles = (rows - skipped + ROWS - 1) // ROWS
                 k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
                 k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
-                if has_key_blocks:
+                if has_key_blocks and job[_SCORE_PART]:
+                    products[1], products[2] = query_words + 2 * k_width * skipped, rows - skipped
+                    products[4], products[5], products[6] = k, job[_K_ROW_BYTES], count
+                    products[7], products[8] = block_scores, 4 * KEYS
+                    products[9], products[10], products[11] = decoded_at, scales_at, codes_at
+                    products[12], products[13], products[14] = k_ahead, k_next, k_last
+                    call_part(job[_SCORE_PART], address(products), 0)
+                elif has_key_blocks:
                     key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at, k_ahead)
                     mark = read_scales(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, scales_at, codes_at)
                     q_at, f_at, blocks = query_words + 2 * k_width * skipped, query_factors + 4 * skipped, k_width // BLOCK
@@ -383,12 +394,14 @@ ATTEND = {
 
 
 def attend_of(k_type: int, v_type: int) -> TaskKernel:
-    """The function for keys and values of these types, of TYPE_IDS or WORDS."""
+    """The function for keys and values of these types, of TYPE_IDS, WORDS or BYTES."""
     return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
 
 
 def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int) -> tuple[int, int]:
     """`score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a job."""
+    if k_type == BYTES:
+        return score_bytes.address, round_byte_queries.address
     # What adding lanes up takes grows with the queries, what decoding takes with the width: measured on a Zen 4, they meet
     # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. The queries of one token count, so that drafts get the sums of
     # single ones.

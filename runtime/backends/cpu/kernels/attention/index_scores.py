@@ -7,14 +7,15 @@ import numpy as np
 
 from ......simd.lanes import LANES, load, max_lanes, splat, store
 from ......simd.memory import address, fill, keep_alive, view
-from ......simd.team import TaskKernel
+from ......simd.team import TaskKernel, call_part
+from .byte_keys import BYTE_SCORES
 from .cache_rows import TYPE_IDS, decode_columns
 from .running_softmax import round_up
 from .tiles import PANEL, multiply_panels
 
 _F32 = TYPE_IDS["f32"]
-# Operands: queries float32 [tokens, heads, width]; keys, as the cache has them in float32, and how many; factors float32
-# [tokens, heads], or 0: ones; out float32 [tokens, out_step], or, for runs of keys, [tokens, heads, out_step].
+# Operands: queries float32 [tokens, heads, width]; keys, float32 as the cache has them or rows of BYTES, and how many; factors
+# float32 [tokens, heads], or 0: ones; out float32 [tokens, out_step], or, for runs of keys, [tokens, heads, out_step].
 SCORES = np.dtype(
     [
         (name, np.int64)
@@ -24,6 +25,7 @@ SCORES = np.dtype(
             "run",  # 0: of each key the sum over heads of factor * max(0, score); n: of each n keys each head's largest score
             "out", "out_step",
             "step",  # keys of a part: a multiple of LANES and of `run`
+            "rounded", "byte_part",  # queries as byte_keys rounds them, for keys of BYTES, and its part; 0: float32
         )
     ]
 )  # fmt: skip
@@ -34,23 +36,35 @@ def _score(task, number):
     count, queries, width = min(task.step, task.count - first), task.tokens * task.heads, round_up(task.width, LANES)
     panels = (count + PANEL - 1) // PANEL
     columns = panels * PANEL
-    scratch = np.empty(columns * width + queries * (columns + width) + LANES, np.float32)
+    of_bytes = columns * width // 32 + LANES * width // 2 if task.rounded else 0
+    scratch = np.empty(columns * width + queries * (columns + width) + LANES + of_bytes, np.float32)
     panels_at = (address(scratch) + 63) // 64 * 64
     scores_at = panels_at + 4 * columns * width
     queries_at = scores_at + 4 * queries * columns
-    given, rows = view(task.queries, queries * task.width, np.float32), view(queries_at, queries * width, np.float32)
-    for r in range(queries):
-        for j in range(task.width):
-            rows[r * width + j] = given[r * task.width + j]
-        for j in range(task.width, width):
-            rows[r * width + j] = np.float32(0)
-    if round_up(count, LANES) < columns:  # what lay there may be subnormal, and slow
-        fill(view(panels_at + 4 * (panels - 1) * width * PANEL, width * PANEL, np.float32), 0)
-    decode_columns(_F32, task.keys + first * task.row_bytes, task.row_bytes, count, width, panels_at, 0)
-    every = np.bool_(True)
-    multiply_panels(
-        queries_at, 4 * width, queries, panels_at, panels, width, scores_at, 4 * columns, every, panels_at, panels_at
-    )
+    if task.rounded:
+        record = np.zeros(1, BYTE_SCORES)
+        one = record[0]
+        one.rounded, one.rows, one.width, one.count = task.rounded, queries, width, count
+        one.keys, one.key_step = task.keys + first * task.row_bytes, task.row_bytes
+        one.scores, one.scores_step, one.panels = scores_at, 4 * columns, panels_at
+        one.scales, one.scratch = queries_at, queries_at + columns * width // 8
+        one.first, one.last = panels_at, panels_at
+        call_part(task.byte_part, address(record), 0)
+        keep_alive(record)
+    else:
+        given, rows = view(task.queries, queries * task.width, np.float32), view(queries_at, queries * width, np.float32)
+        for r in range(queries):
+            for j in range(task.width):
+                rows[r * width + j] = given[r * task.width + j]
+            for j in range(task.width, width):
+                rows[r * width + j] = np.float32(0)
+        if round_up(count, LANES) < columns:  # what lay there may be subnormal, and slow
+            fill(view(panels_at + 4 * (panels - 1) * width * PANEL, width * PANEL, np.float32), 0)
+        decode_columns(_F32, task.keys + first * task.row_bytes, task.row_bytes, count, width, panels_at, 0)
+        every = np.bool_(True)
+        multiply_panels(
+            queries_at, 4 * width, queries, panels_at, panels, width, scores_at, 4 * columns, every, panels_at, panels_at
+        )
     scores = view(scores_at, queries * columns, np.float32)
     for token in range(task.tokens):
         if task.run:

@@ -284,12 +284,16 @@ class ProductList:
         plan.words[: gemm_kernels.WEIGHT_COLUMNS] = matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows
         plan.words[gemm_kernels.UNPACKER], plan.words[gemm_kernels.GROUP] = part.address, matrices.strides[1]
         plan = replace(plan, rows=rows)
-        jobs = np.zeros((count, 4), np.int64)
-        jobs[:, gemm_kernels.MATRIX], jobs[:, gemm_kernels.N_ROWS] = np.arange(count), out.shape[1]
+        jobs = _matrix_jobs(out, np.arange(count))
         jobs[:, gemm_kernels.FIRST] = np.arange(count) * step
-        jobs[:, gemm_kernels.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
         self._arrays.append(matrices)
         self.product(stage, plan, inputs, out, jobs, 0, stride)
+
+    def matmul_packed(self, stage: int, inputs: InputBlocks, plan: GemmPlan, first: int, out: np.ndarray) -> None:
+        """Enters products of inputs with the matrices of a plan from `first` on, as many as out has: [matrices, n, rows of the
+        plan], in contiguous rows. Where these have others behind them in memory, they are a multiple of ROWS."""
+        jobs = _matrix_jobs(out, np.arange(first, first + len(out)))
+        self.product(stage, plan, inputs, out, jobs, 0, _row_stride(out))
 
     def run(self, address: int) -> None:
         """address: of the team (see Workers.ready)."""
@@ -386,6 +390,14 @@ def matmul(
     program.matmul(1, inputs, matrices, out, padded if x.ndim == 3 else 0)
     program.run(address)
     return out
+
+
+def _matrix_jobs(out: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Jobs of the same inputs with these matrices, for out [matrices, n, rows]."""
+    jobs = np.zeros((len(out), 4), np.int64)
+    jobs[:, gemm_kernels.MATRIX], jobs[:, gemm_kernels.N_ROWS] = matrices, out.shape[1]
+    jobs[:, gemm_kernels.TARGET] = np.arange(len(out)) * (out.strides[0] // (4 * _row_stride(out)))
+    return jobs
 
 
 def _row_stride(out: np.ndarray) -> int:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from packed_samples import sample_of, store_of
 
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
-from ggufmill.quantize import can_encode, decode
+from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS
@@ -129,6 +129,25 @@ def test_products_of_any_shape_cut_anywhere(name, way, n, sixteens, columns, thr
         np.abs(out[:, 4:-3] - double)
         <= (1e-6 if exact or name == "f32" or (name, way) == ("f16", "neither") else 2**-7) * bound
     )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 32, 32), (13, 64, 96), (150, 96, 1024)])
+def test_products_with_some_matrices_of_a_plan(threads, n, rows, columns):
+    """The numbers of each matrix by itself, written beside others."""
+    kind, draw, workers = TYPES["q8_0"], np.random.default_rng(6), WORKERS[threads]
+    packed = encode(draw.standard_normal((5 * rows, columns)).astype(np.float32), "q8_0")
+    x, plan = draw.standard_normal((n, columns)).astype(np.float32), gemm.plan_gemm(packed, kind, columns, 5)
+    assert plan is not None
+    inputs, program = gemm.filled(x, plan.form, workers.ready(), threads), gemm.ProductList(threads)
+    out = np.full((3, n, rows + 16), np.nan, np.float32)
+    program.matmul_packed(0, inputs, plan, 1, out[..., :rows])
+    program.run(workers.ready())
+    assert np.isnan(out[..., rows:]).all()
+    for number, found in enumerate(out[..., :rows], 1):
+        own = packed[number * rows : (number + 1) * rows]
+        alone = store_of("q8_0", own, rows, columns).matrix("w", columns, rows).multiply(x, use_gemv=False)
+        assert np.array_equal(found, alone)
 
 
 @settings(max_examples=60, deadline=None)
