@@ -16,6 +16,7 @@ from ..kernels.attention.cache_rows import BYTES, ROW_WORDS, WORDS
 from ..kernels.attention.shared_values import SharedValues
 from ..kernels.attention.token_selection import mark_selected
 from ..kernels.gemm import gemm
+from ..kernels.hadamard import transform_rows
 from ..kv_cache import CacheRows, KVCache, encode_with_nan, rotate
 from ..latent_matrices import Expander, LatentLayer, LatentShape, PackedExpander
 from ..memory import View
@@ -43,11 +44,6 @@ def may_round(layer: LatentLayer, out: PassProgram) -> bool:
     float32, nor what comes from latents of 16 bits where their products with K and V round more."""
     kind, matrices = TYPES[out.compiled.part(layer.op.layer, "kv").type], layer.matrices
     return (not kind.is_float and not matrices.exact) or (kind.name in ("f16", "bf16") and matrices.rounds)
-
-
-def _suits_bytes(layer: LatentLayer, out: PassProgram) -> bool:
-    """Whether latents, and keys that are made of them, may be multiplied as bytes."""
-    return out.compiled.part(layer.op.layer, "kv").suits_bytes
 
 
 def _words_of_latents(cache: KVCache, layer: int, new: int) -> CacheRows:
@@ -261,13 +257,18 @@ class LatentBatch:
         shared_out: np.ndarray | None = None,
     ) -> None:
         """Attention of q [n, heads, width] over k [heads, m, width] and v [heads, m, value width], rows filled up to a multiple
-        of sixteen numbers with zeros, into out [n, heads, value width].
+        of sixteen numbers with zeros, into out [n, heads, value width]. k may be overwritten.
 
         shared: further values, the same for all heads, whose weighted sums go to shared_out (see flash.Segment).
         """
         if self._flash:
             if self._takes_words and shared is None:
-                keys = _bytes(k) if _suits_bytes(self._layer, self._pass) else _words(k)
+                part = self._pass.compiled.part(self._op.layer, "kv")
+                if part.suits_bytes and part.rotation:  # as keys in a cache are
+                    q = q.copy()
+                    _rotate(q)
+                    _rotate(k)
+                keys = _bytes(k) if part.suits_bytes else _words(k)
                 values = _words(v, ROW_WORDS)
             else:
                 keys, values = CacheRows.of(k), CacheRows.of(v)
@@ -291,6 +292,13 @@ def _words(x: np.ndarray, type_id: int = WORDS) -> CacheRows:
     out = np.empty((heads, rows, width // BLOCK * WORD_BYTES), np.uint8)
     encode_words(np.ascontiguousarray(x, np.float32).reshape(-1), BLOCK if type_id == WORDS else width, out.reshape(-1))
     return CacheRows.of(out, type_id)
+
+
+def _rotate(x: np.ndarray) -> None:
+    """Transforms rows [..., width], C-contiguous, in place, in runs of the largest power of two that divides their width. Sums of
+    products of two such rows stay as they were."""
+    width = x.shape[-1]
+    transform_rows(x.reshape(-1, width), np.full(width // (width & -width), width & -width, np.int64))
 
 
 def _bytes(x: np.ndarray) -> CacheRows:
