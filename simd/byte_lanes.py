@@ -9,10 +9,11 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic
+from .instructions.dot_products import add_byte_dots
 from .instructions.integers import bytes_and_sums, bytes_of_rows, bytes_of_words, rounded
 from .instructions.permute import permute_bytes
 from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
-from .llvm import F32X16, I8, I32, I32X16, I64, constant, shuffle, split_vector, undefined, vector
+from .llvm import F32X16, I8, I8X64, I16, I32, I32X16, I64, constant, shuffle, split_vector, undefined, vector
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
@@ -67,6 +68,33 @@ def transpose_bytes(typingctx, source, index, target, start, step):
         return context.get_dummy_value()
 
     return types.void(source, types.intp, target, types.intp, types.intp), generate
+
+
+@intrinsic
+def store_run_sums(typingctx, row, index, sums, start):
+    """Sixteen sums of sixteen signed bytes each, -127 to 127, row[index ... index + 255] of a uint8 row, to sums[start ...
+    start + 15] of an int16 row."""
+    if not (is_row(row, types.uint8) and is_row(sums, types.int16)):
+        return None
+
+    def generate(context, builder, signature, args):
+        (row_type, _, sums_type, _), (row, index, sums, start) = signature.args, args
+        vectors = []
+        for i in range(0, LANES * LANES, 4 * LANES):
+            at = element_pointer(context, builder, row_type, row, builder.add(index, I64(i)), I8, 4 * LANES)
+            codes = builder.load(at, align=1)
+            vectors.append(add_byte_dots(builder, constant(I32X16, 0), constant(I8X64, 1), codes, 1))
+        while len(vectors) > 1:  # sums of neighbours, in their order
+            sides = [range(first, 2 * LANES, 2) for first in range(2)]
+            vectors = [
+                builder.add(*(shuffle(builder, a, b, side) for side in sides))
+                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        to = element_pointer(context, builder, sums_type, sums, start, I16)
+        builder.store(builder.trunc(vectors[0], vector(I16, LANES)), to, align=2)
+        return context.get_dummy_value()
+
+    return types.void(row, types.intp, sums, types.intp), generate
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from ......simd.compile import kernel
-from ......simd.memory import address, fill, keep_alive, view
+from ......simd.memory import address, fill, keep_alive, prefetch_lines, view
 from ......simd.team import TaskKernel, call_part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
@@ -70,6 +70,7 @@ _BYTE_SUMS = 1056  # most pairs of panels times tokens of bytes: their sums take
 _BYTE_PAIRS, _BYTE_TOKENS = 4, 528  # most pairs, and most tokens
 _FEW_TOKENS = 96  # so few are multiplied too fast for packed rows to arrive meanwhile
 _LINE = 64
+_PIECE_BYTES = 4 * BYTE_COLUMNS  # of a row of activations
 
 
 # --- activations ----------------------------------------------------------------------------------------------------
@@ -98,13 +99,32 @@ def _fill_block(table, bf16, block, first, stop):
 
 
 @kernel
+def _group_sum(run_sums, group, g):
+    """The sum of the codes of a group of columns."""
+    if group == RUN:
+        return np.int32(run_sums[g])
+    if group == 2 * RUN:
+        return np.int32(run_sums[2 * g]) + np.int32(run_sums[2 * g + 1])
+    total = np.int32(0)
+    for r in range(g * (group // RUN), (g + 1) * (group // RUN)):
+        total += np.int32(run_sums[r])
+    return total
+
+
+@kernel
 def _quantise_block(table, block, first, stop):
     """The columns first to stop - 1 of a block of bytes, all of a tile of columns."""
     columns, group, zero, rows = table[X_COLUMNS], table[SECOND_PARAMETER], table[FIRST_PARAMETER], table[BLOCK_ROWS]
     size, block_columns = stop - first, max(BLOCK, group)
     run_sums = np.empty(size // RUN, np.int16)
-    for row in range(block * TILE_TOKENS, (block + 1) * TILE_TOKENS):
+    end = (block + 1) * TILE_TOKENS
+    for row in range(block * TILE_TOKENS, end):
         row_of_x, place = _source_row(table, row), first * rows + row * BYTE_COLUMNS
+        # Rows lie in the last cache, and no prefetcher of the processor knows which piece comes next.
+        following, at = (row + 1, first) if row + 1 < end else (block * TILE_TOKENS, stop)
+        row_to_come = _source_row(table, following)
+        if row_to_come >= 0:
+            prefetch_lines(table[X] + 4 * (row_to_come * columns + at), _PIECE_BYTES)
         codes = view(table[BLOCKS] + place, size, np.uint8)
         scales = view(table[TOKEN_SCALES] + 4 * place // block_columns, size // block_columns, np.float32)
         if row_of_x < 0:
@@ -117,11 +137,9 @@ def _quantise_block(table, block, first, stop):
         offsets = view(table[OFFSETS] + 4 * place // group, size // group, np.int32)
         totals = view(table[TOTALS] + 4 * place // group, size // group, np.float32)
         for g in range(size // group):
-            total = np.int32(0)
-            for r in range(g * group // RUN, (g + 1) * group // RUN):
-                total += np.int32(run_sums[r])
+            total = _group_sum(run_sums, group, g)
             offsets[g] = np.int32((CODE_BIAS - zero) * total)
-            totals[g] = np.float32(total) * scales[g * group // block_columns]
+            totals[g] = np.float32(total) * scales[g >> 1 if group < block_columns else g]
 
 
 def _prepare(bf16: bool | None) -> TaskKernel:
