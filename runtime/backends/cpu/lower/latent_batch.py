@@ -295,8 +295,8 @@ def _words(x: np.ndarray, type_id: int = WORDS) -> CacheRows:
 
 
 def _rotate(x: np.ndarray) -> None:
-    """Transforms rows [..., width], C-contiguous, in place, in runs of the largest power of two that divides their width. Sums of
-    products of two such rows stay as they were."""
+    """Transforms rows [..., width], C-contiguous, in place, in runs of the largest power of two that divides their width.
+    Products of two such rows stay as they were."""
     width = x.shape[-1]
     transform_rows(x.reshape(-1, width), np.full(width // (width & -width), width & -width, np.int64))
 
