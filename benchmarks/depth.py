@@ -110,6 +110,8 @@ def main(
     rival: Path | None, folder: Path, sizes: str, caches: str, tokens: int, prompt: int, generation: int, rounds: int
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if tokens < prompt:
+        raise click.UsageError(f"a context of {tokens} tokens holds no prompt of {prompt}")
     tokens = tokens // prompt * prompt  # what is left over no prompt fills, neither here nor there
     click.echo("| model | cache | depth | pp ours | pp rival | ratio | tg ours | tg rival | ratio |")
     click.echo("|---|---|--:|--:|--:|--:|--:|--:|--:|")

@@ -35,8 +35,8 @@ class TensorType:
                 else of llama.cpp, else the type of least measured error (docs/formats/mixes.md)
     base        for a repacked type: the plain type whose bits it permutes
     packed      for a plain type: the repacked type of the same bits
-    codec       module of quantize/codecs that encodes and decodes rows of this type; None for types that only permute the bits
-                of their base, and for those that are not encoded here
+    codec       module of quantize/codecs that encodes and decodes rows of this type; None for those that are not encoded here,
+                and most that only permute the bits of their base
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,13 +45,21 @@ def release_pages(mapped: mmap.mmap, stop: int) -> None:
 
 def cached_pages(address: int, nbytes: int) -> bytes:
     """Of each page of so much memory that is a mapped file's, from the one with the first byte on: 1 if it need not be read
-    from the disk; all 0 where the system does not say."""
+    from the disk; all 0 where the system does not say. Linux says 1 of all pages of a file that is not `may_be_asked_for`."""
     offset = address % mmap.PAGESIZE
     pages, mincore = ctypes.create_string_buffer(-(-(offset + nbytes) // mmap.PAGESIZE)), c_function("mincore")
     size = ctypes.c_size_t(offset + nbytes)
     if mincore is None or mincore(ctypes.c_void_p(address - offset), size, pages) != 0:
         return bytes(len(pages))
     return pages.raw.translate(_LOWEST_BIT)
+
+
+def may_be_asked_for(file: Path) -> bool:
+    """Whether Linux tells this process which pages of a file are in memory: of those that it owns or may write to."""
+    try:
+        return os.access(file, os.W_OK) or file.stat().st_uid == os.geteuid()
+    except (OSError, AttributeError):  # Windows has no geteuid, and does not say
+        return False
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

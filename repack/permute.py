@@ -20,12 +20,14 @@ def permute(permutation: BitPermutation, source: BlockRows, target: BlockRows, b
     blocks = (source.rows.shape[1] - source.row_meta) // block_bytes
     if groups == 0 or blocks == 0:
         return
+    read = source.rows.view()
+    read.flags.writeable = False  # as rows of files are: else it would be compiled twice
     # Bytes before the first block, from group to group and from block to block.
     strides = [(side.group * side.row_meta, group * side.rows.shape[1], side.group * block_bytes) for side in (source, target)]
     _permute(
         groups,
         blocks,
-        source.rows,
+        read,
         target.rows,
         *strides,
         _word_places(permutation, target.rows.shape[1]),

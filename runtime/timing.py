@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource
-from ..operating_system.memory import cached_pages, free_bytes
+from ..operating_system.memory import cached_pages, free_bytes, may_be_asked_for
 from ..simd.workers import Workers
 from .backends.cpu.attention import AttentionParams
 from .backends.cpu.flash import Segment, attend
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _ROWS = 2048  # of the matrix that is measured, at most
 _ATTENDED = 512  # tokens of a window whose attention is measured, at most
 _LANES = 16  # numbers to whose multiples rows of keys and values are filled up
-_TOUCHED, _TOUCHES = 1 << 13, 2  # pages of a file that are touched in a row, more than Linux reads ahead; and how often
+_TOUCHED, _TOUCHES = 16 << 20, 2  # bytes of a tensor that are touched in a row, and how often
+_ASKED = 256  # tensors of which is asked what is in memory
 _FRESH = 64 << 20  # bytes that are taken from the system and go back to it
 _NUMBERS = 1 << 21  # whose product takes a pass over memory
 _FEW, _MANY = 16, 256  # tokens that are multiplied with it
@@ -162,8 +163,7 @@ def _products_seconds(model: Model, every: Sequence[Product], tokens: float, pas
         touched = min(one.matrices * passes, tokens * one.used)
         seconds += speed.seconds(one.size * touched, one.per_token * tokens)
     seconds *= waiting()
-    if files := [tensor.mapped for tensor in mapped.values() if tensor.mapped is not None]:
-        seconds += _touching(files)
+    seconds += _touching(list(mapped.values()))
     return seconds + _read_seconds(model.source.identity, list(unread.values()), _cache_bytes(model), passes, settings.exact)
 
 
@@ -195,19 +195,28 @@ def _read_speed(tensor: SourceTensor, read: Callable[[int, int], object]) -> flo
     return _seconds(lambda: read(0, rows)) / (rows * tensor.shape[0])
 
 
-def _touching(mapped: Sequence[np.ndarray]) -> float:
-    """Of a thread, for touching mapped files for the first time: for their pages that are not in memory, by some of the file
-    that has most of them, at random places. Those that are take a hundredth of that."""
-    cached = (cached_pages(rows.ctypes.data, rows.nbytes) for rows in mapped)
-    missing = [np.flatnonzero(np.frombuffer(pages, np.uint8) == 0) for pages in cached]
-    (pages, rows), random = max(zip(missing, mapped, strict=True), key=lambda both: len(both[0])), np.random.default_rng()
-    if (number := sum(map(len, missing))) < _TOUCHES * _TOUCHED:
-        return 0.0
-    flat, touched, begun = rows.reshape(-1), 0, time.thread_time()
-    for first in random.choice(pages, _TOUCHES).tolist():
-        flat[first * PAGESIZE : (first + _TOUCHED) * PAGESIZE : PAGESIZE].max()
-        touched += np.count_nonzero((pages >= first) & (pages < first + _TOUCHED))
-    return (time.thread_time() - begun) / touched * number
+def _touching(tensors: Sequence[SourceTensor]) -> float:
+    """Of a thread, for touching mapped tensors for the first time: for their pages that are not in memory, which a run of each
+    of some tensors shows, as long as the two runs that miss most take. Pages that are in memory take a hundredth of that."""
+    random, seen, runs = np.random.default_rng(), 0, list[tuple[int, np.ndarray]]()
+    for i in random.permutation(len(tensors))[:_ASKED].tolist():
+        mapped = tensors[i].mapped
+        flat = np.empty(0, np.uint8) if mapped is None else mapped.reshape(-1)
+        first = int(random.integers(max(1, flat.size - _TOUCHED + 1)))
+        run = flat[first : first + _TOUCHED]
+        asked = all(map(may_be_asked_for, tensors[i].files))
+        pages = cached_pages(run.ctypes.data, run.nbytes) if asked else bytes(-(-run.nbytes // PAGESIZE))
+        runs.append((pages.count(0), run))
+        seen += len(pages)
+    missing = sum(count for count, _ in runs)
+    touched = sorted(runs, key=lambda one: -one[0])[:_TOUCHES]
+    if (found := sum(count for count, _ in touched)) * PAGESIZE < _TOUCHED:
+        return 0.0  # of smaller runs most would be what the system reads ahead
+    begun = time.thread_time()
+    for _, run in touched:
+        run[::PAGESIZE].max(initial=0)
+    nbytes = sum(tensor.mapped.nbytes for tensor in tensors if tensor.mapped is not None)
+    return (time.thread_time() - begun) / found * missing / seen * nbytes / PAGESIZE
 
 
 @cache

@@ -47,8 +47,8 @@ class Codec:
     rounds_without_importance  the same where there is no importance, of values with a float16 scale and minimum
 
     All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
-    a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
-    rows.
+    a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8, bf16_r16), has a codec that is given whole
+    groups of rows.
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]

@@ -1,3 +1,4 @@
+import os
 import platform
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from mmap import PAGESIZE, mmap
 import numpy as np
 import pytest
 
-from ggufmill.operating_system.memory import cached_pages
+from ggufmill.operating_system.memory import cached_pages, may_be_asked_for
 
 SCRIPT = textwrap.dedent("""
     import os, resource, sys
@@ -62,3 +63,16 @@ def test_pages_that_are_not_mapped_are_not_in_memory():
     assert cached_pages(address, 2 * PAGESIZE) == b"\0\0"  # none was written
     mapped[PAGESIZE] = 1
     assert cached_pages(address, 2 * PAGESIZE)[0] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
+def test_files_of_others_are_not_asked_for(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    assert may_be_asked_for(file)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write to any
+    assert may_be_asked_for(file)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert not may_be_asked_for(file)
+    assert not may_be_asked_for(tmp_path / "gone")

@@ -57,6 +57,18 @@ def test_arrays_of_other_dimensions():
         encode(np.zeros((1, 2, 32), np.float32), "q8_0")
 
 
+@pytest.mark.parametrize("name", ["q8_0", "f16", "bf16", "bf16_r16", "q8_KV", "q8_KV_r8"])
+def test_nonfinite_weights_are_located_in_every_column(name):
+    x = np.random.default_rng(1).standard_normal((16, 96)).astype(np.float32)
+    for column in range(96):
+        row = column % 16
+        kept, x[row, column] = x[row, column], (np.nan, np.inf, -np.inf)[column % 3]
+        with pytest.raises(NonFiniteError) as error:
+            encode(x, name)
+        assert (error.value.row, error.value.column) == (row, column)
+        x[row, column] = kept
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nonfinite_weights_are_located(value):
     x = X.copy()

@@ -131,15 +131,26 @@ def test_what_threads_wait_for_each_other_is_an_average_of_all_that_is_timed(spe
     assert with_waiting / layers_seconds(model, 64, 64) == pytest.approx(43 / 25)
 
 
-def test_pages_that_are_not_in_memory_take_time(tmp_path, monkeypatch):
-    """Of two files the first is all in memory: a slice of 11 GB that was just written was said 26 s of 12."""
-    files = [np.memmap(tmp_path / name, np.uint8, "w+", shape=(1 << 15, PAGESIZE)) for name in "ab"]
+@pytest.mark.parametrize("offset", [0, 32, PAGESIZE - 1])
+def test_pages_that_are_not_in_memory_take_time(offset, tmp_path, monkeypatch):
+    """Of two tensors the first is all in memory: a slice of 11 GB that was just written was said 26 s of 12."""
+    file = np.memmap(tmp_path / "file", np.uint8, "w+", shape=(64 << 20) + PAGESIZE)[offset:]
+    rows = [file[i << 25 : (i + 1) << 25].reshape(-1, 1 << 15) for i in range(2)]
+    tensors = [SourceTensor(str(i), (1 << 15, 1 << 10), "i8", lambda *_: rows[0], mapped=x) for i, x in enumerate(rows)]
     monkeypatch.setattr(timing, "cached_pages", lambda address, nbytes: b"\1" * (nbytes // PAGESIZE))
-    assert timing._touching(files) == 0
-    first = files[0].ctypes.data
-    monkeypatch.setattr(timing, "cached_pages", lambda address, nbytes: bytes([address == first]) * (nbytes // PAGESIZE))
+    assert timing._touching(tensors) == 0
+    second = rows[1].ctypes.data
+    monkeypatch.setattr(timing, "cached_pages", lambda address, nbytes: bytes([address < second]) * (nbytes // PAGESIZE))
     monkeypatch.setattr(timing.time, "thread_time", iter([0.0, 1.0]).__next__)
-    assert timing._touching(files) >= 2  # two runs, of a quarter of the pages at the most, take one second
+    assert timing._touching(tensors) == pytest.approx(2)  # a run is half of the second
+
+
+def test_tensors_that_are_not_mapped_or_small_are_not_touched(tmp_path):
+    small = np.memmap(tmp_path / "file", np.uint8, "w+", shape=(1, 100))
+    for mapped in (small, small[:0], None):
+        tensor = SourceTensor("a", (100, 1), "i8", lambda *_: small, mapped=mapped, files=(tmp_path / "gone",))
+        assert timing._touching([tensor]) == 0
+    assert timing._touching([]) == 0
 
 
 def test_speeds_are_measured_for_every_kind_of_type():

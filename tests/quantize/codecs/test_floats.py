@@ -8,7 +8,9 @@ from ggufmill.quantize import decode, encode, encode_unchecked
 from ggufmill.repack import pack
 
 RNG = np.random.default_rng(2)
-SPECIAL = np.float32([0, -0.0, 1, -1, 65504, -65504, 6e-8, 2e-8, 1e-40, 2049, 2051, 1.00048828125, 0.1, -0.3])
+SPECIAL = np.float32(
+    [0, -0.0, 1, -1, 65504, -65504, 6e-8, 2e-8, 1e-40, 2049, 2051, 1.00048828125, 0.1, -0.3, 1.00390625, 1.01171875]
+)
 
 
 @pytest.mark.parametrize("n", [1, 14, 16, 33])
@@ -20,9 +22,19 @@ def test_f32_round_trip(n):
     assert np.array_equal(decode(q, "f32", n), x)
 
 
-@pytest.mark.parametrize("n", [1, 14, 16, 33])
-def test_f16_rounds_to_nearest(n):
-    x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
+def rows_of(n, start):
+    """float32 [5, n], whose first row begins so many numbers after a cache line."""
+    numbers = np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)])
+    memory = np.empty(5 * n + 32, np.float32)
+    x = memory[(-memory.ctypes.data % 64) // 4 + start :][: 5 * n].reshape(5, n)
+    x[:] = np.resize(numbers, (5, n))
+    return x
+
+
+@pytest.mark.parametrize("n", [1, 14, 16, 33, 96, 1056])
+@pytest.mark.parametrize("start", [0, 1, 4, 12])
+def test_f16_rounds_to_nearest(n, start):
+    x = rows_of(n, start)
     q = encode(x, "f16")
     want = x.astype(np.float16)
     assert np.array_equal(q.view(np.uint16), want.view(np.uint16))
@@ -40,9 +52,10 @@ def test_f16_overflow_becomes_the_largest_finite_number():
     assert decode(encode_unchecked(x, "f16"), "f16", 4).tolist() == [[65504, -65504, 65504, -65504]]
 
 
-@pytest.mark.parametrize("n", [1, 14, 33])
-def test_bf16_rounds_to_nearest(n):
-    x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
+@pytest.mark.parametrize("n", [1, 14, 33, 96, 1056])
+@pytest.mark.parametrize("start", [0, 1, 4, 12])
+def test_bf16_rounds_to_nearest(n, start):
+    x = rows_of(n, start)
     q = encode(x, "bf16")
     want = x.astype(ml_dtypes.bfloat16)
     assert np.array_equal(q.view(np.uint16), want.view(np.uint16))
