@@ -118,7 +118,7 @@ def test_sequences_that_absorb_and_such_that_expand_in_one_pass(tokens):
 def test_latents_expanded_in_pieces_give_the_same_numbers(tokens, monkeypatch, threads, cache_k):
     expected = load_model(model_source("ik"), mla=2, cache_k=cache_k, threads=threads, ubatch=32).logits(tokens)
     monkeypatch.setattr(latent_batch, "_PIECE", 16)
-    plain = 2e-2 if cache_k == "f16" else 0.1  # flash attention may have 12 bits, or 8, of what is made of latents
+    plain = 2e-2 if cache_k == "f16" else 0.08  # flash attention may have 12 bits, or 8, of what is made of latents
     for flash in (True, False):
         model = load_model(model_source("ik"), mla=2, cache_k=cache_k, threads=threads, ubatch=32, flash=flash)
         assert np.abs(model.logits(tokens) - expected).max() < (1e-6 if flash else plain) * rms(expected)

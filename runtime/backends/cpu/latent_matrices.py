@@ -24,7 +24,7 @@ from .kernels import gemv_plan
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm_kernels import BF16
 from .kv_cache import encode_with_nan, rotate
-from .weights import HeadWeights, WeightMatrix, WeightStore
+from .weights import HeadWeights, WeightMatrix, WeightStore, multiplies_as_stored
 
 
 class LatentShape:
@@ -35,11 +35,24 @@ class LatentShape:
         self.nope, self.v = op.nope, op.v_width
 
 
+def rounds_latents(store: WeightStore, op: LatentAttention) -> bool:
+    """Whether products with K and V are those of quantised weights, with activations of eight bits. Reads no tensor."""
+    weights = (op.k_b if op.kv_b is None else op.kv_b), op.v_b
+    tensors = [store.source.tensors[weight.name] for weight in weights if weight is not None]
+    return all(t.stored and not t.stored.is_float and multiplies_as_stored(t, store.exact) for t in tensors)
+
+
+def takes_bytes(store: WeightStore, op: LatentAttention, part: CachePart) -> bool:
+    """Whether keys that are made of cached latents, and scores that select some, may be products of bytes: latents are cached
+    in blocks, and what multiplies them rounds as much. part: latents as they are cached."""
+    return part.suits_bytes and rounds_latents(store, op)
+
+
 class HeadMatrices:
     """K and V of a layer, whichever tensors hold them."""
 
     def __init__(self, store: WeightStore, op: LatentAttention, shape: LatentShape):
-        self.store, self.shape = store, shape
+        self.store, self.op, self.shape = store, op, shape
 
         def matrix(weight: Weight | None) -> WeightMatrix | None:
             return None if weight is None else store.matrix(weight.name, *weight.shape)
@@ -125,20 +138,17 @@ class HeadMatrices:
 
     def expander(self, part: CachePart) -> Expander | PackedExpander:
         """What makes all heads' keys and values. part: latents as they are cached."""
-        if part.suits_bytes and self.packs:
+        if self.packs(part):
             rows = self._packed(0, part), self._packed(1, part)
             keys, values = (gemm.plan_gemm(packed, TYPES["q8_0"], self.shape.rank, self.shape.heads) for packed in rows)
             if keys is not None and values is not None:
                 return PackedExpander(keys, values, rows, part)
         return Expander(*self.load(), self.form)
 
-    @property
-    def packs(self) -> bool:
-        """Whether K and V may be multiplied as q8_0: those of quantised types."""
-        stored = [weights.tensor.stored for weights in self._decoded]
-        is_quantised = all(kind is not None and not kind.is_float for kind in stored)
+    def packs(self, part: CachePart) -> bool:
+        """Whether prompts multiply K and V as q8_0. part: latents as they are cached."""
         has_whole_panels = not (self.shape.nope % gemm.ROWS or self.shape.v % gemm.ROWS)
-        return is_quantised and has_whole_panels and not self.exact and TYPES["q8_0"].fits(self.shape.rank)
+        return has_whole_panels and TYPES["q8_0"].fits(self.shape.rank) and takes_bytes(self.store, self.op, part)
 
     @property
     def packed_bytes(self) -> int:
@@ -149,12 +159,27 @@ class HeadMatrices:
     def _packed(self, number: int, part: CachePart) -> np.ndarray:
         """K or V as q8_0, uint8 [heads * nope or v, row bytes], rotated as latents are."""
 
-        def make() -> np.ndarray:
-            rows = np.array(self.load()[number], np.float32, order="C").reshape(-1, self.shape.rank)
+        def make_head(head: int) -> np.ndarray:
+            rows = np.array(self._rows_of(number, head), np.float32, order="C")
             rotate(rows, part)
             return encode_with_nan(rows, "q8_0")
 
+        def make() -> np.ndarray:
+            return np.concatenate(self.store.workers.map(make_head, range(self.shape.heads)))
+
         return self.store.made_rows(f"{self._decoded[0].name} ({'KV'[number]}, q8_0)", make)
+
+    def _rows_of(self, number: int, head: int) -> np.ndarray:
+        """K (0) or V (1) of a head, float32 [nope or v, rank], decoded for this once."""
+        s = self.shape
+        if self.kv_b is not None:
+            first = head * (s.nope + s.v) + number * s.nope
+            return self.kv_b.tensor.read(first, first + (s.v if number else s.nope))
+        if number:
+            assert self.v_b is not None
+            return self.v_b.tensor.read(head * s.v, (head + 1) * s.v)
+        assert self.k_b is not None
+        return self.k_b.tensor.read(head * s.rank, (head + 1) * s.rank).T
 
     def _matmul(self, x: np.ndarray, matrices: np.ndarray) -> np.ndarray:
         """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""

@@ -20,7 +20,7 @@ from ....graph import Observer
 from ....graph.ops import LatentAttention
 from ..attention import AttentionParams
 from ..attention_jobs import CachedAttention
-from ..latent_matrices import HeadMatrices, LatentLayer, LatentShape
+from ..latent_matrices import HeadMatrices, LatentLayer, LatentShape, rounds_latents
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .attention import attend
@@ -51,14 +51,11 @@ class LatentAttentionStep(Step):
         self.layer = LatentLayer(op, shape, self.matrices, AttentionParams(op.scale), self.mode, until, sparse_from)
         self.kv_b = None if op.kv_b is None else compiled.matrix(op.kv_b)
         weights = [op.k_b, op.v_b] if op.kv_b is None else [op.kv_b] if self.mode else []
+        packs = self.mode > 1 and self.matrices.packs(compiled.part(op.layer, "kv"))
+        if packs and op.selection is None:  # which has other products in prompts
+            weights = []
         self.decoded = tuple(weight for weight in weights if weight is not None)
-
-    @property
-    def made_bytes(self) -> int:
-        """Of K and V as q8_0."""
-        if self.mode < 2 or not self.matrices.packs:
-            return 0
-        return self.matrices.packed_bytes if self.compiled.part(self.op.layer, "kv").suits_bytes else 0
+        self.made_bytes = self.matrices.packed_bytes if packs else 0  # K and V as q8_0
 
     def inner_bytes(self, counts: Sequence[int], context: int, observer: Observer | None) -> int:
         """Of what is made from latents of the heads that are computed at a time: keys, values, queries and results, and which
@@ -76,7 +73,10 @@ class LatentAttentionStep(Step):
         limit, threads = self.compiled.settings.attention_bytes, self.compiled.store.workers.count
         most = context if wanting else min(context, self.layer.sparse_from + max(counts))
         seen = most * max(counts) if self.layer.sparse_from else 0
-        return expansion_bytes(s, max(counts), context, limit, threads) + keeps_weighted * 4 * s.heads * n * s.rank + seen
+        rounds = wanting is None and (self.compiled.settings.fast or rounds_latents(self.compiled.store, op))
+        return (
+            expansion_bytes(s, max(counts), context, limit, threads, rounds) + keeps_weighted * 4 * s.heads * n * s.rank + seen
+        )
 
     def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape

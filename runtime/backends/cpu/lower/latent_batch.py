@@ -9,6 +9,7 @@ import numpy as np
 
 from .....formats import TYPES
 from .....simd.workers import Workers
+from ....cache_layout import CachePart
 from ....placement.compute_buffers import SCORES_BYTES, Expansion
 from ..flash import Segment, attend
 from ..kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
@@ -18,7 +19,7 @@ from ..kernels.attention.token_selection import mark_selected
 from ..kernels.gemm import gemm
 from ..kernels.hadamard import transform_rows
 from ..kv_cache import CacheRows, KVCache, encode_with_nan, rotate
-from ..latent_matrices import Expander, LatentLayer, LatentShape, PackedExpander
+from ..latent_matrices import Expander, LatentLayer, LatentShape, PackedExpander, takes_bytes
 from ..memory import View
 from ..pass_program import PassProgram
 from ..pass_tasks import Batch
@@ -30,13 +31,14 @@ _PIECE = 4096  # tokens whose latents are decoded at a time
 _ABSORBED = 128  # tokens whose queries and weighted latents are in memory at a time
 
 
-def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, threads: int) -> int:
+def expansion_bytes(s: LatentShape, n: int, context: int, attention_bytes: int, threads: int, is_rounded: bool) -> int:
     """Bytes that `LatentBatch` takes to expand the keys and values of a sequence of `context` tokens for the last n of them:
     those, the queries and the results of the heads that are computed at a time, and the latents, decoded and as products take
-    them."""
+    them. is_rounded: keys and values become words or bytes."""
     expansion = Expansion.of(s.heads, context, s.nope + s.rope, s.v, attention_bytes, threads)
     heads = expansion.heads * max(1, expansion.concurrent)
-    return expansion.nbytes + 4 * (heads * n * (s.nope + s.rope + s.v) + context * 2 * (s.rank + s.rope))
+    words = expansion.nbytes // 4 // BLOCK * WORD_BYTES if is_rounded else 0
+    return expansion.nbytes + words + 4 * (heads * n * (s.nope + s.rope + s.v) + context * 2 * (s.rank + s.rope))
 
 
 def may_round(layer: LatentLayer, out: PassProgram) -> bool:
@@ -84,6 +86,15 @@ class LatentBatch:
         self._observer = out.observer if is_observed else None
 
     @cached_property
+    def _takes_bytes(self) -> bool:
+        """Whether expanded keys are, where they may be words."""
+        return takes_bytes(self._matrices.store, self._op, self._part)
+
+    @property
+    def _part(self) -> CachePart:
+        return self._pass.compiled.part(self._op.layer, "kv")
+
+    @cached_property
     def _takes_words(self) -> bool:
         """Whether expanded keys and values are. Asked for when there are some: plans of products are made for it."""
         s = self._shape
@@ -114,7 +125,7 @@ class LatentBatch:
                 heads = weighted[at].transpose(1, 0, 2)
                 self._result[at] = self._matrices.finish(heads, self._pass.gemv).transpose(1, 0, 2)
         else:
-            expander = self._matrices.expander(self._pass.compiled.part(self._op.layer, "kv"))
+            expander = self._matrices.expander(self._part)
             for cache, at in batch:
                 observed = None
                 if takes_squares:
@@ -216,7 +227,7 @@ class LatentBatch:
             program.run(team.ready())
             k[..., s.nope : s.nope + s.rope] = rotated
             result = np.empty((len(q), stop - first, s.v), np.float32)
-            queries = np.ascontiguousarray(q[:, first:stop])
+            queries = np.array(q[:, first:stop], order="C")
             if latents is None or observed is None:
                 self._attend(queries, k, v, result, team, seen)
             else:
@@ -257,18 +268,16 @@ class LatentBatch:
         shared_out: np.ndarray | None = None,
     ) -> None:
         """Attention of q [n, heads, width] over k [heads, m, width] and v [heads, m, value width], rows filled up to a multiple
-        of sixteen numbers with zeros, into out [n, heads, value width]. k may be overwritten.
+        of sixteen numbers with zeros, into out [n, heads, value width]. q and k may be overwritten.
 
         shared: further values, the same for all heads, whose weighted sums go to shared_out (see flash.Segment).
         """
         if self._flash:
             if self._takes_words and shared is None:
-                part = self._pass.compiled.part(self._op.layer, "kv")
-                if part.suits_bytes and part.rotation:  # as keys in a cache are
-                    q = q.copy()
-                    _rotate(q)
-                    _rotate(k)
-                keys = _bytes(k) if part.suits_bytes else _words(k)
+                if self._takes_bytes and self._part.rotation:  # as keys in a cache are
+                    _rotate(q, workers)
+                    _rotate(k, workers)
+                keys = _bytes(k, workers) if self._takes_bytes else _words(k)
                 values = _words(v, ROW_WORDS)
             else:
                 keys, values = CacheRows.of(k), CacheRows.of(v)
@@ -294,16 +303,18 @@ def _words(x: np.ndarray, type_id: int = WORDS) -> CacheRows:
     return CacheRows.of(out, type_id)
 
 
-def _rotate(x: np.ndarray) -> None:
+def _rotate(x: np.ndarray, workers: Workers) -> None:
     """Transforms rows [..., width], C-contiguous, in place, in runs of the largest power of two that divides their width.
     Products of two such rows stay as they were."""
     width = x.shape[-1]
-    transform_rows(x.reshape(-1, width), np.full(width // (width & -width), width & -width, np.int64))
+    runs = np.full(width // (width & -width), width & -width, np.int64)
+    workers.map(lambda rows: transform_rows(rows, runs), np.array_split(x.reshape(-1, width), workers.count), 4 * x.size)
 
 
-def _bytes(x: np.ndarray) -> CacheRows:
+def _bytes(x: np.ndarray, workers: Workers) -> CacheRows:
     """float32 [heads, rows, width] as rows of BYTES."""
-    rows = encode_with_nan(x.reshape(-1, x.shape[2]), "q8_0")
+    parts = np.array_split(x.reshape(-1, x.shape[2]), workers.count)
+    rows = np.concatenate(workers.map(lambda rows: encode_with_nan(rows, "q8_0"), parts, 4 * x.size))
     return CacheRows.of(rows.reshape(*x.shape[:2], -1), BYTES)
 
 

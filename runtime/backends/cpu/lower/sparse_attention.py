@@ -14,7 +14,7 @@ import numpy as np
 from .....formats import TYPES, PlanError
 from .....simd import team
 from ....graph import Value
-from ....graph.ops import Attention, SelectBlocks, SelectKeys
+from ....graph.ops import Attention, LatentAttention, SelectBlocks, SelectKeys
 from ..attention import AttentionParams
 from ..kernels import runs
 from ..kernels.attention import flash, listed_rows, token_selection
@@ -25,6 +25,7 @@ from ..kernels.attention.index_scores import SCORES, score_keys
 from ..kernels.attention.largest_scores import LARGEST, take_largest
 from ..kernels.attention.token_selection import KEYS
 from ..kv_cache import CacheRows, encode_with_nan
+from ..latent_matrices import takes_bytes
 from ..memory import View, with_heads
 from ..pass_program import PassProgram
 from .recurrent import sequences
@@ -43,7 +44,7 @@ def _scores(
 
     queries: float32 [n, heads, width]; factors: float32 [n, heads]"""
     heads, width = queries.shape[1:]
-    as_bytes = not width % BLOCK and _suits_bytes(program, layer)
+    as_bytes = not width % BLOCK and _takes_bytes(program, layer)
     rounded = np.empty((_TOKENS * heads, 2 * width if as_bytes else 0), np.uint8)
     for cache, at in program.run_inputs.batch:
         first = max(0, (most + 1) * every - 1 - cache.length)
@@ -77,10 +78,12 @@ def _scores(
             yield slice(begin, begin + len(tokens)), counts, found
 
 
-def _suits_bytes(program: PassProgram, layer: int) -> bool:
-    """Whether scores of keys may be products of bytes: what attention reads is no finer."""
-    read = (part for name, part in program.compiled.layers[layer].rows.items() if name != "index_k")
-    return not program.settings.exact and all(part.suits_bytes for part in read)
+def _takes_bytes(program: PassProgram, layer: int) -> bool:
+    """Whether scores of keys may be products of bytes: those of attention to the keys that they select are."""
+    compiled = program.compiled
+    latent = [op for op in compiled.all_ops if isinstance(op, LatentAttention) and op.layer == layer]
+    rounds = [takes_bytes(compiled.store, op, compiled.part(layer, "kv")) for op in latent]
+    return program.settings.mla > 1 and bool(rounds) and all(rounds)
 
 
 def _take_largest(program: PassProgram, scores: np.ndarray, counts: np.ndarray, to: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from ggufmill.runtime.backends.cpu.kernels.attention.byte_keys import BYTE_SCORE
 from ggufmill.runtime.backends.cpu.kernels.attention.index_scores import SCORES, score_keys
 from ggufmill.runtime.backends.cpu.kernels.attention.largest_scores import LARGEST, take_largest
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
-from ggufmill.runtime.backends.cpu.lower import latent_batch
+from ggufmill.runtime.backends.cpu.lower import latent_batch, sparse_attention
 from ggufmill.runtime.backends.cpu.selected_rows import GatheredAttention, float_rows, gather
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.runtime.settings import CACHE_TYPES
@@ -94,7 +94,7 @@ def test_scores_of_keys(heads, run, has_factors, as_bytes):
     sizes = count, factors.ctypes.data if has_factors else 0, run, out.ctypes.data, shape[-1], step
     by = (0, 0)
     if as_bytes:
-        keys, by = latent_batch._bytes(rows), (rounded.ctypes.data, score_bytes.address)
+        keys, by = latent_batch._bytes(rows, Workers(1)), (rounded.ctypes.data, score_bytes.address)
         rounding[0] = (q.ctypes.data, rounded.ctypes.data, len(rounded), width, *(0,) * 11)
         stages.append((0, round_byte_queries.address, rounding.ctypes.data, 1))
     record[0] = (q.ctypes.data, tokens, heads, width, keys.address, keys.row_bytes, *sizes, *by)
@@ -226,7 +226,7 @@ def test_prompts_over_caches_of_every_type(wide_latents, ubatch, cache_k, rotate
     tokens, _, path = wide_latents
     rounded, read, by_bytes = tmp_path / "q8_0.gguf", [], latent_batch._bytes
     quantize_model(path, rounded, "q8_0", pure=True)
-    monkeypatch.setattr(latent_batch, "_bytes", lambda x: read.append(x.shape[2]) or by_bytes(x))
+    monkeypatch.setattr(latent_batch, "_bytes", lambda x, *given: read.append(x.shape[2]) or by_bytes(x, *given))
     exact = load_model(rounded, exact=True, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens)
     assert not read
     logits = [load_model(rounded, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens)]
@@ -235,6 +235,24 @@ def test_prompts_over_caches_of_every_type(wide_latents, ubatch, cache_k, rotate
     logits.append(load_model(rounded, cache_k=cache_k, ubatch=ubatch, k_cache_hadamard=rotated).logits(tokens))
     errors = [np.median(np.abs(x - exact).max(axis=1)) for x in logits]  # a token may take other experts
     assert errors[0] < 2 * errors[1]  # of activations of eight bits
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("weights", "options"), [("f32", {}), ("bf16", {}), ("bf16", {"fast": True}), ("q8_0", {"mla": 1})])
+def test_nothing_of_float_weights_or_without_expanded_keys_is_bytes(wide_latents, weights, options, monkeypatch, tmp_path):
+    tokens, _, path = wide_latents
+    quantize_model(path, tmp_path / "a.gguf", weights, pure=True)
+    read, by_bytes = [], latent_batch._bytes
+    monkeypatch.setattr(latent_batch, "_bytes", lambda *given: read.append("keys") or by_bytes(*given))
+    encoded = sparse_attention.encode_with_nan
+    monkeypatch.setattr(sparse_attention, "encode_with_nan", lambda *given: read.append("scores") or encoded(*given))
+    load_model(tmp_path / "a.gguf", cache_k="q8_0", **options).logits(tokens)
+    assert not read
+    load_model(path, cache_k="q8_0", **options).logits(tokens)
+    assert not read
+    quantize_model(path, tmp_path / "q.gguf", "q8_0", pure=True)
+    load_model(tmp_path / "q.gguf", cache_k="q8_0").logits(tokens)
+    assert set(read) == {"keys", "scores"}
 
 
 @pytest.mark.oracle
