@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, field
@@ -25,6 +26,7 @@ from ...quantize.covariance.matrix.triangles import triangle_size
 from ...runtime import Model
 from ...runtime.backends import CACHED_BYTES
 from ...runtime.graph.ops import ExpertLinear
+from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space
 from ..common.reading import TORCH_BYTES, TORCH_STARTING, start_seconds, started_bytes, tokenising_bytes
 
@@ -158,6 +160,7 @@ def forecast_collection(
     chunks, nbytes = windows.weighted_count(count), 0
     if path is not None:
         nbytes = file_size(path.suffix, shapes, windows.datasets, chunks, windows.n_ctx)
+    begun = time.process_time() - compilation_seconds()
     covariance, (seconds, sum_seconds), idle = None, expected_seconds(model, (), tokens, windows.n_ctx, 1), 0.0
     if job is not None:
         outputs = len(outputs_of(job.inputs))
@@ -166,9 +169,10 @@ def forecast_collection(
         seen = seen_by(job)
         covariance = CovarianceForecast(len(job.inputs) - outputs, *sizes, len(job.passes), gradients, seen)
         seconds, sum_seconds, idle = job.expected_seconds()
+    estimating = max(0.0, time.process_time() - compilation_seconds() - begun)  # covariances are timed alike before they begin
     threads, folder = model.workers.count, (path or Path("x")).parent
     sum_seconds += tokens * squared_numbers(model, options) * squaring_seconds() / threads
-    starting = {"start": start_seconds([model]) / threads}
+    starting = {"start": (start_seconds([model]) + (estimating if job is not None else 0.0)) / threads}
     if job is not None and job.curvature is not None:
         starting["torch"] = TORCH_STARTING / threads
     return CollectionForecast(
