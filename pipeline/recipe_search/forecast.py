@@ -19,6 +19,7 @@ from ...quantize.search.type_search import TypeSearch, group_tensors
 from ...quantize.timing import encode_speed
 from ...runtime import Model, load_model
 from ...runtime.evaluate.sensitivity import most_rows_kept
+from ...simd.compile.compile_time import compilation_seconds, compiled_kernels
 from ..common.forecast import Forecast, Planned, interpreting
 from ..common.reading import most_together, reading_forecast, reading_memory, reading_seconds
 from ..planning import KEPT_IN_SEARCH
@@ -34,7 +35,10 @@ _ENCODED_AGAIN = 5  # times that refining encodes all tensors: the choice, a ste
 def search_forecast(search: SearchJob, folder: Path) -> Planned:
     """What is left to measure, without what an earlier search has measured. folder: of the recipe."""
     options, threads = search.options, search.options.threads or available_cpus()
+    loading_begun, compiled = compilation_seconds(), compiled_kernels()
     seconds = _by_type(search, threads, _samples(search))
+    if compiled == compiled_kernels():  # else it was compiling, which the search need not do again
+        seconds["kernels"] = (compilation_seconds() - loading_begun) / threads  # of all types, which it loads, too
     rows = max(_ROW_BYTES * _sampled(search, tensor)[0] for tensor in search.tensors.values())
     memory = _STARTED + threads * min(_PER_THREAD, rows) + _prepared_memory(search, threads)
     work = {"tensors": len(search.tensors), "types": len({t.name for types in search.candidates.values() for t in types})}

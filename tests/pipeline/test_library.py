@@ -235,7 +235,9 @@ def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
     monkeypatch.setattr(background, "available_cpus", lambda: 2)
     monkeypatch.setattr(background, "_crews", {})  # of tests before, with another folder of kernels
     module_folder.cache_clear()
-    import_module("ggufmill.quantize.encode")._compile.cache_clear()
+    encoding = import_module("ggufmill.quantize.encode")
+    encoding._compile.cache_clear()
+    monkeypatch.setattr(encoding, "_used", set())
     try:
         types = [(TYPES["q4_0_r8"], False), (TYPES["f32"], False)]
         assert compile_codecs_in_background(types, urgent=False) == 1
