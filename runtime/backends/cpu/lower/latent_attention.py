@@ -74,9 +74,8 @@ class LatentAttentionStep(Step):
         most = context if wanting else min(context, self.layer.sparse_from + max(counts))
         seen = most * max(counts) if self.layer.sparse_from else 0
         rounds = wanting is None and (self.compiled.settings.fast or rounds_latents(self.compiled.store, op))
-        return (
-            expansion_bytes(s, max(counts), context, limit, threads, rounds) + keeps_weighted * 4 * s.heads * n * s.rank + seen
-        )
+        expanded = expansion_bytes(s, max(counts), context, limit, threads, rounds)
+        return expanded + keeps_weighted * 4 * s.heads * n * s.rank + seen
 
     def emit(self, out: PassProgram) -> None:
         op, s = self.op, self.shape
