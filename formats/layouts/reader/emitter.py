@@ -29,6 +29,7 @@ __all__ = [
     "I32",
     "I64",
     "LANES",
+    "PREFETCH_DISTANCE",
     "SPARSE_PREFETCH",
     "Emitter",
     "constant",

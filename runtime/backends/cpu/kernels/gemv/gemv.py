@@ -35,12 +35,12 @@ from numba.core import cgutils
 
 from ......data_classes import dataclass
 from ......formats.layouts.reader.code_layout import code_layout
-from ......formats.layouts.reader.emitter import I64, Emitter
+from ......formats.layouts.reader.emitter import I64, PREFETCH_DISTANCE, Emitter
 from ......formats.types import TYPES
 from ......simd import host_cpu
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
-from ......simd.memory import CACHE_LINE, address, keep_alive, view
+from ......simd.memory import CACHE_LINE, address, keep_alive, prefetch_lines, view
 from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from .block_steps import activation_block
@@ -240,6 +240,10 @@ def _part(
                 w, out = matrix + start * group_bytes, table[OUT] + job[TARGET] * stride + start * group * 4
                 _multiply(name, level, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
                 start += count * streams
+        if table[ONE_STREAM] != 0:  # the lines of a slice that no step asks for, since steps ask for those that far ahead
+            w = matrix + start * group_bytes
+            for at in range(0, min(PREFETCH_DISTANCE, (stop - start) * group_bytes), CACHE_LINE):
+                prefetch_lines(w + at, CACHE_LINE)
         block = max(1, _BLOCK_BYTES // group_bytes)
         for first in range(start, stop, block):
             count, t, passes = min(block, stop - first), 0, -(-n // together)
