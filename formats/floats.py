@@ -11,7 +11,10 @@ _E8M0_VALUES = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256.0) 
 
 def flat(array: np.ndarray, dtype: type) -> np.ndarray:
     """The array's elements as a 1-D, contiguous, aligned, read-only array: a kernel is then compiled for one signature."""
-    elements = np.require(array, dtype, ["C", "A"]).reshape(-1).view()
+    flags = array.flags
+    if array.dtype != dtype or not (flags.c_contiguous and flags.aligned):  # `require` alone takes as long as a short row
+        array = np.require(array, dtype, ["C", "A"])
+    elements = array.reshape(-1).view()
     elements.flags.writeable = False
     return elements
 

@@ -121,6 +121,7 @@ def encode(
 
 # (type as it was named, whether with importance) of what this process has encoded: what that takes is compiled.
 _used: set[tuple[str, bool]] = set()
+_decoded: set[str] = set()  # types as they were named that it has decoded
 
 # Types that were asked for once are found faster.
 _find = cache(TYPES.find)
@@ -297,9 +298,17 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     if tensor_type.name in _WHOLE_NUMBERS:
         return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
     plain = _plain_rows(type, None)
+    if type in _decoded:
+        return _decode(q, plain, n)
     with compiling_for(tensor_type.name):
-        if plain.type is not tensor_type:
-            from ..repack import unpack
+        x = _decode(q, plain, n)
+    _decoded.add(type)
+    return x
 
-            q, _ = unpack(q, tensor_type.name, n)
+
+def _decode(q: np.ndarray, plain: PlainRows, n: int) -> np.ndarray:
+    if plain.type is plain.target:
         return plain.decode(q, n)
+    from ..repack import unpack
+
+    return plain.decode(unpack(q, plain.target.name, n)[0], n)
