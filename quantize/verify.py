@@ -8,6 +8,8 @@ and shuffled weights are never within it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cache
@@ -22,6 +24,7 @@ from ..jobs.outputs import Location, Output
 from ..jobs.plan import Plan
 from .encode import can_encode, decode, encode
 from .tensor_outputs import TensorRows
+from .timing import is_copied
 
 RUNS_PER_TENSOR = 4
 RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups of interleaved rows
@@ -102,9 +105,26 @@ def verify(plan: Plan, source: TensorSource, progress: Callable[[int, str], None
     return Verification(checks)
 
 
-def sampled_weights(plan: Plan) -> int:
-    """How many are compared, at the most."""
-    return sum(n * min(kind.n_elements, RUNS_PER_TENSOR * RUN_ELEMENTS) for kind, n in plan.outputs.counts())
+def sampled_weights(plan: Plan) -> tuple[int, Counter[str]]:
+    """How many are compared; type name -> how many are encoded for that, with those of rows that are encoded together."""
+    compared, encoded = 0, Counter[str]()
+    for output in plan.outputs:
+        columns, rows, _ = dims(output.shape)
+        cuts = [*output.cuts, rows]
+        is_encoded = not is_copied(output) and not output.type.is_float and not _differs(output)
+        for start, stop in _runs(output):
+            compared += columns * (stop - start)
+            if is_encoded and output.cuts:
+                first, last = start % rows, (stop - 1) % rows + 1
+                start, stop = cuts[bisect_right(cuts, first) - 1], cuts[bisect_left(cuts, last)]
+            if is_encoded:
+                encoded[output.type.name] += columns * (stop - start)
+    return compared, encoded
+
+
+def _differs(output: Output) -> bool:
+    """Whether the file may have other bytes than those that the plan gives for rows by themselves."""
+    return isinstance(output.produce, TensorRows) and (output.produce.may_be_tuned or output.produce.may_follow)
 
 
 def _check_tensor(plan: Plan, output: Output, location: Location, tensor: SourceTensor | None) -> TensorCheck:
@@ -115,8 +135,7 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     compares_weights = tensor is not None and can_encode(output.type)
     error_squares = weight_squares = shuffled_squares = 0.0
     rows, same = 0, True
-    tuned = isinstance(output.produce, TensorRows) and output.produce.may_be_tuned
-    follows = tuned or (isinstance(output.produce, TensorRows) and output.produce.may_follow)
+    tuned, follows = isinstance(output.produce, TensorRows) and output.produce.may_be_tuned, _differs(output)
     for start, stop in _runs(output):
         span = read_range(plan.files[location.file].path, location.offset + start * row_bytes, (stop - start) * row_bytes)
         written = span.reshape(stop - start, row_bytes)

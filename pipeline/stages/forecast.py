@@ -14,7 +14,6 @@ from ...quantize.gguf_source import planned_source
 from ...quantize.importance import AssumedImportance
 from ...quantize.search.row_sample import RUN_ROWS
 from ...quantize.timing import COPY_SPEED, predict_seconds
-from ...quantize.verify import sampled_weights
 from ...runtime import Model, load_model
 from ...runtime.timing import generation_seconds
 from ..collecting.collection import collection_of
@@ -25,13 +24,11 @@ from ..common.reading import most_together, reading_forecast, reading_memory, re
 from ..recipe_search.forecast import search_forecast
 from ..recipe_search.result import SearchResult
 from ..recipe_search.search_job import SearchJob
-from ..writing.forecast import forecast, hashing_seconds
+from ..writing.forecast import forecast, hashing_seconds, verifying_seconds
 from .imatrix import windows_of
 from .quant import Quant
 from .run import Run
 from .validation import FLOOR_WINDOWS, Validation
-
-_VERIFIED = 60e-9  # seconds of a thread for a weight that is encoded, read back and compared
 
 
 class StageForecasts:
@@ -104,11 +101,12 @@ class StageForecasts:
             stages["search"] = search_forecast(search, quant.folder.path).forecast
         if quant.disk_needed or not quant.has_rules:
             stages["quantize"] = forecast(plan, self.run.source, timing=timing, threads=threads)
+            parts = stages["quantize"].seconds or {}
             if (sequential := quant.sequential(job)) is not None:
                 stages["quantize"] = sequential.added_to(stages["quantize"], plan)
             if quant.repacking is not None:
                 stages["repack"] = Forecast(0, None, {"repack": plan.file_bytes / COPY_SPEED}, threads=threads)
-            stages["verify"] = Forecast.of_one_thread("verify", sampled_weights(plan) * _VERIFIED, threads)
+            stages["verify"] = Forecast.of_one_thread("verify", verifying_seconds(plan, parts, threads), threads)
         return {quant.stage_name(stage): each for stage, each in stages.items()}
 
     def _validation(self, validation: Validation) -> Forecast:

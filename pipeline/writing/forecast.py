@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sized
+from collections import Counter
+from collections.abc import Callable, Mapping, Sized
 from itertools import pairwise
 
 from ...formats import TensorSource, dims
@@ -12,7 +13,9 @@ from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
 from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
+from ...quantize.covariance.timing import PREPARING
 from ...quantize.timing import is_copied
+from ...quantize.verify import sampled_weights
 from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
@@ -28,6 +31,7 @@ _TOKEN_READ, _TOKEN_CHECKED = 440, 950
 # vocabulary read, and compared.
 _STARTING, _TOKEN_STARTING, _TOKEN_COMPARED, _STORED_STARTING = 1.0, 4e-6, 8.5e-6, 1e-6
 _HASHED = 4 << 20  # bytes that are hashed to see how long it takes
+_COMPARED = 8e-9  # seconds of a thread for a weight that is read back, decoded and compared (Zen 5)
 _PREPARING = 12 << 20  # of a program that prepares covariances
 _APART, _APART_MOST = 16, 30 << 20  # bytes of a weight that is encoded with a covariance, and of a thread for these
 _TOGETHER = 24  # bytes of a weight whose row is encoded together with others
@@ -45,11 +49,13 @@ def forecast(
     timing: Timing | None = None,
     threads: int | None = None,
     has_manifest: bool = False,
+    verifies: bool = False,
 ) -> Forecast:
     """What carrying out a plan of a source takes.
 
     disk_needed: bytes, if the job takes others than the plan's. timing: predicts the seconds, on so many threads (None: all
-    processors). has_manifest: sha256 of tensors and of files are taken while they are written.
+    processors). has_manifest: sha256 of tensors and of files are taken while they are written. verifies: samples are compared
+    with the source afterwards.
     """
     threads = threads or available_cpus()
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
@@ -59,7 +65,7 @@ def forecast(
     before = (_TOKEN_CHECKED if is_compared else _TOKEN_READ if is_read else 0) * count
     of_each = _TOKEN_STARTING if is_read else _STORED_STARTING
     starting = _STARTING + count * (of_each + (_TOKEN_COMPARED if is_compared else 0))
-    seconds = None
+    seconds, idle = None, 0.0
     if timing is not None:
         begun = time.process_time() - compilation_seconds()
         parts = timing(plan, threads)
@@ -67,12 +73,25 @@ def forecast(
         seconds = {"start": (interpreting() * starting + taken) / threads, **parts}
     if seconds is not None and has_manifest:
         seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
+    if seconds is not None and verifies:
+        seconds["verify"] = verifying_seconds(plan, seconds, threads)
+        idle = (threads - 1) * seconds["verify"]
     memory = _STARTED + max(
         before,
         _TOKEN * count + threads * _thread_bytes(plan) + plan.covariance_bytes + (_PREPARING if plan.covariance_bytes else 0),
     )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
-    return Forecast(needed, free, seconds, memory=memory, threads=threads)
+    return Forecast(needed, free, seconds, memory=memory, threads=threads, idle=idle)
+
+
+def verifying_seconds(plan: Plan, parts: Mapping[str, float], threads: int) -> float:
+    """Of one thread, to compare samples of what a plan wrote with its source (quantize/verify.py), which is encoded again for
+    that. parts: seconds in which so many threads encode all of it, by type."""
+    (compared, sampled), whole = sampled_weights(plan), Counter[str]()
+    for kind, count in plan.outputs.counts():
+        whole[kind.type.name] += 0 if is_copied(kind) else count * kind.n_elements
+    encoding = sum(parts.get(name, 0.0) * count / whole[name] for name, count in sampled.items())
+    return compared * _COMPARED + threads * (encoding + (parts.get(PREPARING, 0.0) if sampled else 0.0))
 
 
 def is_timed_first(plan: Plan) -> bool:

@@ -156,7 +156,9 @@ def write_model(
         from ...quantize.timing import predict_seconds
 
         timing = (options.timing or predict_seconds) if options.is_timed else None
-        taken = forecast(plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest)
+        taken = forecast(
+            plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest, verifies=options.verify
+        )
         if options.sequential is not None:
             taken = options.sequential.added_to(taken, plan)
         if options.tuning is not None:

@@ -54,6 +54,15 @@ def test_a_dry_run_of_a_target_measures_nothing_and_says_what_searching_takes(tm
     assert planned.forecast.memory > plain.forecast.memory
 
 
+def test_comparing_with_the_source_is_counted(tmp_path):
+    given = {"type": "iq4_k", "dry_run": True, "threads": 2}
+    plain = ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", **given).forecast
+    checked = ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", verify=True, **given).forecast
+    assert checked.seconds.keys() - plain.seconds.keys() == {"verify"}
+    assert 0 < checked.seconds["verify"] < 2 * checked.seconds["iq4_k"] + 0.2
+    assert checked.idle == plain.idle + checked.seconds["verify"]
+
+
 @pytest.mark.slow
 def test_a_run_says_seconds_and_memory_of_its_stages(tmp_path):
     recipe = tmp_path / "r.toml"
