@@ -13,9 +13,7 @@ from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD
 from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
 from ...operating_system.processors import available_cpus
-from ...quantize.covariance.timing import PREPARING
 from ...quantize.timing import is_copied
-from ...quantize.verify import sampled_weights
 from ...simd.compile.compile_time import compilation_seconds
 from ..common.forecast import Forecast, free_space, interpreting
 from ..common.vocabulary_check import tokenizer_file
@@ -87,6 +85,9 @@ def forecast(
 def verifying_seconds(plan: Plan, parts: Mapping[str, float], threads: int) -> float:
     """Of one thread, to compare samples of what a plan wrote with its source (quantize/verify.py), which is encoded again for
     that. parts: seconds in which so many threads encode all of it, by type."""
+    from ...quantize.covariance.timing import PREPARING
+    from ...quantize.verify import sampled_weights
+
     (compared, sampled), whole = sampled_weights(plan), Counter[str]()
     for kind, count in plan.outputs.counts():
         whole[kind.type.name] += 0 if is_copied(kind) else count * kind.n_elements
