@@ -164,7 +164,7 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
     def write(b: Any, codes, scales, terms, *rest) -> None:
         *others, first = rest
         byte_tiles.write_tile(
-            b, of, False, group, None if pairs is None else len(pairs), codes, scales,
+            b, of, False, group, max(byte_tiles.BLOCK, group), None if pairs is None else len(pairs), codes, scales,
             terms if has_terms else None, *others, b.trunc(first, I1),
         )  # fmt: skip
 

@@ -111,6 +111,7 @@ def _ask_for(typingctx, address, lines):
 @kernel
 def multiply_bytes(
     runs,
+    token_runs,
     pairs,
     codes,
     zero,
@@ -135,7 +136,8 @@ def multiply_bytes(
     out[token + t, column + r] if the tile is the last. A product is that of token first + t and row r, the sum over groups g of
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
-    runs: a tuple as long as a group has runs of 16 columns: 1, 2 or 16. pairs: what pair_sums says of the codes; where that is
+    runs, token_runs: tuples as long as a group, and what shares a scale of the activations, have runs of 16 columns: 1, 2 or
+    16, and 2 or 16. pairs: what pair_sums says of the codes; where that is
     an empty tuple, `zero` is subtracted from them, and there are no offsets. codes, scales, terms (or None): addresses of uint8
     [2, COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens:
     addresses of codes int8 [tiles of columns, rows, COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / 32] (or one
@@ -147,10 +149,10 @@ def multiply_bytes(
     next, bytes of a piece, pieces. All C-contiguous.
     """
     group = RUN * len(runs)
-    span = max(BLOCK, group)
-    groups = span // group
+    span = RUN * len(token_runs)
+    groups = max(1, span // group)
     as_words = pairs is not None and len(pairs) == 0
-    blocks, count = width // span, 2 // TILE_PANELS
+    blocks, count = width // max(span, group), 2 // TILE_PANELS
     code_step, scale_step = COLUMN_TILE * PANEL, COLUMN_TILE // group * 4 * PANEL
     at_sums, at_out = address(sums), address(out)
     size, whole = PANEL * TILE_PANELS, n // TILE_TOKENS * TILE_TOKENS
@@ -195,8 +197,8 @@ def multiply_bytes(
                 start == 0,
             )
             if n - t > FEW_TOKENS:
-                multiply_tile(None, runs, pairs, *weights, *rest)
+                multiply_tile(None, runs, token_runs, pairs, *weights, *rest)
             else:
-                multiply_tile(True, runs, pairs, *weights, *rest)
+                multiply_tile(True, runs, token_runs, pairs, *weights, *rest)
     if is_last:
         write_sums(sums.reshape((count, sums.shape[0], size)), out, token, n, column, out.shape[1], whole)

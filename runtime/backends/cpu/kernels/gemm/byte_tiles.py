@@ -110,13 +110,14 @@ def pair_sums(most: int, of: Target | None = None) -> tuple[bool, ...] | None:
 
 
 def write_tile(
-    b: Any, of: Target, few: bool, group: int, run: int | None, codes: Any, scales: Any, terms: Any, tokens: Any,
+    b: Any, of: Target, few: bool, group: int, span: int, run: int | None, codes: Any, scales: Any, terms: Any, tokens: Any,
     token_scales: Any, offsets: Any, sums: Any, before: Any, out: Any, out_step: Any, count: Any, first: Any,
 ) -> None:  # fmt: skip
     """LLVM code that writes the products of a tile over `count` blocks of columns (of 32, or groups of more) to `out`, 16 *
     panels float32 a token, added to those at `before`, float32 [tokens, 16 * panels], unless `first` (an i1).
 
-    few: for `Tile.few` tokens; group: columns that share a scale; run: None for `ByteDots`, else that of `PairDots`; 0 for
+    few: for `Tile.few` tokens; group: columns that share a scale; span: those that share one of the activations, 32 (of any
+    group) or 256 (of groups of 256); run: None for `ByteDots`, else that of `PairDots`; 0 for
     16-bit numbers, of weights in lines of two columns, less their zeros, and of tokens. The others are int64 addresses (terms:
     None if there are none); out_step: bytes from one token's results to the next one's. Panels and tokens lie COLUMN_TILE
     columns apart, so that one register serves the addresses of all.
@@ -140,9 +141,9 @@ def write_tile(
         places = along(base, I64(step), n_tokens)
         return [places[t : t + tile.together] for t in range(0, n_tokens, tile.together)]
 
-    span = max(BLOCK, group)  # columns that share a scale of the activations
-    groups = span // group
+    groups = max(1, span // group)  # of a scale of the activations
     code_bytes, scale_bytes, group_bytes = COLUMN_TILE << words, 4 * COLUMN_TILE // span, 4 * groups * COLUMN_TILE // span
+    panel_scale_bytes = 4 * PANEL * COLUMN_TILE // group
 
     def of_rows(at: Any, place: Any) -> Any:
         value = load(b, at, vector(F32, tile.rows), place)
@@ -171,8 +172,8 @@ def write_tile(
             at_codes, at_scales = b.add(codes, b.mul(row, I64(tile.columns))), b.add(scales, b.mul(row, I64(4)))
             at_terms = None if terms is None else b.add(terms, b.mul(row, I64(4)))
         code_at = along(at_codes, I64(PANEL * code_bytes), tile.panels)
-        scale_at = along(at_scales, I64(PANEL * group_bytes), tile.panels)
-        term_at = [] if terms is None else along(at_terms, I64(PANEL * group_bytes), tile.panels)
+        scale_at = along(at_scales, I64(panel_scale_bytes), tile.panels)
+        term_at = [] if terms is None else along(at_terms, I64(panel_scale_bytes), tile.panels)
         for pair in pairs:
             b.store(zero, totals[pair])
 
@@ -227,7 +228,33 @@ def write_tile(
                         total = of_tokens(at, F32, b.add(offset, I64(4 * g)))
                         b.store(fma(b, term, total, b.load(totals[p, t])), totals[p, t])
 
-        loop(b, count, block)
+        def group_of_spans(i: Any) -> None:
+            """The sums of a group with a scale of the activations for each of its spans: exact ones times these, then times the
+            scale of the weights."""
+            places = {pair: alloca_once(b, F32X16) for pair in pairs}
+            for place in places.values():
+                b.store(zero, place)
+
+            def add_span(j: Any) -> None:
+                number = b.add(b.mul(i, I64(group // span)), j)
+                codes, token = b.mul(number, I64(span * PANEL << words)), b.mul(number, I64(span << words))
+                number = b.mul(number, I64(4))
+                of_token = [constant(I32X16, 0) if words else of_tokens(at, I32, number) for at in offset_at]
+                starts = {(p, t): of_token[t] for p, t in pairs}
+                exact = exact_sums(b, of, starts, code_at, codes, token_at, token, range(0, span, tile.columns))
+                for t, at in enumerate(token_scale_at):
+                    scale = of_tokens(at, F32, number)
+                    for p in range(tile.panels):
+                        place = places[p, t]
+                        b.store(fma(b, b.sitofp(exact[p, t], F32X16), scale, b.load(place)), place)
+
+            loop(b, I64(group // span), add_span)
+            for p in range(tile.panels):
+                scale = of_rows(scale_at[p], b.mul(i, I64(4 * PANEL)))
+                for t in range(len(token_at)):
+                    b.store(fma(b, b.load(places[p, t]), scale, b.load(totals[p, t])), totals[p, t])
+
+        loop(b, count, block if span >= group else group_of_spans)
         fresh = splat(b, first, tile.rows)
         none = constant(vector(F32, tile.rows), 0.0)
         at, to = (base if tile.together == 1 else b.add(base, b.mul(row, I64(4))) for base in (before, out))
@@ -373,6 +400,7 @@ def multiply_tile(
     typingctx,
     few,
     runs,
+    token_runs,
     pairs,
     codes,
     scales,
@@ -387,18 +415,18 @@ def multiply_tile(
     count,
     first,
 ):
-    """`write_tile` for this process. few: a boolean or None; runs: a tuple as long as a group has runs of 16 columns; pairs:
-    None, or a tuple of length `run`."""
+    """`write_tile` for this process. few: a boolean or None; runs, token_runs: tuples as long as a group and a
+    scale of the activations have runs of 16 columns; pairs: None, or a tuple of length `run`."""
     is_few = not isinstance(few, types.NoneType)
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
-        codes, scales, terms, *rest = args[3:]
+        codes, scales, terms, *rest = args[4:]
         run = None if isinstance(pairs, types.NoneType) else len(pairs)
         terms = terms if has_terms else None
-        write_tile(builder, target(), is_few, RUN * len(runs), run, codes, scales, terms, *rest)
+        write_tile(builder, target(), is_few, RUN * len(runs), RUN * len(token_runs), run, codes, scales, terms, *rest)
         return context.get_dummy_value()
 
     i = types.int64
     maybe = i if has_terms else terms
-    return types.void(few, runs, pairs, i, i, maybe, i, i, i, i, i, i, i, i, types.boolean), generate
+    return types.void(few, runs, token_runs, pairs, i, i, maybe, i, i, i, i, i, i, i, i, types.boolean), generate

@@ -8,9 +8,9 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
   about 2^-16 of the largest. With `fast` activations are rounded to one, and so are f16 weights, which changes none that was
   bf16 once.
 * Elsewhere types that have a `panel_form` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
-  per 32; with `fast`, some of them with one scale per 256 of weights and activations (round_panels.py). bf16 weights, and
-  those of other quantised types once decoded, are multiplied as bf16 where there are dot products of those (AVX512-BF16), as
-  float32 where there are none.
+  per 32; with `fast`, some of them with one scale per 256 of weights, and some of activations, too (round_panels.py). bf16
+  weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of those
+  (AVX512-BF16), as float32 where there are none.
 
 Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
 not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
@@ -38,7 +38,7 @@ from . import gemm_kernels
 from .byte_tiles import BLOCK, COLUMN_TILE, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, COLUMNS_PARTS, STEP, panel_part
 from .gemm_kernels import BF16, BYTE_ROWS, BYTES, FIELDS, FLOAT32, FLOAT_ROWS, INPUTS, SPAN
-from .round_panels import ROUNDED, rounder, rounds
+from .round_panels import ROUNDED, rounded_span, rounder
 from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
@@ -52,7 +52,7 @@ class InputForm(NamedTuple):
 
     kind        FLOAT32, BF16 or BYTES
     parameters  of floats: how many numbers of bf16 are added up (1 or 2), and the tokens of a block; of BYTES: the number that
-                stands for 0 in the weights, and the columns that share a scale of theirs
+                stands for 0 in the weights, and the columns that share a scale of theirs, or fewer that share one of these
     """
 
     kind: int
@@ -140,7 +140,7 @@ def plan_gemm(
 
     packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
     fast: multiply bf16 weights with one bf16 number per activation instead of the sum of two, and f16 weights, rounded to
-    bf16, too; and panels that `round_panels.rounds` with one scale per 256.
+    bf16, too; and panels with one scale per 256, as `round_panels.rounded_span` says.
     """
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
@@ -184,13 +184,12 @@ def _plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int, e
         return _plan_of(
             packed, columns, matrices, gemm_kernels.expanded_product.address, InputForm(BF16, (1, AMX_TOKENS)), numbers
         )
-    if fast and rounds(stored, panels) and not columns % ROUNDED.group:
+    span, group, zero = max(BLOCK, panels.group), panels.group, None
+    if fast and not columns % ROUNDED.group and (rounded := rounded_span(stored, panels)):
         numbers += [panels.least, panels.most, rounder(panels.group, panels.has_terms).address]
-        panels, zero = ROUNDED, ROUNDED.zero
-    else:
-        zero = None
-    function = gemm_kernels.bytes_product(panels.group, pair_sums(panels.most), zero).address
-    form = InputForm(BYTES, (panels.zero, panels.group))
+        panels, zero, span, group = ROUNDED, ROUNDED.zero, rounded, rounded
+    function = gemm_kernels.bytes_product(panels.group, span, pair_sums(panels.most), zero).address
+    form = InputForm(BYTES, (panels.zero, group))
     return _plan_of(packed, columns, matrices, function, form, numbers, BYTE_ROWS)
 
 

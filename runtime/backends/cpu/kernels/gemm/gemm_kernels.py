@@ -335,7 +335,9 @@ def _following(table, packed, row, column, group, end, pieces):
     return source, group_bytes, group_bytes * min(BYTE_COLUMNS, columns - column) // columns, pieces
 
 
-def _bytes_product(runs: tuple[bool, ...], pairs: tuple[bool, ...] | None, zero: int | None) -> Callable[[int, int], None]:
+def _bytes_product(
+    runs: tuple[bool, ...], token_runs: tuple[bool, ...], pairs: tuple[bool, ...] | None, zero: int | None
+) -> Callable[[int, int], None]:
     """A few panels of BYTE_COLUMNS columns are unpacked at a time, which stay in the first caches until they are multiplied
     with all tokens, while the packed rows of the next ones are on their way."""
 
@@ -373,16 +375,16 @@ def _bytes_product(runs: tuple[bool, ...], pairs: tuple[bool, ...] | None, zero:
                         of_rows = sums[(row - group) // strip]
                         where = column, width, column + width == columns, row > group, of_rows, words, out, start + row, asked
                         if zero is None and has_terms:
-                            multiply_bytes(runs, pairs, codes, zero_code, scales, terms, *part, *where)
+                            multiply_bytes(runs, token_runs, pairs, codes, zero_code, scales, terms, *part, *where)
                         else:
-                            multiply_bytes(runs, pairs, codes, zero_code, scales, None, *part, *where)
+                            multiply_bytes(runs, token_runs, pairs, codes, zero_code, scales, None, *part, *where)
         keep_alive(memory)
 
     return product
 
 
 @cache
-def bytes_product(group: int, pairs: tuple[bool, ...] | None, zero: int | None = None) -> TaskKernel:
-    """Panels of bytes times bytes. group: columns that share a scale; pairs: see byte_products.pair_sums; zero: the code that
-    stands for 0 where there are no terms, because panels are rounded, else None."""
-    return TaskKernel(_bytes_product((True,) * (group // RUN), pairs, zero))
+def bytes_product(group: int, span: int, pairs: tuple[bool, ...] | None, zero: int | None = None) -> TaskKernel:
+    """Panels of bytes times bytes. group, span: columns that share a scale, and one of the activations; pairs: see
+    byte_products.pair_sums; zero: the code that stands for 0 where there are no terms, as panels are rounded, else None."""
+    return TaskKernel(_bytes_product((True,) * (group // RUN), (True,) * (span // RUN), pairs, zero))

@@ -1,8 +1,9 @@
 """Panels of bytes whose scales are per 16 or 32 columns, rounded in place to signed bytes with one scale per 256 columns.
 
 Products then take one conversion and multiplication per 256 columns of a row and a token, not one for each group, and reach
-what instructions for dot products permit. (ik_llama.cpp does so with weights of most i-quants, its q8_k_r8.) A weight is off by
-half of a 127th, at the most, of the largest one that the 256 could have: so this is for products that round activations anyway.
+what instructions for dot products permit; or, where activations keep a scale per 32 columns, one for each of these, without a
+scale of the weights in it. (ik_llama.cpp does the former with weights of most i-quants, its q8_k_r8.) A weight is off by half
+of a 127th, at the most, of the largest one that the 256 could have: so this is for products that round activations anyway.
 
 A code c becomes m c + b, of its group, in 16-bit numbers with six bits behind the point.
 """
@@ -22,11 +23,14 @@ from ......simd.llvm import F32, F32X16, I16, I16X32, I32X16, I64, LANES, consta
 from ......simd.memory import view
 from ......simd.target import Target, target
 from ......simd.team import TaskKernel
-from .byte_tiles import PANEL, TILES, code_bias, pair_sums
+from .byte_tiles import BLOCK, PANEL, TILES, code_bias, pair_sums
 from .float_panels import CODES, COLUMNS, LEAST_CODE, MOST_CODE, PANELS, ROOM, SCALES, TERMS, UNPACK_FIELDS, ZERO_CODE
 from .unpack_panels import PanelForm
 
-MOST_BITS = 5  # per weight, of types that are rounded: their own errors are ten times as large, or more
+# Bits per weight of types that are rounded: their own errors are six times as large as those of the rounding, or more. Rounding
+# activations to one scale per 256, too, changes results five times as much: so that is for fewer bits.
+MOST_BITS = 6.625
+MOST_BITS_OF_BOTH = 5
 ROUNDED = PanelForm(zero=128, least=1, most=255, group=256, has_terms=False)
 _LARGEST = 127.0  # of a rounded weight
 _FRACTION = 6  # bits behind the point
@@ -34,11 +38,14 @@ _SMALLEST = 1e-30  # what is below it counts as zero: its reciprocal would not b
 _LINE = 4 * PANEL  # bytes of four columns of a panel, or of a group's scales
 
 
-def rounds(stored: TensorType, panels: PanelForm) -> bool:
-    """Whether products with a type may round its panels, and are faster then (with 30 tokens or more): not where (AVX2) the
-    products of its own codes take fewer instructions than those of eight bits."""
+def rounded_span(stored: TensorType, panels: PanelForm) -> int | None:
+    """Columns that share a scale of the activations where the panels of a type are rounded: 256 or BLOCK. None if they may not
+    be, or products would not be faster then (with 30 tokens or more): so where (AVX2) those of its own codes take fewer
+    instructions than those of eight bits."""
     bits = 8 * stored.block_bytes / stored.block
-    return bits <= MOST_BITS and pair_sums(panels.most) == pair_sums(ROUNDED.most)
+    if bits > MOST_BITS or pair_sums(panels.most) != pair_sums(ROUNDED.most):
+        return None
+    return ROUNDED.group if bits <= MOST_BITS_OF_BOTH else BLOCK
 
 
 def write_rounding(

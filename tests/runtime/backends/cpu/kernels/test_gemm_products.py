@@ -40,20 +40,22 @@ def by_column_tiles(numbers, columns):
     return np.ascontiguousarray(padded.reshape(len(numbers), tiles, per_tile, -1).swapaxes(0, 1))
 
 
-def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
-    """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's)."""
+def bytes_case(n, rows, columns, group, has_terms, seed, most=255, span=None):
+    """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's).
+    span: columns that share a scale of the activations; None: as many as of the weights, or 32."""
+    span = span or max(32, group)
     random = np.random.default_rng(seed)
     filled, panels = -(-n // TILE_TOKENS) * TILE_TOKENS, -(-rows // 32) * 2
     codes = random.integers(max(0, most - 90), most + 1, (panels * 16, columns)).astype(np.uint8)
     tokens = random.integers(-127, 128, (filled, columns)).astype(np.int8)
     scales = random.integers(-2, 3, (panels, columns // group, 16)).astype(np.float32)
     terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
-    sums = tokens.reshape(filled, -1, group).sum(axis=2, dtype=np.int32)
+    sums = tokens.reshape(filled, -1, min(span, group)).sum(axis=2, dtype=np.int32)
     out = np.full((n, rows + 5), np.nan, np.float32)
     words = aligned_empty((word_bytes(filled),), np.uint8)
     numbers = (
         tokens,
-        np.ones((filled, columns // max(32, group)), np.float32),
+        np.ones((filled, columns // span), np.float32),
         (CODE_BIAS - 128) * sums,
         sums.astype(np.float32),
     )
@@ -67,6 +69,7 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
             at = [one[tile].ctypes.data for one in weights]
             multiply_bytes(
                 (True,) * (group // 16),
+                (True,) * (span // 16),
                 pair_sums(most),
                 at[0],
                 128,
@@ -114,6 +117,12 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
 def test_products_of_bytes_are_exact(n, rows, blocks, group, has_terms, seed, most):
     ours, expected = bytes_case(n, rows, max(32, group) * blocks, group, has_terms, seed, most)
     assert np.abs(ours - expected).max() <= (1e-6 * np.abs(expected).max() if group == 256 else 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 60])
+def test_groups_of_256_columns_with_activations_of_a_scale_per_32(n):
+    ours, expected = bytes_case(n, 40, 768, 256, False, 1, 255, 32)
+    assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
 def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
