@@ -43,6 +43,13 @@ def parse_shards(text: str) -> list[int]:
     return numbers
 
 
+def without_files(plan: Plan, existing: Collection[int]) -> Plan:
+    """The plan with the tensors of all files but these, by their indexes."""
+    kept = np.flatnonzero(~np.isin(plan.locations.files, list(existing)))
+    locations = Locations(plan.locations.files[kept], plan.locations.offsets[kept])
+    return replace(plan, outputs=plan.outputs.take(kept), locations=locations)
+
+
 def only_shards(plan: Plan, numbers: Collection[int]) -> Plan:
     """The plan of some files of a split alone, numbers counted from 1; each file is as the whole plan has it.
 

@@ -18,6 +18,7 @@ from ..jobs.outputs import OutputKind, Outputs, Produce
 from ..jobs.plan import Plan, make_plan
 from ..operating_system.processors import available_cpus
 from ..quantize.gguf_source import gguf_source
+from ..quantize.tensor_outputs import TUNED
 from ..recipes import BUNDLED
 from ..runtime import Model, load_model
 from ..runtime.placement.torch_devices import import_torch
@@ -107,7 +108,7 @@ def _plan(opened: GGUFFile, tunable: set[str], request: TuneRequest, texts: Sequ
     for info in opened.tensors.values():
         if not info.type.is_known:
             raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
-        outputs.add(info.name, OutputKind(info.shape, info.type.name, info.type, "tuned" if info.name in tunable else "kept"))
+        outputs.add(info.name, OutputKind(info.shape, info.type.name, info.type, TUNED if info.name in tunable else "kept"))
     numbers = {path: number for number, path in enumerate(opened.paths)}
     if request.keep_split and len(numbers) < 2:
         raise PlanError(f"{opened.path} is one file, so there is no split to keep")

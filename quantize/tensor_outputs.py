@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .covariance.matrix.prepared import PreparedCovariance
     from .covariance.source import Covariances
 
+TUNED = "tuned"  # the rule of a copy some of whose numbers may be others
+
 
 @dataclass(frozen=True)
 class TensorOutputs:

@@ -23,7 +23,7 @@ from ..formats.file_range import read_range
 from ..jobs.outputs import Location, Output
 from ..jobs.plan import Plan
 from .encode import can_encode, decode, encode
-from .tensor_outputs import TensorRows
+from .tensor_outputs import TUNED, TensorRows
 from .timing import is_copied
 
 RUNS_PER_TENSOR = 4
@@ -122,9 +122,13 @@ def sampled_weights(plan: Plan) -> tuple[int, Counter[str]]:
     return compared, encoded
 
 
+def _is_tuned(output: Output) -> bool:
+    return output.rule == TUNED or (isinstance(output.produce, TensorRows) and output.produce.may_be_tuned)
+
+
 def _differs(output: Output) -> bool:
     """Whether the file may have other bytes than those that the plan gives for rows by themselves."""
-    return isinstance(output.produce, TensorRows) and (output.produce.may_be_tuned or output.produce.may_follow)
+    return _is_tuned(output) or (isinstance(output.produce, TensorRows) and output.produce.may_follow)
 
 
 def _check_tensor(plan: Plan, output: Output, location: Location, tensor: SourceTensor | None) -> TensorCheck:
@@ -135,7 +139,7 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     compares_weights = tensor is not None and can_encode(output.type)
     error_squares = weight_squares = shuffled_squares = 0.0
     rows, same = 0, True
-    tuned, follows = isinstance(output.produce, TensorRows) and output.produce.may_be_tuned, _differs(output)
+    tuned, follows = _is_tuned(output), _differs(output)
     for start, stop in _runs(output):
         span = read_range(plan.files[location.file].path, location.offset + start * row_bytes, (stop - start) * row_bytes)
         written = span.reshape(stop - start, row_bytes)
@@ -195,6 +199,8 @@ def _runs(output: Output) -> Iterator[tuple[int, int]]:
     """(start, stop) of runs spread evenly over the tensor; each holds complete row groups and stays within one matrix."""
     columns, rows, matrices = dims(output.shape)
     group = output.type.rows
+    if not output.n_elements:
+        return
     step = min(rows, max(group, RUN_ELEMENTS // columns // group * group))
     if matrices == 1:
         candidates = [(0, start) for start in range(0, rows, step)]

@@ -11,6 +11,7 @@ from typing import Any
 from ...formats import PlanError, TensorSource, open_gguf
 from ...formats.deleted_shards import delete_shard, deleted_shard_names, record_path
 from ...jobs.plan import Plan
+from ...jobs.shards import without_files
 from ..checkpoint_source import describe
 from ..model_spec import ModelSpec
 from .fetch import fetch_repository, is_repository
@@ -71,7 +72,7 @@ class ShardDeleter:
         space: a source that is not a folder of shards, one whose planning reads tensors, shards that are links or have another
         hard link, and shards that cannot be deleted.
         """
-        self._plan = plan
+        self._plan, self._existing = plan, existing
         self._records = [record_path(p) for p in source.files if p not in source.shards and record_path(p).exists()]
         if not source.shards and not self._records:
             raise PlanError(f"{source.path}: only the shards of a checkpoint folder can be deleted after use")
@@ -102,9 +103,10 @@ class ShardDeleter:
             folder = folder.parent
         device = folder.stat().st_dev
         pending = {path: set(names) for path, names in self._needs.items()}
-        used = self._plan.file_bytes - self._plan.total_bytes
+        left = without_files(self._plan, self._existing)
+        used = sum(file.nbytes for i, file in enumerate(left.files) if i not in self._existing) - left.total_bytes
         peak = used
-        for output in self._plan.outputs:
+        for output in left.outputs:
             used += output.nbytes
             peak = max(peak, used)
             for path in [p for p, names in pending.items() if output.name in names]:

@@ -106,7 +106,10 @@ class StageForecasts:
                 stages["quantize"] = sequential.added_to(stages["quantize"], plan)
             if quant.repacking is not None:
                 stages["repack"] = Forecast(0, None, {"repack": plan.file_bytes / COPY_SPEED}, threads=threads)
-            stages["verify"] = Forecast.of_one_thread("verify", verifying_seconds(plan, parts, threads), threads)
+            verifying = verifying_seconds(plan, parts, threads)
+            if quant.repacking is not None:  # what is interleaved is compared, too
+                verifying += verifying_seconds(plan, {}, threads)
+            stages["verify"] = Forecast.of_one_thread("verify", verifying, threads)
         return {quant.stage_name(stage): each for stage, each in stages.items()}
 
     def _validation(self, validation: Validation) -> Forecast:

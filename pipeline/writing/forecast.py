@@ -84,7 +84,8 @@ def forecast(
 
 def verifying_seconds(plan: Plan, parts: Mapping[str, float], threads: int) -> float:
     """Of one thread, to compare samples of what a plan wrote with its source (quantize/verify.py), which is encoded again for
-    that. parts: seconds in which so many threads encode all of it, by type."""
+    that. parts: seconds in which so many threads encode all of it, by type. All covariances are counted, though of a stack of
+    experts with one for each only RUNS_PER_TENSOR are prepared again."""
     from ...quantize.covariance.timing import PREPARING
     from ...quantize.verify import sampled_weights
 

@@ -14,7 +14,7 @@ from ...formats.deleted_shards import record_path
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
-from ...jobs.shards import only_shards
+from ...jobs.shards import only_shards, without_files
 from ...jobs.streamed_json import StreamedJson
 from ...jobs.written_hashes import WrittenHashes
 from ...operating_system.numa import thread_notes
@@ -151,20 +151,6 @@ def write_model(
     warn_on_dropped_config(source)
     for text in [*source.notes, *vocabulary_differences(source)]:
         note(f"note: {text}", detail=True)
-    if options.dry_run:
-        warn(plan.warnings, detail=True)
-        from ...quantize.timing import predict_seconds
-
-        timing = (options.timing or predict_seconds) if options.is_timed else None
-        taken = forecast(
-            plan, source, timing=timing, threads=options.threads, has_manifest=options.manifest, verifies=options.verify
-        )
-        if options.sequential is not None:
-            taken = options.sequential.added_to(taken, plan)
-        if options.tuning is not None:
-            taken = options.tuning.added_to(taken, plan)
-        return WriteResult("planned", paths, plan, taken)
-    _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:
         note(f"{len(existing)} of {len(plan.files)} files exist already and stay as they are")
@@ -173,6 +159,26 @@ def write_model(
         from ...convert.hub.delete_shards import ShardDeleter
 
         deleter = ShardDeleter(source, plan, existing)
+    if options.dry_run:
+        warn(plan.warnings, detail=True)
+        from ...quantize.timing import predict_seconds
+
+        timing, left = options.timing or predict_seconds, without_files(plan, existing)
+        taken = forecast(
+            plan,
+            source,
+            deleter.needed_bytes() if deleter is not None else plan.file_bytes - sum(plan.files[i].nbytes for i in existing),
+            timing=(lambda _, threads: timing(left, threads)) if options.is_timed else None,
+            threads=options.threads,
+            has_manifest=options.manifest,
+            verifies=options.verify,
+        )
+        if options.sequential is not None:
+            taken = options.sequential.added_to(taken, plan)
+        if options.tuning is not None:
+            taken = options.tuning.added_to(taken, plan)
+        return WriteResult("planned", paths, plan, taken)
+    _refuse_deleted_source(plan, source, options)
     result, hashes = _write(plan, label, source, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()

@@ -143,6 +143,8 @@ def test_keep_split_and_partial_requant(mill, model, tmp_path):
     parts[2].unlink()
     stays = parts[1].stat().st_mtime_ns
     assert "exists; use --force" in mill(*arguments)[2]
+    planned = json.loads(mill(*arguments, "--partial-requant", "--dry-run", "--json")[1])
+    assert planned["disk"]["needed"] == len(before[parts[2]])
     code, _, err = mill(*arguments, "--partial-requant")
     assert code == 0
     assert f"{len(parts) - 1} of {len(parts)} files exist already" in err

@@ -74,6 +74,15 @@ def test_the_same_bytes_for_any_number_of_threads(quantised, tuned, tmp_path):
     assert (tmp_path / "t.gguf").read_bytes() == tuned[0].read_bytes()
 
 
+def test_it_is_compared_with_what_it_was_made_from(quantised, tmp_path):
+    """Norms and scales that were tuned are near those before; other weights are the same."""
+    result = tune(quantised, tmp_path / "t.gguf", verify=True)
+    assert result.tuned > 0
+    checks = {check.name: check for check in result.verification.tensors}
+    assert any(check.error > 0 for check in checks.values())
+    assert checks["token_embd.weight"].same
+
+
 def test_it_is_never_worse(quantised, tmp_path, monkeypatch, caplog):
     """Steps that lead away: what is written is what was given."""
     caplog.set_level("INFO", "ggufmill")

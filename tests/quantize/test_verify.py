@@ -7,6 +7,7 @@ import pytest
 
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.jobs.execute import execute
+from ggufmill.pipeline.writing.forecast import verifying_seconds
 from ggufmill.quantize import encode
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.verify import _error_bound, sampled_weights, verify
@@ -60,7 +61,12 @@ def test_weights_of_few_bits_that_follow_others_may_be_far_from_theirs():
 
 
 def test_as_many_weights_are_compared_and_encoded_again_as_is_said(tmp_path):
-    shapes = {"blk.0.ffn_up.weight": (512, 300), "blk.0.ffn_down_exps.weight": (256, 40, 7), "blk.0.attn_norm.weight": (512,)}
+    shapes = {
+        "blk.0.ffn_gate.weight": (512, 0),
+        "blk.0.ffn_up.weight": (512, 300),
+        "blk.0.ffn_down_exps.weight": (256, 40, 7),
+        "blk.0.attn_norm.weight": (512,),
+    }
     data = {name: np.random.default_rng(1).standard_normal(shape[::-1], np.float32) for name, shape in shapes.items()}
     rows = {name: x.reshape(-1, x.shape[-1]) for name, x in data.items()}
     given = {n: SourceTensor(n, shape, "f32", lambda i, j, n=n: rows[n][i:j]) for n, shape in shapes.items()}
@@ -76,8 +82,10 @@ def test_as_many_weights_are_compared_and_encoded_again_as_is_said(tmp_path):
         return replace(output, produce=produce)
 
     execute(plan, force=True)
+    seconds = verifying_seconds(plan, {"q4_0": 3.0}, 2)
     plan = replace(plan, outputs=[watched(output) for output in plan.outputs])
     compared, again = sampled_weights(plan)
+    assert seconds == pytest.approx(2 * 3.0 * again["q4_0"] / 225280 + 8e-9 * compared)
     checks = verify(plan, source).tensors
     assert compared == sum(check.rows * shapes[check.name][0] for check in checks)
     assert again == {"q4_0": sum(count for name, count in encoded if name == "q4_0")}

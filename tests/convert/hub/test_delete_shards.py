@@ -6,6 +6,7 @@ import os
 import pytest
 from commands import exit_code
 
+from ggufmill import convert_model
 from ggufmill.convert import open_source
 from ggufmill.convert.hub import delete_shards
 from ggufmill.convert.hub.delete_shards import ShardDeleter
@@ -214,6 +215,19 @@ def test_needed_bytes_counts_deleted_shards_as_free(folder, tmp_path):
     needed = ShardDeleter(source, plan).needed_bytes()
     assert plan.file_bytes / 4 < needed <= plan.file_bytes
     assert all(path.exists() for path in source.shards)
+
+
+def test_needed_bytes_leaves_out_what_exists(folder, tmp_path):
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "o.gguf", split_max_tensors=4)
+    assert ShardDeleter(source, plan, range(1, len(plan.files))).needed_bytes() == plan.files[0].nbytes
+    assert ShardDeleter(source, plan, range(len(plan.files))).needed_bytes() == 0
+
+
+def test_a_dry_run_says_the_same(folder, tmp_path):
+    planned = convert_model(folder, tmp_path / "o.gguf", delete_source_shards=True, dry_run=True)
+    source = open_source(folder)
+    assert planned.forecast.disk_needed == ShardDeleter(source, planned.plan).needed_bytes() < planned.plan.file_bytes
 
 
 def test_the_tensors_of_a_finished_output_with_draft_layers():

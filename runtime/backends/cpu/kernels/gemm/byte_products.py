@@ -137,11 +137,11 @@ def multiply_bytes(
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
     runs, token_runs: tuples as long as a group, and what shares a scale of the activations, have runs of 16 columns: 1, 2 or
-    16, and 2 or 16. pairs: what pair_sums says of the codes; where that is
-    an empty tuple, `zero` is subtracted from them, and there are no offsets. codes, scales, terms (or None): addresses of uint8
-    [2, COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens:
-    addresses of codes int8 [tiles of columns, rows, COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / 32] (or one
-    for each group, if those have more columns), offsets int32 [tiles, rows, groups] and totals float32 [tiles, rows, groups].
+    16, and 2 or 16. pairs: what pair_sums says of the codes; where that is an empty tuple, `zero` is subtracted from them, and
+    there are no offsets. codes, scales, terms (or None): addresses of uint8 [2, COLUMN_TILE / CODE_COLUMNS, 16, CODE_COLUMNS],
+    less CODE_BIAS, and of float32 [2, groups of COLUMN_TILE, 16]. tokens: addresses of codes int8 [tiles of columns, rows,
+    COLUMN_TILE], token scales float32 [tiles, rows, COLUMN_TILE / columns that share one], offsets int32 [tiles, rows, groups]
+    and totals float32 [tiles, rows, groups].
     start, width: the tile's first column and columns. n: how many tokens are wanted; those up to a multiple of TILE_TOKENS are
     multiplied too. Working memory: sums, float32 [that multiple or more, 32], and words (of an empty tuple), the address of
     word_bytes(the same); widened: whether they have the tokens of this tile already. out: float32 [any, any]: rows of the
