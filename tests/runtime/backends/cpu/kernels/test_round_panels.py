@@ -8,10 +8,11 @@ from packed_samples import sample_of, store_of
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import decode
 from ggufmill.quantize import can_encode, encode
-from ggufmill.runtime.backends.cpu.kernels.gemm.round_panels import MOST_BITS, ROUNDED, rounded_span
+from ggufmill.runtime.backends.cpu.kernels.gemm.round_panels import MOST_BITS, ROUNDED, SPANS, rounded_span
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form, unpack
 from ggufmill.simd.instructions import amx
 from ggufmill.simd.instructions.dot_products import pairs_that_fit
+from ggufmill.simd.target import target
 
 KNOWN = [name for name, kind in TYPES.items() if can_encode(kind) and panel_form(name) is not None]
 ROUNDING = [name for name in KNOWN if rounded_span(TYPES[name], panel_form(name))]
@@ -89,7 +90,7 @@ def test_types_that_are_rounded():
     """All of few bits, where the processor has one instruction for products of any bytes; else those with large codes."""
     few_bits = [name for name in KNOWN if 8 * TYPES[name].block_bytes / TYPES[name].block <= MOST_BITS]
     assert {name: rounded_span(TYPES[name], panel_form(name)) for name in ("iq4_k", "iq5_ks", "iq6_k", "q8_0", "q8_KV")} == {
-        **{"iq4_k": 256, "iq5_ks": 32, "iq6_k": 32, "q8_0": None, "q8_KV": None},
+        **{"iq4_k": target().choose(SPANS), "iq5_ks": 32, "iq6_k": 32, "q8_0": None, "q8_KV": None},
     }
     if pairs_that_fit(15) is None:
         assert few_bits == ROUNDING
