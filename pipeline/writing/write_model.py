@@ -151,6 +151,8 @@ def write_model(
     warn_on_dropped_config(source)
     for text in [*source.notes, *vocabulary_differences(source)]:
         note(f"note: {text}", detail=True)
+    if not options.dry_run:
+        _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:
         note(f"{len(existing)} of {len(plan.files)} files exist already and stay as they are")
@@ -178,7 +180,6 @@ def write_model(
         if options.tuning is not None:
             taken = options.tuning.added_to(taken, plan)
         return WriteResult("planned", paths, plan, taken)
-    _refuse_deleted_source(plan, source, options)
     result, hashes = _write(plan, label, source, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()
