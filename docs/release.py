@@ -30,6 +30,7 @@ from ggufmill.simd.target import VARIABLE, levels_here
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "release"
+VERSION_FILE = ROOT / "version.py"
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 # extra -> what shows that it works, run in its environment
 EXTRAS = {
@@ -96,8 +97,8 @@ def command(words: list[str], cwd: Path = ROOT) -> None:
 
 
 def version() -> str:
-    """The version, which stands in the package's __init__.py alone."""
-    match = VERSION.search((ROOT / "__init__.py").read_text("utf-8"))
+    """The version, which stands in version.py alone."""
+    match = VERSION.search(VERSION_FILE.read_text("utf-8"))
     assert match is not None
     return match[1]
 
@@ -112,8 +113,7 @@ def set_version(new: str) -> None:
         sys.exit(f"CHANGELOG.md has an entry for {new} already, or nothing unreleased")
     dated = f"## Unreleased\n\n## {new} ({datetime.date.today().isoformat()})"
     changes.write_text(text.replace("## Unreleased", dated, 1), "utf-8")
-    module = ROOT / "version.py"
-    module.write_text(VERSION.sub(f'__version__ = "{new}"', module.read_text("utf-8")), "utf-8")
+    VERSION_FILE.write_text(VERSION.sub(f'__version__ = "{new}"', VERSION_FILE.read_text("utf-8")), "utf-8")
 
 
 def check_metadata() -> None:
