@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -85,7 +85,11 @@ class Plan(StreamedJson):
     @property
     def file_bytes(self) -> int:
         """Bytes of all files, headers and padding included."""
-        return sum(f.nbytes for f in self.files)
+        return self.missing_bytes(())
+
+    def missing_bytes(self, existing: Collection[int]) -> int:
+        """Of all files but these, by their indexes."""
+        return sum(file.nbytes for i, file in enumerate(self.files) if i not in existing)
 
     @property
     def bits_per_weight(self) -> float:

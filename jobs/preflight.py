@@ -61,7 +61,7 @@ def preflight(
     if can_resume and not force and is_complete_but_for_names(journal):
         return
     if needed is None:
-        needed = sum(f.nbytes for i, f in enumerate(plan.files) if i not in existing)
+        needed = plan.missing_bytes(existing)
     check_space(parent, needed, parts)
 
 

@@ -104,7 +104,7 @@ class ShardDeleter:
         device = folder.stat().st_dev
         pending = {path: set(names) for path, names in self._needs.items()}
         left = without_files(self._plan, self._existing)
-        used = sum(file.nbytes for i, file in enumerate(left.files) if i not in self._existing) - left.total_bytes
+        used = left.missing_bytes(self._existing) - left.total_bytes
         peak = used
         for output in left.outputs:
             used += output.nbytes

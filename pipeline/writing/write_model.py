@@ -169,7 +169,7 @@ def write_model(
         taken = forecast(
             plan,
             source,
-            deleter.needed_bytes() if deleter is not None else plan.file_bytes - sum(plan.files[i].nbytes for i in existing),
+            deleter.needed_bytes() if deleter is not None else plan.missing_bytes(existing),
             timing=(lambda _, threads: timing(left, threads)) if options.is_timed else None,
             threads=options.threads,
             has_manifest=options.manifest,
