@@ -73,6 +73,8 @@ class AttentionJobs:
         names = attention.keys, attention.values
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
         k_type, v_type = (TYPE_IDS[owner.compiled.part(attention.layer, name).type] for name in names)
+        rounds = bool(owner.settings.fast) and not (owner.settings.exact or owner.gemv)
+        k_type = flash.key_type(k_type, rounds)
         group, kv_heads, window, k_width, v_width, _ = attention.shape
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0
@@ -84,7 +86,8 @@ class AttentionJobs:
             words |= {"k_width": k_width, "v_width": v_width, "k_type": k_type, "v_type": v_type, "window": window}
             words |= {name: owner.constant(x) for name in ("sinks", "slopes") if (x := getattr(params, name)) is not None}
             words["ahead"] = params.ahead(n)
-            words["score_part"], words["value_part"] = flash.parts_of(k_type, v_type, owner.gemv, group, k_width)
+            parts = flash.parts_of(k_type, v_type, owner.gemv, group, k_width, rounds)
+            words["query_part"], words["score_part"], words["value_part"] = parts
             for name, word in words.items():
                 job[_COLUMNS[name]] = word
             job.view(np.float64)[-2:] = params.scale, params.softcap

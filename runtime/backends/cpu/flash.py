@@ -69,9 +69,15 @@ class Segment:
 
 
 def attend(
-    segments: Sequence[Segment], kv_heads: int, params: AttentionParams, workers: Workers, generated: bool = False
+    segments: Sequence[Segment],
+    kv_heads: int,
+    params: AttentionParams,
+    workers: Workers,
+    generated: bool = False,
+    rounds: bool = False,
 ) -> None:
-    """Fills in the results of all segments: softmax(scale * q k^T, masked) v. generated: see `divide`."""
+    """Fills in the results of all segments: softmax(scale * q k^T, masked) v. generated: see `divide`; rounds: see
+    `kernels.attention.flash.parts_of`."""
     program: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
     arrays: list[np.ndarray] = []  # that the program refers to by address
@@ -99,7 +105,7 @@ def attend(
         splits = division.splits
         split_values = np.empty(splits * n * heads * padded_width(v_width) if splits > 1 else 0, np.float32)
         rows = np.empty(2 * splits * n * heads, np.float32)
-        types = segment.keys.type_id, segment.values.type_id
+        types = flash.key_type(segment.keys.type_id, rounds and not generated), segment.values.type_id
         job = np.array(
             (
                 *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0),
@@ -107,7 +113,7 @@ def attend(
                 *(n, heads // kv_heads, kv_heads, k_width, v_width, *types),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
-                *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width),
+                *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width, rounds),
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
                 *(0, 0),  # rows are not gathered
                 *((0, 0) if seen is None else (seen.ctypes.data, seen.shape[1])),

@@ -66,7 +66,7 @@ def _scores(
                 sizes = (int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, KEYS, 0, 0)
                 if as_bytes:
                     to = rounded[row * heads :].ctypes.data
-                    rounding[number] = (q.ctypes.data, to, len(out) * heads, width, *(0,) * 11)
+                    rounding[number] = (q.ctypes.data, to, len(out) * heads, width, *(0,) * (len(BYTE_SCORES) - 4))
                     stages.append((0, round_byte_queries.address, rounding[number:].ctypes.data, 1))
                     sizes = (*sizes[:-2], to, score_bytes.address)
                 records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)
@@ -176,7 +176,7 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View) -> Non
     if kv_heads % chosen and chosen % kv_heads:
         raise PlanError(f"layer {op.layer} has {chosen} index heads for {kv_heads} key heads: one has to divide the other")
     units = max(kv_heads, chosen)
-    score_part, value_part = flash.parts_of(*types, out.gemv, q.heads // units, q.width)
+    _, score_part, value_part = flash.parts_of(*types, out.gemv, q.heads // units, q.width)
     names, tables = [out.names.index(name) for name in "kv"], out.row_addresses
     numbers = {"heads": q.heads, "kv_heads": kv_heads, "chosen": chosen, "units": units, "top": top_k, "block": op.block}
     numbers |= {"k_type": types[0], "v_type": types[1], "k_width": q.width, "v_width": result.width, "is_split": out.gemv}
@@ -222,7 +222,7 @@ def attend_listed(
     of_state["lengths"] = out.lengths
     type_id = TYPE_IDS["f32" if name is None else out.compiled.part(layer, name).type]
     heads, row_type = q.heads, type_id if kv is None else TYPE_IDS["f32"]
-    score_part, value_part = flash.parts_of(row_type, row_type, out.gemv, heads, q.width)
+    _, score_part, value_part = flash.parts_of(row_type, row_type, out.gemv, heads, q.width)
     # Some tasks for each thread; each brings its rows together by itself.
     parts = -(-_TASKS * out.threads // out.n) if out.threads > 1 else 1
     members = max(-(-heads // parts), min(heads, _LEAST_HEADS))

@@ -15,6 +15,7 @@ from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kernels.attention.block_panels import BLOCK, WORD_BYTES, encode_words
 from ggufmill.runtime.backends.cpu.kernels.attention.cache_rows import BYTES, ROW_WORDS, TYPE_IDS, WORDS
 from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS, parts_of
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import has_bf16_dots
 from ggufmill.runtime.backends.cpu.kv_cache import CacheRows, KVCache
 from ggufmill.runtime.cache_layout import CachePart, LayerCache
 from ggufmill.runtime.settings import CACHE_TYPES
@@ -65,11 +66,11 @@ def cached(k, v, past, k_type="f32", v_type="f32"):
     return cache
 
 
-def result(q, cache, past, params, workers=ALONE, generated=False):
+def result(q, cache, past, params, workers=ALONE, generated=False, rounds=False):
     new, width = len(q), cache.layers[0].rows["v"].width
     out = np.full((new, q.shape[1], width), np.nan, np.float32)
     part = Segment(np.ascontiguousarray(q), cache.rows(0, "k", new), cache.rows(0, "v", new), past, out)
-    attend([part], cache.layers[0].rows["k"].heads, params, workers, generated)
+    attend([part], cache.layers[0].rows["k"].heads, params, workers, generated, rounds)
     return out
 
 
@@ -271,8 +272,45 @@ def test_many_queries_of_narrow_heads_have_keys_decoded():
     """71 heads of 64 numbers with one of keys, as Falcon's, take longer over rows as they lie in the cache; 128 heads over
     latents do not."""
     f16 = TYPE_IDS["f16"]
-    assert parts_of(f16, f16, True, 71, 64) == (0, 0) == parts_of(f16, f16, False, 8, 64)
-    assert parts_of(f16, f16, True, 8, 64) == parts_of(f16, f16, True, 128, 576) != (0, 0)
+    assert parts_of(f16, f16, True, 71, 64) == (0, 0, 0) == parts_of(f16, f16, False, 8, 64)
+    assert parts_of(f16, f16, True, 8, 64) == parts_of(f16, f16, True, 128, 576) != (0, 0, 0)
+
+
+@pytest.mark.parametrize("types", [("f32", "f16"), ("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("q8_0", "f16")])
+@pytest.mark.parametrize(
+    ("n", "group", "widths", "past", "options"),
+    [
+        *((37, 3, (64, 64), 301, {}), (1, 1, (96, 32), 254, {}), (150, 2, (32, 160), 0, {"window": 90})),
+        *(
+            (20, 7, (128, 96), 129, {"window": -100}),
+            (9, 4, (64, 64), 130, {"softcap": 3.0}),
+            (70, 2, (64, 64), 3, {"causal": False}),
+        ),
+    ],
+)
+def test_prompts_may_be_rounded(n, group, widths, past, options, types):
+    """Queries, weights and rows of float types to bf16 where the processor multiplies those, queries to bytes for keys of
+    q8_0."""
+    q, k, v = random(np.random.default_rng(12), n, 2 * group, 2, *widths, past)
+    cache, params = cached(k, v, past, *types), AttentionParams(widths[0] ** -0.5, **options)
+    expected, exact = plain(q, k, v, past, params), result(q, cache, past, params)
+    got = result(q, cache, past, params, rounds=True)
+    assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 1.2e-2
+    assert np.array_equal(got, exact) != (has_bf16_dots() or types[0] == "q8_0")
+    assert np.array_equal(result(q, cache, past, params, MANY, rounds=True), got)
+    assert np.array_equal(
+        result(q, cache, past, params, generated=True, rounds=True), result(q, cache, past, params, generated=True)
+    )
+    for start, stop in ((0, -(-n // 2)), (n // 2, n), (n - 1, n)) if params.causal else ():
+        end = past + stop
+        made = cached(k[:, :end], v[:, :end], past + start, *types)
+        assert np.array_equal(result(q[start:stop], made, past + start, params, TWO, rounds=True), got[start:stop])
+    for array, at in ((q, (0, 0, 5)), (k, (0, past, 5)), (v, (0, past, 5))):
+        kept, array[at] = array[at], np.nan
+        broken = result(q, cached(k, v, past, *types), past, params, rounds=True)
+        assert np.isnan(broken[0, 0]).any()
+        assert np.isfinite(broken[:, group:]).all()
+        array[at] = kept
 
 
 # Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.

@@ -95,7 +95,7 @@ def test_scores_of_keys(heads, run, has_factors, as_bytes):
     by = (0, 0)
     if as_bytes:
         keys, by = latent_batch._bytes(rows, Workers(1)), (rounded.ctypes.data, score_bytes.address)
-        rounding[0] = (q.ctypes.data, rounded.ctypes.data, len(rounded), width, *(0,) * 11)
+        rounding[0] = (q.ctypes.data, rounded.ctypes.data, len(rounded), width, *(0,) * (len(BYTE_SCORES) - 4))
         stages.append((0, round_byte_queries.address, rounding.ctypes.data, 1))
     record[0] = (q.ctypes.data, tokens, heads, width, keys.address, keys.row_bytes, *sizes, *by)
     team.run(Workers(2).ready(), np.array(sorted(stages), np.int64))

@@ -21,7 +21,7 @@ from ......simd.llvm import store as store_at
 from ......simd.memory import fill, view
 from .block_panels import BLOCK, store_query, store_rounded
 from .cache_rows import ROW_WORDS, WORDS
-from .tiles import PANEL, ROWS, VECTORS, ask_in_turn
+from .tiles import PANEL, ROWS, VECTORS, ask_in_turn, first_row, tile_depth
 
 _LARGEST = 32766.0  # of a rounded number: one below what 16 bits hold
 _LARGEST_OF_WORDS = 8191.0  # of weights whose products with WORDS are added up over KEYS
@@ -182,12 +182,12 @@ _six_values, _four_values, _two_values, _one_value = (_value_tile(rows) for rows
 
 
 @kernel
-def multiply_keys(queries, step, factors, rows, words, scales, panels, blocks, scores, scores_step, ahead, last):
+def multiply_keys(queries, step, factors, rows, words, scales, panels, blocks, scores, scores_step, ahead, last, keys):
     """Writes the scores of rows of queries (see `round_queries`) with panels of keys. Arguments are addresses, steps bytes from
-    row to row; blocks: of a key; ahead, last: see `multiply_panels`."""
+    row to row; blocks: of a key; ahead, last, keys: see `tiles.multiplication`."""
     for panel in range(panels):
         k = words + 4 * panel * blocks * (BLOCK // 2) * PANEL
-        d, c, row = scales + 4 * panel * blocks * PANEL, scores + 4 * PANEL * panel, 0
+        d, c, row = scales + 4 * panel * blocks * PANEL, scores + 4 * PANEL * panel, first_row(keys, panel)
         while row < rows:
             q, f, to, left = queries + row * step, factors + 4 * row, c + row * scores_step, rows - row
             if left >= ROWS:
@@ -224,12 +224,13 @@ def add_values(
     overwrite,
     ahead,
     last,
+    seen,
 ):
     """out = or += the products of weights, rows of `keys` of which `count` are used, with panels of values (see `value_words`).
 
     weights, scales: float32 rows; mark: what `read_scales` gave; width: of a value; row_blocks: of a row of the scales;
-    scratch: address of 4 * rows * (keys + 2) bytes; words, out: addresses; out_step: bytes from row to row; ahead, last: see
-    `multiply_panels`.
+    scratch: address of 4 * rows * (keys + 2) bytes; words, out: addresses; out_step: bytes from row to row; ahead, last, and as
+    `seen` the keys: see `tiles.multiplication`.
     """
     step, block_step, pairs, blocks = 2 * keys, 2 * keys * rows, (count + 1) // 2, width // BLOCK
     factors_at = scratch + _PANEL_BLOCKS * block_step
@@ -253,16 +254,17 @@ def add_values(
         v, to, row = words + 4 * panel * pairs * PANEL, out + 4 * PANEL * panel, 0
         while row < rows:
             w, f, c, left = scratch + row * step, factors_at + 4 * row, to + row * out_step, rows - row
+            some = (tile_depth(seen, row, rows, count) + 1) // 2
             if left >= ROWS:
-                _six_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
+                _six_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
                 row += ROWS
             elif left >= 4:
-                _four_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
+                _four_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
                 row += 4
             elif left >= 2:
-                _two_values(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
+                _two_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
                 row += 2
             else:
-                _one_value(w, step, block_step, f, factor_step, v, c, out_step, pairs, overwrite, ahead, last)
+                _one_value(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
                 row += 1
             ahead += 64 * pairs

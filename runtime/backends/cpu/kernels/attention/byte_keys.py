@@ -23,19 +23,19 @@ from ......simd.team import TaskKernel
 from ..activations import RUN, quantise_run
 from .block_panels import BLOCK, byte_key_columns, read_scales, rows_of_codes
 from .cache_rows import BYTES
-from .tiles import PANEL, ROWS, VECTORS, ask_in_turn
+from .tiles import KEY_COLUMNS, PANEL, ROWS, VECTORS, ask_in_turn, first_row
 
 _UNSIGNED = byte_dots_bias() - 128  # what the codes of panels, made unsigned, have too much, negated
 # Operands: `rows` float32 queries of `width` numbers at `queries` are rounded to `rounded`, of 2 * width bytes each: codes,
 # float32 scales of blocks, and int32 that sums of blocks begin with. Of these, the scores of `count` keys, rows of BYTES, go to
 # `scores`. panels, scales, scratch: memory of KEYS * width, KEYS * width / 8 and 2 * LANES * width bytes; ahead, first, last:
-# see `decode_rows` and `multiply_panels`. Addresses, and bytes from row to row.
+# see `decode_rows` and `tiles.multiplication`; seen, members: see `tiles.first_row`. Addresses, and bytes from row to row.
 BYTE_SCORES = np.dtype(
     [
         (name, np.int64)
         for name in (
             *("queries", "rounded", "rows", "width", "keys", "key_step", "count", "scores", "scores_step"),
-            *("panels", "scales", "scratch", "ahead", "first", "last"),
+            *("panels", "scales", "scratch", "ahead", "first", "last", "seen", "members"),
         )
     ]
 )
@@ -98,10 +98,10 @@ _six, _four, _two, _one = (_tile(rows) for rows in (ROWS, 4, 2, 1))
 
 
 @kernel
-def _multiply(queries, step, rows, words, scales, panels, blocks, scores, scores_step, ahead, last):
+def _multiply(queries, step, rows, words, scales, panels, blocks, scores, scores_step, ahead, last, keys):
     for panel in range(panels):
         k, d = words + 4 * panel * blocks * (BLOCK // 4) * PANEL, scales + 4 * panel * blocks * PANEL
-        c, row = scores + 4 * PANEL * panel, 0
+        c, row = scores + 4 * PANEL * panel, first_row(keys, panel)
         while row < rows:
             q, to, left = queries + row * step, c + row * scores_step, rows - row
             if left >= ROWS:
@@ -141,7 +141,7 @@ def _score(task, number):
     read_scales(BYTES, task.keys, task.key_step, task.count, width, task.scales, task.scratch)
     _multiply(
         *(task.rounded, 2 * width, task.rows, task.panels, task.scales, panels, blocks),
-        *(task.scores, task.scores_step, task.first, task.last),
+        *(task.scores, task.scores_step, task.first, task.last, (task.seen, task.members, KEY_COLUMNS)),
     )
 
 

@@ -21,6 +21,9 @@ from ......simd.exponential import exp
 from ......simd.lanes import LANES, load, store
 from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import TaskKernel, call_part
+from ..gemm.float_panels import STEP
+from ..gemm.vector_products import has_bf16_dots
+from .bf16_products import ROUNDED_PRODUCTS, round_to_bf16
 from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
@@ -30,7 +33,7 @@ from .row_products import ROW_PRODUCTS, SCORES
 from .running_softmax import change_scores, clear, exponentiate, first_key, hide, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
-from .tiles import PANEL, ROWS, multiply_panels
+from .tiles import KEY_COLUMNS, KEY_ROWS, PANEL, ROWS, multiply_panels
 
 # A job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
 JOB_FIELDS = (
@@ -62,8 +65,9 @@ JOB_FIELDS = (
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
     "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
     "merge_heads",  # heads of a part of `merge`
-    "score_part",  # of rows that are multiplied as they lie in the cache (see row_products, byte_keys), or 0: they are decoded
-    "value_part",  # for keys of BYTES: what rounds the queries
+    "query_part",  # what rounds the queries for the score_part (see byte_keys, bf16_products), or 0
+    "score_part",  # of rows that are multiplied otherwise than decoded to float32 (see row_products), or 0
+    "value_part",
     "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
     "shared_width",
@@ -79,7 +83,7 @@ JOB_FIELDS = (
 (
     _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _SLOPES, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH,
     _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _AHEAD, _WINDOW, _SPLITS,
-    _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS, _SCORE_PART, _VALUE_PART,
+    _SPLIT_BLOCKS, _FIRST_SPLIT, _MERGE_HEADS, _QUERY_PART, _SCORE_PART, _VALUE_PART,
     _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _GATHER_PART, _GATHERED, _SEEN, _SEEN_STEP, _SCALE,
     _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
@@ -232,9 +236,12 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         last_end = min(task[_BLOCK_END] * KEYS, position + tokens, job[_PAST] + job[_N])
         for head in range(task[_HEAD], task[_HEAD_END]):
             _copy_queries(job, task, head, scale, queries, k_width)
-            if has_key_blocks and job[_SCORE_PART]:
+            if has_key_blocks and job[_QUERY_PART]:
                 products[0], products[1], products[2], products[3] = queries_at, query_words, rows, k_width
-                call_part(job[_VALUE_PART], address(products), 0)
+                call_part(job[_QUERY_PART], address(products), 0)
+            elif job[_QUERY_PART]:
+                products[0], products[2], products[6] = queries_at, rows, k_width
+                call_part(job[_QUERY_PART], address(products), 0)
             elif has_key_blocks:
                 round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
             key = task[_BLOCK] * KEYS
@@ -249,6 +256,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                 block = key // KEYS
                 count = min((block + 1) * KEYS, last_end) - key
                 skipped = max(0, key - position) * members  # rows of the queries before these keys
+                seen_keys = max(0, position - key) + 1  # of the block, by the first row behind them
                 block_maxima, block_sums, block_values = maxima_at, sums_at, values_at
                 if split_blocks:
                     block_maxima += 4 * depth * rows
@@ -265,7 +273,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     k, v = gathered_at, gathered_at
                 panels, block_scores = round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
                 tiles = (rows - skipped + ROWS - 1) // ROWS
-                k_steps = tiles * panels * (k_width // 2 if has_key_blocks else k_width)
+                k_steps = tiles * panels * (k_width // 2 if has_key_blocks or job[_QUERY_PART] else k_width)
                 k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
                 if has_key_blocks and job[_SCORE_PART]:
                     products[1], products[2] = query_words + 2 * k_width * skipped, rows - skipped
@@ -273,6 +281,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     products[7], products[8] = block_scores, 4 * KEYS
                     products[9], products[10], products[11] = decoded_at, scales_at, codes_at
                     products[12], products[13], products[14] = k_ahead, k_next, k_last
+                    products[15], products[16] = seen_keys, members
                     call_part(job[_SCORE_PART], address(products), 0)
                 elif has_key_blocks:
                     key_words(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded_at, codes_at, k_ahead)
@@ -291,12 +300,17 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         4 * KEYS,
                         k_next,
                         k_last,
+                        (seen_keys, members, KEY_COLUMNS),
                     )
                 elif job[_SCORE_PART]:
-                    products[0], products[1], products[2] = queries_at + 4 * k_width * skipped, 4 * k_width, rows - skipped
+                    q_step = (2 if job[_QUERY_PART] else 4) * k_width
+                    products[0], products[1], products[2] = queries_at + q_step * skipped, q_step, rows - skipped
                     products[3], products[4], products[5], products[6] = k, job[_K_ROW_BYTES], count, k_width
-                    products[7], products[8], products[9] = block_scores, 4 * KEYS, KEYS * job[_K_ROW_BYTES]
+                    products[7], products[8] = block_scores, 4 * KEYS
+                    products[9] = k_ahead if job[_QUERY_PART] else KEYS * job[_K_ROW_BYTES]
                     products[10], products[11] = v, job[_V_ROW_BYTES] if job[_V] != job[_K] else 0
+                    products[12], products[13], products[14] = decoded_at, k_next, k_last
+                    products[15], products[16] = seen_keys, members
                     call_part(job[_SCORE_PART], address(products), 0)
                 else:
                     # Products also run over what is behind the last key or number: what lay there may be subnormal, and slow.
@@ -306,7 +320,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     q_at, every = queries_at + 4 * k_width * skipped, np.bool_(True)
                     multiply_panels(
                         *(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, every),
-                        *(k_next, k_last),
+                        *(k_next, k_last, (seen_keys, members, KEY_COLUMNS)),
                     )
                 scaled = 0 if split_blocks else width
                 if softcap != 0 or job[_SLOPES]:
@@ -324,7 +338,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     )
                 exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, scaled)
                 panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
-                v_steps = tiles * panels * (count // 2 if has_value_blocks else count)
+                v_steps = tiles * panels * (count // 2 if has_value_blocks or job[_QUERY_PART] else count)
                 v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
                 if has_value_blocks:
                     value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at, v_ahead)
@@ -333,14 +347,18 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     weights = view(block_scores, seen * KEYS, np.float32)
                     add_values(
                         *(job[_V_TYPE], weights, seen, KEYS, count, decoded_at, scales, mark, v_decoded, row_blocks, panels),
-                        *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last),
+                        *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last, (seen_keys, members, KEY_ROWS)),
                     )
                 else:
-                    in_rows = v_decoded // PANEL if job[_VALUE_PART] else 0  # panels; the last one may not be a whole
+                    in_rows = np.int64(0)  # panels of values that the part multiplies
+                    if job[_VALUE_PART]:
+                        in_rows = panels if job[_QUERY_PART] else v_decoded // PANEL  # of a last one in parts
                     if in_rows:
                         products[0], products[1], products[2] = block_scores, 4 * KEYS, seen
                         products[3], products[4], products[5], products[6] = v, job[_V_ROW_BYTES], in_rows, count
-                        products[7], products[8] = to, 4 * width
+                        products[7], products[8], products[9], products[10] = to, 4 * width, v_decoded, decoded_at
+                        products[11], products[12] = split_blocks > 0, v_ahead
+                        products[13], products[14], products[15], products[16] = v_next, v_last, seen_keys, members
                         call_part(job[_VALUE_PART], address(products), 0)
                     v += PANEL * (4 if job[_V_TYPE] == _F32 else 2) * in_rows
                     panels, to, v_rest = panels - in_rows, to + 4 * PANEL * in_rows, v_decoded - PANEL * in_rows
@@ -353,7 +371,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         )
                         multiply_panels(
                             *(block_scores, 4 * KEYS, seen, decoded_at, panels, count, to, 4 * width, split_blocks > 0),
-                            *(v_next, v_last),
+                            *(v_next, v_last, (seen_keys, members, KEY_ROWS)),
                         )
                 if job[_SHARED_PART]:
                     weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
@@ -398,18 +416,26 @@ def attend_of(k_type: int, v_type: int) -> TaskKernel:
     return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
 
 
-def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int) -> tuple[int, int]:
-    """`score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a job."""
+def key_type(k_type: int, rounds: bool) -> int:
+    """The type that a job has for cached keys. rounds: as for `parts_of`."""
+    return BYTES if rounds and k_type == TYPE_IDS["q8_0"] else k_type  # the same blocks, for queries that are bytes, too
+
+
+def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int, rounds: bool = False) -> tuple[int, int, int]:
+    """`query_part`, `score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a
+    job; rounds: whether queries, and rows of float types, may be rounded in prompts."""
     if k_type == BYTES:
-        return score_bytes.address, round_byte_queries.address
+        return round_byte_queries.address, score_bytes.address, 0
+    if rounds and not is_split and {k_type, v_type} <= set(ROUNDED_PRODUCTS) and has_bf16_dots() and not k_width % STEP:
+        return round_to_bf16.address, ROUNDED_PRODUCTS[k_type].score.address, ROUNDED_PRODUCTS[v_type].add.address
     # What adding lanes up takes grows with the queries, what decoding takes with the width: measured on a Zen 4, they meet
     # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. The queries of one token count, so that drafts get the sums of
     # single ones.
     is_small = 9 * group <= 2 * k_width
     if not (is_split and is_small and k_type == v_type and k_type in ROW_PRODUCTS):
-        return 0, 0
+        return 0, 0, 0
     products = ROW_PRODUCTS[k_type]
-    return products.score.address, products.add.address
+    return 0, products.score.address, products.add.address
 
 
 @TaskKernel

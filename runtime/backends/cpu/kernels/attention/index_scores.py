@@ -11,7 +11,7 @@ from ......simd.team import TaskKernel, call_part
 from .byte_keys import BYTE_SCORES
 from .cache_rows import TYPE_IDS, decode_columns
 from .running_softmax import round_up
-from .tiles import PANEL, multiply_panels
+from .tiles import ALL_KEYS, PANEL, multiply_panels
 
 _F32 = TYPE_IDS["f32"]
 # Operands: queries float32 [tokens, heads, width]; keys, float32 as the cache has them or rows of BYTES, and how many; factors
@@ -63,7 +63,8 @@ def _score(task, number):
         decode_columns(_F32, task.keys + first * task.row_bytes, task.row_bytes, count, width, panels_at, 0)
         every = np.bool_(True)
         multiply_panels(
-            queries_at, 4 * width, queries, panels_at, panels, width, scores_at, 4 * columns, every, panels_at, panels_at
+            *(queries_at, 4 * width, queries, panels_at, panels, width, scores_at, 4 * columns, every, panels_at, panels_at),
+            ALL_KEYS,
         )
     scores = view(scores_at, queries * columns, np.float32)
     for token in range(task.tokens):

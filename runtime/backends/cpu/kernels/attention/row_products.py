@@ -19,7 +19,7 @@ from ......simd.target import target
 from ......simd.team import TaskKernel
 from ..gemm.float_panels import load_floats
 from .cache_rows import TYPE_IDS, ask
-from .tiles import PANEL, VECTORS, multiplication
+from .tiles import ALL_KEYS, PANEL, VECTORS, multiplication
 
 # Queries of the largest tile, and the vectors of sums of a tile, all in registers: tiles of fewer queries have more keys.
 _QUERIES, _SUMS = (8, 16) if VECTORS > 1 else (4, 4)
@@ -66,19 +66,27 @@ def _key_tile(type_name: str, rows: int):
 
 # Operands: scores of `rows` float32 queries with `count` keys of `width` numbers, a multiple of LANES, are written to `scores`;
 # what lies behind them up to a multiple of LANES is written to, too. Meanwhile the keys `ahead` bytes on are asked for, and the
-# keys' values, of value_step bytes, which may be 0. Addresses, and bytes from row to row.
+# keys' values, of value_step bytes, which may be 0. Addresses, and bytes from row to row. The last five are for keys that are
+# unpacked (see bf16_products), to `panels`; first, last, seen, members: see `tiles.multiplication`.
 SCORES = np.dtype(
     [
         (name, np.int64)
         for name in (
             *("queries", "step", "rows", "keys", "key_step", "count", "width", "scores", "scores_step"),
-            *("ahead", "values", "value_step"),
+            *("ahead", "values", "value_step", "panels", "first", "last", "seen", "members"),
         )
     ]
 )
-# Operands: values of `count` keys, `panels` of PANEL numbers, weighted by float32 [rows, count], are written to `sums`.
+# Operands: values of `count` keys, `panels` of PANEL numbers, weighted by float32 [rows, count], are written to `sums`. The
+# others are for values that are unpacked, of `width` numbers, to `memory`, and added to the sums unless `overwrite` is 1.
 VALUES = np.dtype(
-    [(name, np.int64) for name in ("weights", "step", "rows", "values", "value_step", "panels", "count", "sums", "sums_step")]
+    [
+        (name, np.int64)
+        for name in (
+            *("weights", "step", "rows", "values", "value_step", "panels", "count", "sums", "sums_step"),
+            *("width", "memory", "overwrite", "ahead", "first", "last", "seen", "members"),
+        )
+    ]
 )
 
 
@@ -119,7 +127,7 @@ def _row_products(type_name: str) -> RowProducts:
         values, every = task.values, np.bool_(True)
         multiply(
             *(task.weights, task.step, task.rows, values, task.value_step, panel_bytes, task.panels, task.count),
-            *(task.sums, task.sums_step, every, values, values),
+            *(task.sums, task.sums_step, every, values, values, ALL_KEYS),
         )
 
     score.__qualname__, add.__qualname__ = f"score_{type_name}", f"add_{type_name}"

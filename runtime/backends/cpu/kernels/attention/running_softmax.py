@@ -83,15 +83,18 @@ def exponentiate(scores, skipped, rows, members, position, window, key, count, m
             continue
         for j in range(begin):
             scores[at + j] = -np.inf
-        for j in range(end, padded):
+        whole = round_up(end, LANES)
+        for j in range(end, whole):
             scores[at + j] = -np.inf
+        for j in range(whole, padded, LANES):
+            store(scores, at + j, splat(0))
         lane_maxima = splat(LOWEST)
-        for j in range(0, padded, LANES):
+        for j in range(0, whole, LANES):
             lane_maxima = max_lanes(load(scores, at + j), lane_maxima)
         before = maxima[r]
         maximum = max(before, reduce_max(lane_maxima))
         lane_sums = splat(0)
-        for j in range(0, padded, LANES):
+        for j in range(0, whole, LANES):
             weights = exp_lanes(load(scores, at + j) - maximum)
             store(scores, at + j, weights)
             lane_sums = lane_sums + weights

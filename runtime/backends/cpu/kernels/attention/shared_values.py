@@ -18,7 +18,7 @@ from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store
 from ......simd.memory import aligned_empty, keep_alive, view
 from ......simd.team import TaskKernel
 from ..gemm.float_panels import canonical_nan
-from .tiles import PANEL, multiply_panels, store_bfloat16
+from .tiles import KEY_ROWS, PANEL, multiply_panels, store_bfloat16
 
 KEYS = 128  # of a block
 UNIT = 64  # widths of rows are filled up to multiples: of PANEL, and of two tiles
@@ -209,8 +209,9 @@ def add_weighted_float32(argument, number):
     skipped, width = job[_SKIPPED], job[_WIDTH]
     weights, sums = job[_WEIGHTS] + 4 * KEYS * skipped, job[_SUMS] + job[_SUMS_STEP] * skipped
     values = job[_VALUES] + 4 * width * job[_KEY]
-    rows, step = job[_ROWS] - skipped, job[_SUMS_STEP]
+    rows, step, members = job[_ROWS] - skipped, job[_SUMS_STEP], job[_MEMBERS]
+    keys = job[_POSITION] + skipped // members + 1 - job[_KEY], members, KEY_ROWS
     for panel in range(width // PANEL):
         value = values + 4 * KEYS * PANEL * panel
         to = sums + 4 * PANEL * panel
-        multiply_panels(weights, 4 * KEYS, rows, value, 1, job[_COUNT], to, step, False, value, value)
+        multiply_panels(weights, 4 * KEYS, rows, value, 1, job[_COUNT], to, step, False, value, value, keys)

@@ -12,12 +12,14 @@ from numba.core.cgutils import alloca_once
 from ......simd.compile import intrinsic, kernel
 from ......simd.exponential import exp_lanes
 from ......simd.instructions.half_precision import float_to_half
+from ......simd.instructions.x86 import vdpbf16ps
 from ......simd.lane_types import F32 as LANES_F32
 from ......simd.lane_types import element_pointer
 from ......simd.llvm import (
     F32,
     F32X16,
     I16,
+    I32,
     I32X16,
     I64,
     LANES,
@@ -37,6 +39,7 @@ VECTORS = 4 if target().vector_bits == 512 else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6
 _VECTOR_BYTES = 4 * LANES
+PAIRS = "bf16 pairs"  # words of two numbers, for processors with dot products of them
 
 
 def ask_in_turn(builder, ahead, step, last):
@@ -50,7 +53,8 @@ def _register_tile(rows: int, type_name: str):
     """The operation (a, a_step, b, b_step, c, c_step, depth, overwrite, ahead, last): c = a b if overwrite, else c += a b.
 
     a: address of float32 [rows, depth], its rows a_step bytes apart; b: of [depth, PANEL] of the type, f32, f16 or bf16, its
-    rows b_step bytes apart; c: of float32 [rows, PANEL], its rows c_step bytes apart. ahead, last: see `ask_in_turn`.
+    rows b_step bytes apart; of PAIRS both are words of two bf16, whose products are added up. c: of float32 [rows, PANEL], its
+    rows c_step bytes apart. ahead, last: see `ask_in_turn`.
     """
 
     @intrinsic
@@ -72,12 +76,19 @@ def _register_tile(rows: int, type_name: str):
             def step(i):
                 ask_in_turn(builder, ahead, i, last)
                 b_row, a_offset = builder.add(b, builder.mul(i, b_step)), builder.mul(i, I64(4))
-                columns = [load_floats(builder, target(), type_name, b_row, LANES * v) for v in range(VECTORS)]
+                if type_name == PAIRS:
+                    columns = [load(builder, b_row, I32X16, _VECTOR_BYTES * v) for v in range(VECTORS)]
+                else:
+                    columns = [load_floats(builder, target(), type_name, b_row, LANES * v) for v in range(VECTORS)]
                 for row in range(rows):
-                    factor = splat(builder, load(builder, a_rows[row], F32, a_offset))
+                    factor = splat(builder, load(builder, a_rows[row], I32 if type_name == PAIRS else F32, a_offset))
                     for v in range(VECTORS):
                         total = builder.load(sums[row, v])
-                        builder.store(fma(builder, factor, columns[v], total), sums[row, v])
+                        if type_name == PAIRS:
+                            total = vdpbf16ps(builder, total, columns[v], factor)
+                        else:
+                            total = fma(builder, factor, columns[v], total)
+                        builder.store(total, sums[row, v])
 
             loop(builder, depth, step)
             for row, v in tile:
@@ -89,33 +100,57 @@ def _register_tile(rows: int, type_name: str):
     return register_tile
 
 
+# Which keys rows of queries see, as three numbers: how many of a block the first row sees, rows of a token, each of which sees
+# one key more than the one before, and what the keys are: columns of panels, or their rows.
+KEY_COLUMNS, KEY_ROWS = range(2)
+ALL_KEYS = 0, 0, KEY_COLUMNS  # nothing is left out
+
+
+@kernel
+def first_row(keys, panel):
+    """The first row that sees a key of a panel whose columns are keys; 0 of other panels."""
+    seen, members, are = keys
+    return max(0, (panel * PANEL + 1 - seen) * members) if are == KEY_COLUMNS else 0
+
+
+@kernel
+def tile_depth(keys, row, rows, depth):
+    """How many of `depth` keys, rows of a panel, the tile from a row on sees: what the last of its rows does. What lies behind
+    counts as 0."""
+    seen, members, are = keys
+    return min(depth, seen + (min(row + ROWS, rows) - 1) // members) if are == KEY_ROWS else depth
+
+
 def multiplication(type_name: str):
-    """The kernel (a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last): c = a b if
+    """The kernel (a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last, keys): c = a b if
     overwrite, else c += a b.
 
     a float32 [rows, depth], b [panels, depth, PANEL] of the type, f32, f16 or bf16, c float32 [rows, panels * PANEL]:
-    addresses, and bytes from row to row, of b from panel to panel too. depth has to be positive. ahead, last: addresses of the
-    first and the last cache line to ask for meanwhile; any memory if none.
+    addresses, and bytes from row to row, of b from panel to panel too. Of PAIRS a and b are words of two bf16 each, of which
+    the second is of the next column, or key. depth has to be positive. ahead, last: addresses of the first and the last cache
+    line to ask for meanwhile; any memory if none. keys: see `first_row` and `tile_depth`.
     """
     six_rows, four_rows, two_rows, one_row = (_register_tile(rows, type_name) for rows in (ROWS, 4, 2, 1))
+    together = 2 if type_name == PAIRS else 1
 
     @kernel
-    def multiply(a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last):
+    def multiply(a, a_step, rows, b, b_step, panel_step, panels, depth, c, c_step, overwrite, ahead, last, keys):
         for panel in range(panels):
-            b_panel, c_panel, row = b + panel_step * panel, c + 4 * PANEL * panel, 0
+            b_panel, c_panel, row = b + panel_step * panel, c + 4 * PANEL * panel, first_row(keys, panel)
             while row < rows:
                 x, y, left = a + row * a_step, c_panel + row * c_step, rows - row
+                some = (tile_depth(keys, row, rows, depth * together) + together - 1) // together
                 if left >= ROWS:
-                    six_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    six_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
                     row += ROWS
                 elif left >= 4:
-                    four_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    four_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
                     row += 4
                 elif left >= 2:
-                    two_rows(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    two_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
                     row += 2
                 else:
-                    one_row(x, a_step, b_panel, b_step, y, c_step, depth, overwrite, ahead, last)
+                    one_row(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
                     row += 1
                 ahead += 64 * depth
 
@@ -126,9 +161,9 @@ _multiply = multiplication("f32")
 
 
 @kernel
-def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite, ahead, last):
+def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite, ahead, last, keys):
     """As `multiplication` of float32 panels that lie one after the other."""
-    _multiply(a, a_step, rows, b, 4 * PANEL, 4 * PANEL * depth, panels, depth, c, c_step, overwrite, ahead, last)
+    _multiply(a, a_step, rows, b, 4 * PANEL, 4 * PANEL * depth, panels, depth, c, c_step, overwrite, ahead, last, keys)
 
 
 @intrinsic

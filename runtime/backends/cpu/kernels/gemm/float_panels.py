@@ -143,10 +143,10 @@ def load_floats(b, of, type_name, at, first=0):
     return b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
 
 
-def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
+def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out, out_step=4 * LANES):
     """LLVM code that writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of type
     f32, f16 or bf16. wide: to a panel of float32, else of bf16 (rounded to the nearest). The last of `rows` rows stands in for
-    missing ones."""
+    missing ones. out_step: bytes from one vector to the next."""
     last = b.sub(rows, I64(1))
     lines: list[list[Any]] = [[], []]
     for r in range(PANEL):
@@ -165,7 +165,7 @@ def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
             even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
             lines[0].append(bf16_pair(b, even, odd))
     for i, line in enumerate(line for half in lines if half for line in transposed(b, half)):
-        store(b, line, out, 4 * LANES * i)
+        store(b, line, out, out_step * i)
 
 
 @intrinsic
