@@ -66,7 +66,9 @@ def _scores(
                 sizes = (int(counts[own][-1]), of_heads, 0, out.ctypes.data, size, KEYS, 0, 0)
                 if as_bytes:
                     to = rounded[row * heads :].ctypes.data
-                    rounding[number] = (q.ctypes.data, to, len(out) * heads, width, *(0,) * (len(BYTE_SCORES) - 4))
+                    words = {"queries": q.ctypes.data, "rounded": to, "rows": len(out) * heads, "width": width}
+                    for name, word in words.items():
+                        rounding[name][number] = word
                     stages.append((0, round_byte_queries.address, rounding[number:].ctypes.data, 1))
                     sizes = (*sizes[:-2], to, score_bytes.address)
                 records[number] = (q.ctypes.data, len(out), heads, width, keys.address, keys.row_bytes, *sizes)

@@ -53,9 +53,10 @@ def _key_columns(type_name: str):
     @intrinsic
     def key_columns(typingctx, source, row_bytes, rows, to):
         def generate(context, builder, signature, args):
+            source, row_bytes, rows, to = args
             # For the address as a number that comes from nowhere, see float_panels.
-            at = builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [args[0]], side_effect=False)
-            write_transposed(builder, target(), type_name, False, at, *args[1:], 4 * PANEL)
+            at = builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [source], side_effect=False)
+            write_transposed(builder, target(), type_name, False, at, row_bytes, rows, to, out_step=4 * PANEL)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 4), generate
