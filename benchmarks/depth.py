@@ -71,7 +71,7 @@ Speeds = dict[int, tuple[float, float]]  # tokens -> of a prompt after them, and
 
 def ours(path: Path, cache_type: str, prompt: int, generated: int, tokens: int) -> Speeds:
     """Processor time at each depth."""
-    runner, out = Runner(load_model(path, threads=1, cache_k=cache_type, cache_v=cache_type)), {}
+    runner, out = Runner(load_model(path, threads=1, fast=True, cache_k=cache_type, cache_v=cache_type)), {}
     for last in (prompt, tokens):  # the first to warm up
         cache = runner.model.new_cache(tokens + generated)
         for depth in range(0, last, prompt):

@@ -89,7 +89,7 @@ def demo(folder: Path) -> None:
 
 
 def dense(folder: Path) -> None:
-    """A model with grouped heads, read and written as f16, q4_K and q8_0."""
+    """A model with grouped heads, read and written as f16, q4_K and q8_0, with caches of f16 and q8_0."""
     checkpoint = folder / "dense"
     checkpoint.mkdir()
     for source in (FOLDER / "demo").glob("tokenizer*.json"):
@@ -105,12 +105,13 @@ def dense(folder: Path) -> None:
     draw = np.random.default_rng(0)
     tensors = {f"{name}.weight": (draw.standard_normal(shape) / 16).astype(np.float16) for name, shape in shapes.items()}
     save_file(tensors, checkpoint / "model.safetensors")
-    model = folder / "dense.gguf"
+    model, prompt = folder / "dense.gguf", (FOLDER / "demo" / "heldout.txt").read_text("utf-8")[:400]
     ggufmill.convert_model(checkpoint, model)
     for name in ("q4_K", "q8_0"):
         ggufmill.quantize_model(model, folder / f"{name}.gguf", name)
         ggufmill.perplexity(folder / f"{name}.gguf", FOLDER / "demo" / "heldout.txt", n_ctx=64, chunks=1)
-        list(ggufmill.runtime.load_model(folder / f"{name}.gguf").generate("The", 4))
+        for settings in ({}, {"fast": True}, {"fast": True, "cache_k": "q8_0", "cache_v": "q8_0"}):
+            list(ggufmill.runtime.load_model(folder / f"{name}.gguf", **settings).generate(prompt, 4))
 
 
 if __name__ == "__main__":
