@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from .compile import intrinsic, kernel
-from .lanes import F32, fma_lanes, select, splat
+from .lanes import F32, fma_lanes, max_lanes, select, splat
 from .llvm import I32, I32X16, constant
 from .scalar import ROUNDING_CONSTANT, fma
 
@@ -49,8 +49,8 @@ def exp(x):
 
 
 @kernel
-def exp_lanes(x):
-    """e^x of sixteen float32 lanes, each with the bits that `exp` gives."""
+def _within_range(x):
+    """e^x of sixteen lanes from _LOWEST to _HIGHEST; of others something."""
     rounded = fma_lanes(x, splat(_LOG2_E), splat(ROUNDING_CONSTANT))
     n = rounded - ROUNDING_CONSTANT
     r = fma_lanes(n, splat(-_LN2_LOW), fma_lanes(n, splat(-_LN2_HIGH), x))
@@ -59,7 +59,19 @@ def exp_lanes(x):
     p = fma_lanes(p, r, splat(_P3))
     p = fma_lanes(p, r, splat(_P4))
     p = fma_lanes(p, r, splat(_P5))
-    result = _times_power(fma_lanes(p, r * r, r) + 1, rounded)
-    result = select(x >= _LOWEST, result, splat(0))
+    return _times_power(fma_lanes(p, r * r, r) + 1, rounded)
+
+
+@kernel
+def exp_lanes(x):
+    """e^x of sixteen float32 lanes, each with the bits that `exp` gives."""
+    result = select(x >= _LOWEST, _within_range(x), splat(0))
     result = select(x <= _HIGHEST, result, splat(np.float32(np.inf)))
     return select(x == x, result, x)
+
+
+@kernel
+def one_plus_exp_lanes(x):
+    """1 + e^x of sixteen float32 lanes, with the bits of exp_lanes(x) + 1 but for NaN, of which it is 1."""
+    x = max_lanes(x, splat(_LOWEST))
+    return select(x <= _HIGHEST, _within_range(x), splat(np.float32(np.inf))) + 1

@@ -11,7 +11,7 @@ from .....simd.lanes import LANES, load, store
 from .....simd.memory import fill
 from .attention.tiles import soft_cap as capped
 from .elementwise import gate_run, mean, mean_square
-from .task_kernel import INT, REAL, ROWS, cell, reads, row_of, task_kernel, writes
+from .task_kernel import INT, REAL, ROWS, cell, numbers_ahead, reads, row_of, task_kernel, writes
 
 
 @task_kernel(x=reads(ROWS), up=reads(ROWS), out=writes(ROWS), function=INT, limit=REAL)
@@ -23,10 +23,12 @@ def gate(task, number):
     fill(ones, 1)
     for r in range(first, stop):
         x, out = row_of(task.x, r, column, width), row_of(task.out, r, column, width)
+        ahead = numbers_ahead(task, number, task.x, r)
         if task.up.address:
-            gate_run(task.function, x, row_of(task.up, r, column, width), out, limit)
+            up, up_ahead = row_of(task.up, r, column, width), numbers_ahead(task, number, task.up, r)
+            gate_run(task.function, x, up, out, limit, ahead, up_ahead)
         else:
-            gate_run(task.function, x, ones, out, limit)
+            gate_run(task.function, x, ones, out, limit, ahead, 0)
 
 
 @task_kernel(x=reads(ROWS), out=writes(ROWS), alpha_p=REAL, alpha_n=REAL, beta=REAL, epsilon=REAL)

@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from .....simd.compile import kernel
-from .....simd.exponential import exp, exp_lanes
+from .....simd.exponential import exp, exp_lanes, one_plus_exp_lanes
 from .....simd.lanes import LANES, load, min_lanes, select, splat, store
+from .....simd.memory import prefetch_elements
 
 _HUGE = 1e30
 _GELU_LIMIT = 30.0
@@ -59,7 +60,7 @@ def _gate(x, y, slope, cubic, limit, shift):
     x, y = select(x > limit, splat(limit), x), select(y > limit, splat(limit), y)
     y = select(y < -limit, splat(-limit), y) + shift
     square = min_lanes(x * x, splat(_HUGE))  # a cubic of 0 times infinity would be NaN
-    return x / (exp_lanes(x * (square * cubic + slope)) + 1) * y
+    return x / one_plus_exp_lanes(x * (square * cubic + slope)) * y
 
 
 @kernel
@@ -92,7 +93,7 @@ def _activated(activation, x, y, slope, cubic, limit, shift):
 
 
 @kernel
-def gate_run(activation, gate, up, out, limit):
+def gate_run(activation, gate, up, out, limit, gate_ahead, up_ahead):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
     activation: SILU, GELU (the tanh form), GELU_ERF (without approximation), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate)
@@ -117,17 +118,26 @@ def gate_run(activation, gate, up, out, limit):
         slope, bound, shift = np.float32(-1.702), np.float32(limit), np.float32(1)
     elif activation == CLAMPED_SILU or (activation == SILU and limit > 0):
         bound = np.float32(limit)
-    x, y = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    for i in range(0, out.size, LANES):
-        if i + LANES <= out.size:
+    whole = out.size // LANES * LANES
+    if activation == SILU and bound == np.float32(np.inf):
+        for i in range(0, whole, LANES):
+            prefetch_elements(gate, i + gate_ahead, LANES)
+            prefetch_elements(up, i + up_ahead, LANES)
+            value = load(gate, i)
+            store(out, i, value / one_plus_exp_lanes(splat(0) - value) * (load(up, i) + 0))
+    else:
+        for i in range(0, whole, LANES):
+            prefetch_elements(gate, i + gate_ahead, LANES)
+            prefetch_elements(up, i + up_ahead, LANES)
             store(out, i, _activated(activation, load(gate, i), load(up, i), slope, cubic, bound, shift))
-        else:
-            for j in range(LANES):
-                at = min(i + j, out.size - 1)
-                x[j], y[j] = gate[at], up[at]
-            store(x, 0, _activated(activation, load(x, 0), load(y, 0), slope, cubic, bound, shift))
-            for j in range(out.size - i):
-                out[i + j] = x[j]
+    if whole < out.size:
+        x, y = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+        for j in range(LANES):
+            at = min(whole + j, out.size - 1)
+            x[j], y[j] = gate[at], up[at]
+        store(x, 0, _activated(activation, load(x, 0), load(y, 0), slope, cubic, bound, shift))
+        for j in range(out.size - whole):
+            out[whole + j] = x[j]
 
 
 @kernel

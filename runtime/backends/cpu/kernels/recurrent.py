@@ -57,7 +57,7 @@ def short_convolution(task, number):
             for j in range(width):
                 out[j] += weight[j] * x[j]
         if task.silu:
-            gate_run(SILU, out, ones, out, np.float32(0))
+            gate_run(SILU, out, ones, out, np.float32(0), 0, 0)
     for i in range(past):
         at = n + i - past
         source = before + 4 * stride * (past + at)

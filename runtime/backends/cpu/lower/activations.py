@@ -9,11 +9,12 @@ from ....graph.activation_ops import Clamp, GaussianTopK, SoftplusGate, Xielu
 from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear, SoftCap
 from ..kernels import activation_kernels as kernels
 from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
+from ..kernels.gemm.gemm import GemmPlan
 from ..kernels.gemm.gemm_kernels import SPAN
 from ..kernels.task_kernel import OperandKernel
-from ..memory import Partition, View, with_heads
+from ..memory import TOKENS, Partition, with_heads
 from ..pass_program import PassProgram
-from ..pass_tasks import CELL
+from .products import panels_of
 from .step import lowers
 
 _FUNCTIONS = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "sigmoid": SIGMOID, "identity": IDENTITY}
@@ -41,20 +42,23 @@ def gated_activation(
 
 def _gate(program: PassProgram, gate: Value, up: Value | None, function: str, limit: float, out: Value) -> None:
     x, y = program.contiguous(gate), None if up is None else program.contiguous(up)
-    partition = _partition(program, x, out)
+    plan, partition = _following(program, out), program.by_cells(x)
+    if plan is not None:
+        partition = Partition(x.axis, x.rows, plan.form.block_tokens, x.size, SPAN)
     to = program.result(out, gate, partition, rows=True)
     program.task(kernels.gate, partition, x=x, up=y, out=to, function=_FUNCTIONS[function], limit=limit)
+    if plan is not None and x.axis == TOKENS:
+        # Now, since `up` is free after this op: in its memory they would have to wait until all gates are done.
+        panels_of(program, out, plan.form)
 
 
-def _partition(program: PassProgram, x: View, out: Value) -> Partition:
-    """The partition with which a following GEMM reads the result, else cells of single rows."""
-    step, columns = 1, CELL
+def _following(program: PassProgram, out: Value) -> GemmPlan | None:
+    """The GEMM that reads a value, if one does."""
     users = program.compiled.users.get(out.index, [])
-    by_gemv = program.experts_by_gemv if users and isinstance(users[0], ExpertLinear) else program.gemv
-    if not by_gemv and users and isinstance(users[0], Linear | ExpertLinear):
-        plan = program.compiled.matrix(users[0].weight).gemm_plan
-        step, columns = (plan.form.block_tokens, SPAN) if plan is not None else (1, columns)
-    return Partition(x.axis, x.rows, step, x.size, columns)
+    if not (users and isinstance(users[0], Linear | ExpertLinear)):
+        return None
+    by_gemv = program.experts_by_gemv if isinstance(users[0], ExpertLinear) else program.gemv
+    return None if by_gemv else program.compiled.matrix(users[0].weight).gemm_plan
 
 
 def _by_element(program: PassProgram, kernel: OperandKernel, x: Value, out: Value, **options: float) -> None:

@@ -8,7 +8,7 @@ from ..kernels.gemm import gemm
 from ..memory import View
 from ..pass_program import PassProgram
 from ..weights import WeightMatrix
-from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition, scale_and_add_bias
+from .products import gemm_task, gemv_inputs, gemv_task, input_partition, panels_of, scale_and_add_bias
 from .step import Step, lowers
 
 
@@ -28,23 +28,19 @@ class LinearStep(Step):
 
 def multiply_matrix(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) -> None:
     """to = x times the matrix."""
-    stored = out.values[x.index]
-    view = stored.view if stored.view.is_row else out.dense(x)
-
-    def take(memory: View) -> View:
-        return out.keep_with(x, memory)
-
     if out.gemv and matrix.gemv_plan is not None:
-        plan = matrix.gemv_plan
-        block = matrix.gemv_block
+        plan, block, stored = matrix.gemv_plan, matrix.gemv_block, out.values[x.index]
         if block not in stored.inputs:
+            view = stored.view if stored.view.is_row else out.dense(x)
+
+            def take(memory: View) -> View:
+                return out.keep_with(x, memory)
+
             stored.inputs[block] = gemv_inputs(out, view, block, input_partition(out, stored), take)
         gemv_task(out, plan, stored.inputs[block], to, out.all_tokens, 1)
     elif matrix.gemm_plan is not None:
-        form = matrix.gemm_plan.form
-        if form not in stored.inputs:
-            stored.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
-        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, gemm.Jobs(out.all_tokens, 1, 1.0))
+        panels = panels_of(out, x, matrix.gemm_plan.form)
+        gemm_task(out, matrix.gemm_plan, panels, to, gemm.Jobs(out.all_tokens, 1, 1.0))
     else:
         source, target = out.dense(x).matrix, to.matrix
 

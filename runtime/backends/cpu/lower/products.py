@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from .....data_classes import dataclass
+from ....graph import Value
 from ..kernels import gemv_plan, row_kernels
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm, gemm_kernels
@@ -96,6 +97,14 @@ def gemm_inputs(
     reads = (x,) if places is None else (x, places)
     out.schedule.place(gemm_kernels.PREPARE_KERNELS[form.kind].address, table, partition, reads, (memory,))
     return PanelInput(table, memory)
+
+
+def panels_of(out: PassProgram, x: Value, form: gemm.InputForm) -> PanelInput:
+    """A value of the tokens as the input of a GEMM, made when it is first asked for."""
+    stored = out.values[x.index]
+    if form not in stored.inputs:
+        stored.inputs[form] = gemm_inputs(out, out.dense(x), form, lambda memory: out.keep_with(x, memory))
+    return stored.inputs[form]
 
 
 def gemm_task(

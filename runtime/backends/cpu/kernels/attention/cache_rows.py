@@ -106,21 +106,26 @@ def decode_columns(type_id, address, step, count, width, out, ahead):
 
 
 @kernel
+def _store_numbers(type_id, address, j, numbers):
+    """Writes sixteen numbers of a row, from number j on."""
+    if type_id == _F32:
+        store(view(address, j + LANES, np.float32), j, numbers)
+    elif type_id == _F16:
+        store_float16(view(address, j + LANES, np.uint16), j, numbers)
+    else:
+        store_bfloat16(view(address, j + LANES, np.uint16), j, numbers)
+
+
+@kernel
 def store_row(type_id, row, address):
     """Writes a float32 row to an address as f32, f16 or bf16, followed by zeros up to a multiple of sixteen numbers."""
     width = row.size
-    full, last = width // LANES * LANES, np.empty(LANES, np.float32)
-    fill(last, 0)
-    for j in range(0, width, LANES):
-        if j < full:
-            numbers = load(row, j)
-        else:
-            for e in range(width - full):
-                last[e] = row[j + e]
-            numbers = load(last, 0)
-        if type_id == _F32:
-            store(view(address, j + LANES, np.float32), j, numbers)
-        elif type_id == _F16:
-            store_float16(view(address, j + LANES, np.uint16), j, numbers)
-        else:
-            store_bfloat16(view(address, j + LANES, np.uint16), j, numbers)
+    full = width // LANES * LANES
+    for j in range(0, full, LANES):
+        _store_numbers(type_id, address, j, load(row, j))
+    if full < width:
+        last = np.empty(LANES, np.float32)
+        fill(last, 0)
+        for e in range(width - full):
+            last[e] = row[full + e]
+        _store_numbers(type_id, address, full, load(last, 0))
