@@ -25,6 +25,7 @@ from statistics import geometric_mean, mean
 from typing import Any
 
 import click
+from models import TARGETS
 from peak import peaks
 from slices import write_slice
 
@@ -104,8 +105,10 @@ def _codecs_table(report: dict[str, Any]) -> str:
 
 def _runtime(settings: Settings, file: Path) -> None:
     rival = ["--rival", settings.rival.bench] if settings.rival.bench else []
-    few = ["--types", QUICK_TYPES, "--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
-    options = ["--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
+    names = QUICK_TYPES.split(",") if settings.quick else runtime.with_repacked(list(TARGETS))
+    rounded = ",".join(name + runtime.ROUNDED for name in names)  # as generation and serving run them, and the rival
+    few = ["--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
+    options = ["--types", rounded, "--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
     settings.script("runtime", *rival, *few, *options, "--out", file.parent, "--name", file.stem)
 
 

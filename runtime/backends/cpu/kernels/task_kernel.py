@@ -120,7 +120,7 @@ def row_of(rows, row, column, width):
 def numbers_ahead(task, number, rows, row):
     """How many numbers lie between what `row_of` gives of a part and what it gives next: of the following row, or the first one
     of the next part; 0 where there is none."""
-    first, stop, column, _ = cell(task, number)
+    _, stop, column, _ = cell(task, number)
     if row + 1 < stop:
         return rows.row_bytes // 4
     following, _, next_column, _ = cell(task, number + 1)
