@@ -242,7 +242,7 @@ class Settings(CacheTypes, PlacementOptions):
         "rounded, too (else there are sums of two bf16 numbers, or float32), up to twice as fast with AVX512-BF16; and, "
         "where that is faster, weights of types of up to 6.625 bits to eight bits with a scale per 256 of a row, of up to "
         "five bits with activations alike (else each group keeps its scale, and activations have one per 32). Attention rounds "
-        "queries and cached rows of floats to bf16 where there is AVX512-BF16, and queries for keys of q8_0 to bytes.",
+        "queries and cached rows of floats to bf16 where there is AVX512-BF16, queries for keys of q8_0 to bytes with VNNI.",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",

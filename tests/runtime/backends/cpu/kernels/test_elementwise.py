@@ -39,7 +39,7 @@ def gated(kind, gate, up):
     limit = np.float32(7 if kind == small.CLAMPED_SWISH else 0)
     gate, up = np.ascontiguousarray(gate), np.ascontiguousarray(up)
     out = np.empty_like(gate)
-    small.gate_run(kind, gate.reshape(-1), up.reshape(-1), out.reshape(-1), limit)
+    small.gate_run(kind, gate.reshape(-1), up.reshape(-1), out.reshape(-1), limit, 0, 0)
     return out
 
 
