@@ -14,10 +14,10 @@ from ......simd.compile import intrinsic, kernel
 from ......simd.instructions import amx
 from ......simd.lanes import LANES, splat
 from ......simd.lanes import load as load_lanes
-from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store
+from ......simd.llvm import F32X16, I64, load, loop, store
 from ......simd.memory import aligned_empty, keep_alive, view
 from ......simd.team import TaskKernel
-from ..gemm.float_panels import canonical_nan
+from ..gemm.float_panels import nearest_bf16_pair
 from .tiles import KEY_ROWS, PANEL, multiply_panels, store_bfloat16
 
 KEYS = 128  # of a block
@@ -62,18 +62,11 @@ class SharedValues:
 
 @intrinsic
 def _round_pair(typingctx, low, high, out):
-    """Sixteen float32 at each of two addresses, as pairs of bf16 at a third. Ties go to even: numbers from a cache of f16 have
-    many, and rounding them away from zero would make all results larger."""
+    """Sixteen float32 at each of two addresses, as pairs of bf16 at a third."""
 
     def generate(context, builder, signature, args):
-        b = builder
-        halves = []
-        for at in args[:2]:
-            words = b.bitcast(canonical_nan(b, load(b, at, F32X16)), I32X16)
-            odd = b.and_(b.lshr(words, constant(I32X16, 16)), constant(I32X16, 1))
-            halves.append(b.add(words, b.add(odd, constant(I32X16, 0x7FFF))))
-        upper = b.and_(halves[1], constant(I32X16, -0x10000))
-        store(b, b.or_(upper, b.lshr(halves[0], constant(I32X16, 16))), args[2])
+        low, high = (load(builder, at, F32X16) for at in args[:2])
+        store(builder, nearest_bf16_pair(builder, low, high), args[2])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate

@@ -37,6 +37,38 @@ FIRST_COLUMN, ROOM, MEMORY, AHEAD, ZERO_CODE, LEAST_CODE, MOST_CODE = range(8, 1
 UNPACK_FIELDS = 15
 
 
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+def canonical_nan(b, value):
+    """A vector of float32 whose NaN, if any, have the usual bits: `bf16_pair` would make zeros of others."""
+    return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(F32X16, [float("nan")] * LANES), value)
+
+
+def bf16_pair(b, low, high):
+    """Two vectors of float32 rounded to the nearest bf16, as the low and the high halves of words. (Ties go away from zero:
+    one instruction instead of three.) NaN has to have the usual bits."""
+    half = constant(I32X16, 0x8000)
+    high = b.and_(b.add(b.bitcast(high, I32X16), half), constant(I32X16, -0x10000))
+    return b.or_(high, b.lshr(b.add(b.bitcast(low, I32X16), half), constant(I32X16, 16)))
+
+
+def nearest_bf16(b, value):
+    """A vector of float32 as words, of which the upper halves are the nearest bf16, ties to even. NaN stay NaN: rounding could
+    make zeros of them."""
+    words = b.bitcast(value, I32X16)
+    odd = b.and_(b.lshr(words, constant(I32X16, 16)), constant(I32X16, 1))
+    near = b.add(words, b.add(odd, constant(I32X16, 0x7FFF)))
+    return b.select(b.fcmp_unordered("uno", value, value), b.or_(words, constant(I32X16, 1 << 22)), near)
+
+
+def nearest_bf16_pair(b, low, high):
+    """As `bf16_pair`, with any NaN, and ties to even: numbers from a cache of f16 have many, and rounding them away from zero
+    would make all results larger."""
+    upper = b.and_(nearest_bf16(b, high), constant(I32X16, -0x10000))
+    return b.or_(upper, b.lshr(nearest_bf16(b, low), constant(I32X16, 16)))
+
+
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
@@ -50,11 +82,7 @@ def _round_step(typingctx, source, target, remainder):
         shorts = ir.VectorType(ir.IntType(16), LANES)
 
         def rounded(value):
-            words = b.bitcast(value, I32X16)
-            odd = b.and_(b.lshr(words, constant(I32X16, 16)), constant(I32X16, 1))
-            near = b.add(words, b.add(odd, constant(I32X16, 0x7FFF)))
-            # Rounding could make a zero of a NaN.
-            return b.and_(b.select(b.fcmp_unordered("uno", value, value), words, near), constant(I32X16, -0x10000))
+            return b.and_(nearest_bf16(b, value), constant(I32X16, -0x10000))
 
         for half in range(2):
             value = load(b, source, F32X16, 4 * LANES * half)
@@ -118,19 +146,6 @@ def _fill_blocks(bf16, x, out):
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
-
-
-def canonical_nan(b, value):
-    """A vector of float32 whose NaN, if any, have the usual bits: `bf16_pair` would make zeros of others."""
-    return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(F32X16, [float("nan")] * LANES), value)
-
-
-def bf16_pair(b, low, high):
-    """Two vectors of float32 rounded to the nearest bf16, as the low and the high halves of words. (Ties go away from zero:
-    one instruction instead of three.) NaN has to have the usual bits."""
-    half = constant(I32X16, 0x8000)
-    high = b.and_(b.add(b.bitcast(high, I32X16), half), constant(I32X16, -0x10000))
-    return b.or_(high, b.lshr(b.add(b.bitcast(low, I32X16), half), constant(I32X16, 16)))
 
 
 def load_floats(b, of, type_name, at, first=0):
