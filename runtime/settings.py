@@ -241,8 +241,9 @@ class Settings(CacheTypes, PlacementOptions):
         "Round more in products of prompts, as llama.cpp does: activations to bf16 with bf16 and f16 weights, which are "
         "rounded, too (else there are sums of two bf16 numbers, or float32), up to twice as fast with AVX512-BF16; and, "
         "where that is faster, weights of types of up to 6.625 bits to eight bits with a scale per 256 of a row, of up to "
-        "five bits with activations alike (else each group keeps its scale, and activations have one per 32). Attention rounds "
-        "queries and cached rows of floats to bf16 where there is AVX512-BF16, queries for keys of q8_0 to bytes with VNNI.",
+        "five bits with activations alike (else each group keeps its scale, and activations have one per 32). Attention over "
+        "caches of f16 or bf16 rounds queries, the keys' weights and cached rows to bf16 where heads are multiples of 32 "
+        "numbers and there is AVX512-BF16 without AMX; queries for keys of q8_0 are rounded to bytes with VNNI.",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",

@@ -9,6 +9,7 @@ from .attention import AttentionParams
 from .flash import NOTHING, AttentionShape, Division, divide, padded_width
 from .kernels.attention import flash
 from .kernels.attention.cache_rows import TYPE_IDS
+from .kernels.attention.job_parts import parts_of
 from .memory import View
 from .pass_tasks import Batch, PassTasks
 from .schedule import Group
@@ -73,9 +74,9 @@ class AttentionJobs:
         names = attention.keys, attention.values
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
         k_type, v_type = (TYPE_IDS[owner.compiled.part(attention.layer, name).type] for name in names)
-        rounds = bool(owner.settings.fast) and not (owner.settings.exact or owner.gemv)
-        k_type = flash.key_type(k_type, rounds)
         group, kv_heads, window, k_width, v_width, _ = attention.shape
+        rounds = bool(owner.settings.fast) and not owner.settings.exact
+        parts = parts_of(k_type, v_type, owner.gemv, group, k_width, rounds)
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0
         for sequence, n in enumerate(owner.counts):
@@ -83,11 +84,9 @@ class AttentionJobs:
             row += n
             job = self._jobs[sequence, number]
             words = {"q": queries.address, "out": results.address, "n": n, "group": group, "kv_heads": kv_heads}
-            words |= {"k_width": k_width, "v_width": v_width, "k_type": k_type, "v_type": v_type, "window": window}
+            words |= {"k_width": k_width, "v_width": v_width, "v_type": v_type, "window": window, **parts._asdict()}
             words |= {name: owner.constant(x) for name in ("sinks", "slopes") if (x := getattr(params, name)) is not None}
             words["ahead"] = params.ahead(n)
-            parts = flash.parts_of(k_type, v_type, owner.gemv, group, k_width, rounds)
-            words["query_part"], words["score_part"], words["value_part"] = parts
             for name, word in words.items():
                 job[_COLUMNS[name]] = word
             job.view(np.float64)[-2:] = params.scale, params.softcap
@@ -97,7 +96,7 @@ class AttentionJobs:
             splits = owner.cache_view(-1 - sequence, str(shape))  # the memory of the group
             reads = (queries, *cached)
             address = job.ctypes.data
-            attend = owner.schedule.place(flash.attend_of(k_type, v_type).address, address, 0, reads, (results, splits))
+            attend = owner.schedule.place(flash.attend_of(parts.k_type, v_type).address, address, 0, reads, (results, splits))
             merge = owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits))
             jobs.tasks.append((attend, merge))
 

@@ -14,6 +14,7 @@ from ....simd.lanes import LANES
 from ....simd.workers import Workers
 from .attention import AttentionParams, first_key
 from .kernels.attention import flash
+from .kernels.attention.job_parts import parts_of
 from .kernels.attention.shared_values import SharedValues
 from .kv_cache import CacheRows
 
@@ -77,7 +78,7 @@ def attend(
     rounds: bool = False,
 ) -> None:
     """Fills in the results of all segments: softmax(scale * q k^T, masked) v. generated: see `divide`; rounds: see
-    `kernels.attention.flash.parts_of`."""
+    `kernels.attention.job_parts`."""
     program: list[tuple[int, int, int, int]] = []
     merges: list[tuple[int, int, int, int]] = []
     arrays: list[np.ndarray] = []  # that the program refers to by address
@@ -87,7 +88,7 @@ def attend(
     for segment in segments:
         n, heads, k_width = segment.q.shape
         v_width, total = segment.out.shape[2], segment.past + n
-        shared, shared_out, seen = segment.shared, segment.shared_out, segment.seen
+        shared, shared_out, seen, is_shared = segment.shared, segment.shared_out, segment.seen, segment.shared is not None
         sizes = (
             n,
             heads // kv_heads,
@@ -97,7 +98,7 @@ def attend(
             k_width,
             v_width + (shared.padded if shared else 0),
         )
-        division = divide(AttentionShape(*sizes, workers.count, generated, enough or shared is not None))
+        division = divide(AttentionShape(*sizes, workers.count, generated, enough or is_shared))
         if shared is not None and shared_out is not None and shared_out.dtype == np.float64:
             of_tasks = np.zeros((len(division.tasks), shared.width))
             squares.append((shared_out, of_tasks, division.tasks[:, 0]))
@@ -105,15 +106,16 @@ def attend(
         splits = division.splits
         split_values = np.empty(splits * n * heads * padded_width(v_width) if splits > 1 else 0, np.float32)
         rows = np.empty(2 * splits * n * heads, np.float32)
-        types = flash.key_type(segment.keys.type_id, rounds and not generated), segment.values.type_id
+        k_type, v_type = segment.keys.type_id, segment.values.type_id
+        k_type, *parts = parts_of(k_type, v_type, generated, heads // kv_heads, k_width, rounds, is_shared)
         job = np.array(
             (
                 *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0),
                 *(0 if x is None else x.ctypes.data for x in (sinks, slopes)),
-                *(n, heads // kv_heads, kv_heads, k_width, v_width, *types),
+                *(n, heads // kv_heads, kv_heads, k_width, v_width, k_type, v_type),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
                 *(segment.past, params.ahead(n), params.span, *division[1:5]),
-                *flash.parts_of(*types, division.split_blocks > 0, heads // kv_heads, k_width, rounds),
+                *parts,
                 *(_shared_fields(shared, shared_out) if shared is not None and shared_out is not None else (0,) * 5),
                 *(0, 0),  # rows are not gathered
                 *((0, 0) if seen is None else (seen.ctypes.data, seen.shape[1])),
@@ -123,7 +125,7 @@ def attend(
         )
         job.view(np.float64)[-2:] = params.scale, params.softcap
         address = flash.set_addresses(job, division.tasks, segment.q.reshape(-1), segment.out.reshape(-1), split_values, rows)
-        attend_rows = flash.attend_of(*types)
+        attend_rows = flash.attend_of(k_type, v_type)
         program.append((0, attend_rows.address, address, len(division.tasks)))
         arrays += [division.tasks, split_values, rows, job]
         products += heads * n * total * (k_width + v_width)

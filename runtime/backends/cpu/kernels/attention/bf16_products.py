@@ -1,4 +1,4 @@
-"""Attention of prompts over cached rows of a float type with everything rounded to bf16, by dot products of pairs
+"""Attention of prompts over cached rows of f16 or bf16 with everything rounded to bf16, by dot products of pairs
 (AVX512-BF16): twice as many products per instruction as of float32. See `Settings.fast`.
 
 Queries and weights are rounded where they lie. A pair are two numbers of a key, or a column's of two values. What is rounded
@@ -13,13 +13,14 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ......formats import TYPES
 from ......simd.compile import intrinsic
 from ......simd.instructions.x86 import cvtne2ps2bf16
 from ......simd.llvm import F32X16, I64, LANES, constant, load, loop, store
 from ......simd.memory import fill, view
 from ......simd.target import target
 from ......simd.team import TaskKernel
-from ..gemm.float_panels import STEP, bf16_pair, canonical_nan, load_floats, write_transposed
+from ..gemm.float_panels import STEP, load_floats, nearest_bf16_pair, write_transposed
 from .cache_rows import TYPE_IDS, ask
 from .row_products import SCORES, VALUES
 from .tiles import KEY_COLUMNS, KEY_ROWS, PAIRS, PANEL, multiplication
@@ -73,9 +74,9 @@ def _value_pairs(type_name: str):
         def generate(context, builder, signature, args):
             b = builder
             value, following, is_pair, to = args
-            low, high = (canonical_nan(b, load_floats(b, target(), type_name, at)) for at in (value, following))
+            low, high = (load_floats(b, target(), type_name, at) for at in (value, following))
             high = b.select(is_pair, high, constant(F32X16, 0.0))
-            store(b, bf16_pair(b, low, high), to)
+            store(b, nearest_bf16_pair(b, low, high), to)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.boolean, types.int64), generate
@@ -94,8 +95,8 @@ def _round(task, number):
     _round_numbers(task.queries, task.rows * task.width // STEP)
 
 
-def _rounded_products(type_name: str, size: int) -> RoundedProducts:
-    """size: bytes of a number."""
+def _rounded_products(type_name: str) -> RoundedProducts:
+    size = TYPES[type_name].block_bytes
     key_columns, value_pairs = _key_columns(type_name), _value_pairs(type_name)
 
     def score(task, number):
@@ -129,7 +130,7 @@ def _rounded_products(type_name: str, size: int) -> RoundedProducts:
                 value_pairs(value + size * column, following + size * column, is_pair, to)
         _multiply(
             *(task.weights, task.step, task.rows, task.memory, 4 * PANEL, panel_bytes, task.panels, pairs, task.sums),
-            *(task.sums_step, task.overwrite != 0, task.first, task.last, (task.seen, task.members, KEY_ROWS)),
+            *(task.sums_step, np.bool_(False), task.first, task.last, (task.seen, task.members, KEY_ROWS)),
         )
 
     score.__qualname__, add.__qualname__ = f"score_rounded_{type_name}", f"add_rounded_{type_name}"
@@ -137,4 +138,5 @@ def _rounded_products(type_name: str, size: int) -> RoundedProducts:
 
 
 round_to_bf16 = TaskKernel(_round, SCORES)
-ROUNDED_PRODUCTS = {TYPE_IDS[name]: _rounded_products(name, size) for name, size in (("f32", 4), ("f16", 2), ("bf16", 2))}
+# Not of f32: who asks for a cache of it wants its precision.
+ROUNDED_PRODUCTS = {TYPE_IDS[name]: _rounded_products(name) for name in ("f16", "bf16")}

@@ -254,17 +254,17 @@ def add_values(
         v, to, row = words + 4 * panel * pairs * PANEL, out + 4 * PANEL * panel, 0
         while row < rows:
             w, f, c, left = scratch + row * step, factors_at + 4 * row, to + row * out_step, rows - row
-            some = (tile_depth(seen, row, rows, count) + 1) // 2
+            steps = (tile_depth(seen, row, rows, count) + 1) // 2
             if left >= ROWS:
-                _six_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
+                _six_values(w, step, block_step, f, factor_step, v, c, out_step, steps, overwrite, ahead, last)
                 row += ROWS
             elif left >= 4:
-                _four_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
+                _four_values(w, step, block_step, f, factor_step, v, c, out_step, steps, overwrite, ahead, last)
                 row += 4
             elif left >= 2:
-                _two_values(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
+                _two_values(w, step, block_step, f, factor_step, v, c, out_step, steps, overwrite, ahead, last)
                 row += 2
             else:
-                _one_value(w, step, block_step, f, factor_step, v, c, out_step, some, overwrite, ahead, last)
+                _one_value(w, step, block_step, f, factor_step, v, c, out_step, steps, overwrite, ahead, last)
                 row += 1
             ahead += 64 * pairs

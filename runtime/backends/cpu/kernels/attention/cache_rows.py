@@ -16,10 +16,10 @@ from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16
 
 # The types that a cache may have, and the numbers that kernels know them by. Those from q8_0 on are products of blocks of 32.
 TYPE_IDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "iq4_nl", "q8_KV"))}
-# Rows that are in no cache: blocks of 32 numbers of 12 bits, as 16-bit integers behind their float32 scale.
+# Types that no cache is of. Blocks of 32 numbers of 12 bits, as 16-bit integers behind their float32 scale:
 WORDS = len(TYPE_IDS)
 ROW_WORDS = WORDS + 1  # values: as WORDS, of which all blocks of a row have the same scale
-BYTES = WORDS + 2  # keys in no cache: blocks of q8_0, for queries of bytes (see byte_keys)
+BYTES = WORDS + 2  # keys: blocks of q8_0, cached or not, for queries that are rounded to bytes (see byte_keys)
 _F32, _F16, _BF16 = (TYPE_IDS[name] for name in ("f32", "f16", "bf16"))
 _CHUNKS = PANEL // LANES
 

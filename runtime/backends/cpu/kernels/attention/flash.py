@@ -20,17 +20,13 @@ from ......simd.compile import kernel
 from ......simd.exponential import exp
 from ......simd.lanes import LANES, load, store
 from ......simd.memory import address, fill, keep_alive, view
-from ......simd.target import target
 from ......simd.team import TaskKernel, call_part
-from ..gemm.float_panels import STEP
-from ..gemm.vector_products import has_bf16_dots
-from .bf16_products import ROUNDED_PRODUCTS, round_to_bf16
 from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
 from .block_tree import MAX_LEVELS, add_stack, push_node
-from .byte_keys import BYTE_SCORES, round_byte_queries, score_bytes
-from .cache_rows import BYTES, TYPE_IDS, decode_columns, decode_rows
-from .row_products import ROW_PRODUCTS, SCORES
+from .byte_keys import BYTE_SCORES
+from .cache_rows import TYPE_IDS, decode_columns, decode_rows
+from .row_products import SCORES, VALUES
 from .running_softmax import change_scores, clear, exponentiate, first_key, hide, round_up
 from .shared_values import FIELDS, KEYS, UNIT, sum_squares
 from .shared_values import ROWS as SHARED_ROWS
@@ -53,7 +49,7 @@ JOB_FIELDS = (
     "kv_heads",
     "k_width",
     "v_width",
-    "k_type",  # of TYPE_IDS
+    "k_type",  # of TYPE_IDS, or WORDS, ROW_WORDS, BYTES (see `job_parts`)
     "v_type",
     "k_row_bytes",
     "v_row_bytes",
@@ -66,8 +62,8 @@ JOB_FIELDS = (
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of prompts, and one split
     "first_split",  # the number of the first split: splits that all queries' windows are behind are left out
     "merge_heads",  # heads of a part of `merge`
-    "query_part",  # what rounds the queries for the score_part (see byte_keys, bf16_products), or 0
-    "score_part",  # of rows that are multiplied otherwise than decoded to float32 (see row_products), or 0
+    "query_part",  # what rounds the queries for the score_part, or 0
+    "score_part",  # of rows that are multiplied in another way than `attend` does itself, or 0: see `job_parts`
     "value_part",
     "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
@@ -96,7 +92,7 @@ _HEAD, _HEAD_END, _MEMBER, _MEMBER_END, _TOKEN, _TOKEN_END, _BLOCK, _BLOCK_END, 
 _TASK_SIZE = len(TASK_FIELDS)
 
 _F32, _FIRST_BLOCK_TYPE = TYPE_IDS["f32"], TYPE_IDS["q8_0"]
-_PRODUCT_WORDS = max(SCORES.itemsize, BYTE_SCORES.itemsize) // 8
+_PRODUCT_WORDS = max(operands.itemsize for operands in (SCORES, VALUES, BYTE_SCORES)) // 8
 assert KEYS % PANEL == 0
 
 
@@ -207,6 +203,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         while split_blocks >> buffers - 1:
             buffers += 1
         value_size = padded_rows * width
+        is_rounded = job[_QUERY_PART] != 0 and job[_VALUE_PART] != 0  # keys and values to bf16
         # Latents are keys and values: their scales are read once.
         is_shared = has_value_blocks and job[_K] == job[_V] and job[_K_TYPE] == job[_V_TYPE]
         row_blocks, mark, widest = (k_width if is_shared else v_decoded) // BLOCK, np.float32(0), max(k_width, v_width)
@@ -246,9 +243,9 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
             elif has_key_blocks:
                 round_queries(queries, rows, k_width, job[_K_TYPE], query_words, view(query_factors, rows, np.float32))
             key = task[_BLOCK] * KEYS
-            if (
-                window
-            ):  # from a whole block, or a multiple of LANES: then a query's sums do not depend on the task's first query
+            if window:
+                # Keys that no query of the task sees are left out. What is taken together (a block, or LANES keys) begins at a
+                # multiple of its size all the same, or a query's sums would depend on the task's first query.
                 unit = KEYS if split_blocks else LANES
                 key = max(key, first_key(position, window) // unit * unit)
             depth = np.int64(0)
@@ -274,7 +271,9 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     k, v = gathered_at, gathered_at
                 panels, block_scores = round_up(count, PANEL) // PANEL, scores_at + 4 * KEYS * skipped
                 tiles = (rows - skipped + ROWS - 1) // ROWS
-                k_steps = tiles * panels * (k_width // 2 if has_key_blocks or job[_QUERY_PART] else k_width)
+                # Numbers of a key that are multiplied at a time: pairs of words or of bf16, four bytes.
+                k_step = (2 if has_key_blocks else 1) * (2 if job[_QUERY_PART] else 1)
+                k_steps = tiles * panels * (k_width // k_step)
                 k_next, k_last, k_ahead = _ahead(k, KEYS * job[_K_ROW_BYTES], k_steps)
                 if has_key_blocks and job[_SCORE_PART]:
                     products[1], products[2] = query_words + 2 * k_width * skipped, rows - skipped
@@ -339,7 +338,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                     )
                 exponentiate(scores, skipped, rows, members, position, window, key, count, maxima, sums, values, scaled)
                 panels, to, seen = v_width // PANEL, block_values + 4 * width * skipped, rows - skipped
-                v_steps = tiles * panels * (count // 2 if has_value_blocks or job[_QUERY_PART] else count)
+                v_steps = tiles * panels * (count // 2 if has_value_blocks or is_rounded else count)
                 v_next, v_last, v_ahead = _ahead(v, 0 if job[_K] == job[_V] else KEYS * job[_V_ROW_BYTES], v_steps)
                 if has_value_blocks:
                     value_words(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, v_width, decoded_at, codes_at, v_ahead)
@@ -351,15 +350,17 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         *(weight_words, to, 4 * width, split_blocks > 0, v_next, v_last, (seen_keys, members, KEY_ROWS)),
                     )
                 else:
-                    in_rows = np.int64(0)  # panels of values that the part multiplies
+                    # Panels that the part multiplies. Of values as they lie in the cache these are the whole ones: a last one
+                    # that they do not fill is decoded, with zeros behind them.
+                    in_rows = np.int64(0)
                     if job[_VALUE_PART]:
-                        in_rows = panels if job[_QUERY_PART] else v_decoded // PANEL  # of a last one in parts
+                        in_rows = panels if is_rounded else v_decoded // PANEL
                     if in_rows:
                         products[0], products[1], products[2] = block_scores, 4 * KEYS, seen
                         products[3], products[4], products[5], products[6] = v, job[_V_ROW_BYTES], in_rows, count
                         products[7], products[8], products[9], products[10] = to, 4 * width, v_decoded, decoded_at
-                        products[11], products[12] = split_blocks > 0, v_ahead
-                        products[13], products[14], products[15], products[16] = v_next, v_last, seen_keys, members
+                        products[11], products[12], products[13] = v_ahead, v_next, v_last
+                        products[14], products[15] = seen_keys, members
                         call_part(job[_VALUE_PART], address(products), 0)
                     v += PANEL * (4 if job[_V_TYPE] == _F32 else 2) * in_rows
                     panels, to, v_rest = panels - in_rows, to + 4 * PANEL * in_rows, v_decoded - PANEL * in_rows
@@ -413,32 +414,8 @@ ATTEND = {
 
 
 def attend_of(k_type: int, v_type: int) -> TaskKernel:
-    """The function for keys and values of these types, of TYPE_IDS, WORDS or BYTES."""
+    """The function for keys and values of these types, as `k_type` and `v_type` of a job."""
     return ATTEND[k_type >= _FIRST_BLOCK_TYPE, v_type >= _FIRST_BLOCK_TYPE]
-
-
-def key_type(k_type: int, rounds: bool) -> int:
-    """The type that a job has for cached keys: of q8_0 the same blocks, for queries that are rounded to bytes, where the
-    processor has dot products of those (elsewhere these take a tenth to a fifth longer). rounds: as for `parts_of`."""
-    has_dots = target().has_vnni or target().has_avx_vnni
-    return BYTES if rounds and has_dots and k_type == TYPE_IDS["q8_0"] else k_type
-
-
-def parts_of(k_type: int, v_type: int, is_split: bool, group: int, k_width: int, rounds: bool = False) -> tuple[int, int, int]:
-    """`query_part`, `score_part` and `value_part` of a job. is_split: whether it has `split_blocks`; group, k_width: as in a
-    job; rounds: whether queries, and rows of float types, may be rounded in prompts."""
-    if k_type == BYTES:
-        return round_byte_queries.address, score_bytes.address, 0
-    if rounds and not is_split and {k_type, v_type} <= set(ROUNDED_PRODUCTS) and has_bf16_dots() and not k_width % STEP:
-        return round_to_bf16.address, ROUNDED_PRODUCTS[k_type].score.address, ROUNDED_PRODUCTS[v_type].add.address
-    # What adding lanes up takes grows with the queries, what decoding takes with the width: measured on a Zen 4, they meet
-    # near 14 queries of 64 numbers, 16 of 96 and 28 of 128. The queries of one token count, so that drafts get the sums of
-    # single ones.
-    is_small = 9 * group <= 2 * k_width
-    if not (is_split and is_small and k_type == v_type and k_type in ROW_PRODUCTS):
-        return 0, 0, 0
-    products = ROW_PRODUCTS[k_type]
-    return 0, products.score.address, products.add.address
 
 
 @TaskKernel

@@ -35,7 +35,7 @@ _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
 _LISTED_SIZE = 6
 _LINE = 64  # bytes
 # Of both attentions: widths of keys and values, the factor of the scores; attend: address of what flash.attend_of returns;
-# score_part, value_part: see flash.parts_of; is_split: whether sums have the order of generated tokens (see flash).
+# score_part, value_part: see job_parts; is_split: whether sums have the order of generated tokens (see flash).
 ATTENTION = dict.fromkeys(("k_width", "v_width", "attend", "score_part", "value_part", "is_split"), INT) | {"scale": REAL}
 
 

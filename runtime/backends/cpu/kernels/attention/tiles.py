@@ -33,7 +33,7 @@ from ......simd.llvm import (
     vector,
 )  # fmt: skip
 from ......simd.target import target
-from ..gemm.float_panels import load_floats, transposed
+from ..gemm.float_panels import load_floats, nearest_bf16, transposed
 
 VECTORS = 4 if target().vector_bits == 512 else 1  # of sixteen columns
 PANEL = LANES * VECTORS
@@ -103,22 +103,23 @@ def _register_tile(rows: int, type_name: str):
 # Which keys rows of queries see, as three numbers: how many of a block the first row sees, rows of a token, each of which sees
 # one key more than the one before, and what the keys are: columns of panels, or their rows.
 KEY_COLUMNS, KEY_ROWS = range(2)
-ALL_KEYS = 0, 0, KEY_COLUMNS  # nothing is left out
+ALL_KEYS = 0, 0, KEY_COLUMNS  # nothing is left out: without rows of a token, `first_row` is 0 whatever is seen
 
 
 @kernel
 def first_row(keys, panel):
     """The first row that sees a key of a panel whose columns are keys; 0 of other panels."""
-    seen, members, are = keys
-    return max(0, (panel * PANEL + 1 - seen) * members) if are == KEY_COLUMNS else 0
+    seen, members, places = keys
+    return max(0, (panel * PANEL + 1 - seen) * members) if places == KEY_COLUMNS else 0
 
 
 @kernel
 def tile_depth(keys, row, rows, depth):
-    """How many of `depth` keys, rows of a panel, the tile from a row on sees: what the last of its rows does. What lies behind
-    counts as 0."""
-    seen, members, are = keys
-    return min(depth, seen + (min(row + ROWS, rows) - 1) // members) if are == KEY_ROWS else depth
+    """How many of `depth` keys, rows of a panel, are multiplied with the tile from a row on: those that the last of its ROWS
+    rows sees. Tiles of 4, 2 or 1 rows, the last ones, all go as far as the last row sees. Keys that a row does not see have a
+    weight of 0."""
+    seen, members, places = keys
+    return min(depth, seen + (min(row + ROWS, rows) - 1) // members) if places == KEY_ROWS else depth
 
 
 def multiplication(type_name: str):
@@ -139,18 +140,18 @@ def multiplication(type_name: str):
             b_panel, c_panel, row = b + panel_step * panel, c + 4 * PANEL * panel, first_row(keys, panel)
             while row < rows:
                 x, y, left = a + row * a_step, c_panel + row * c_step, rows - row
-                some = (tile_depth(keys, row, rows, depth * together) + together - 1) // together
+                steps = (tile_depth(keys, row, rows, depth * together) + together - 1) // together
                 if left >= ROWS:
-                    six_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
+                    six_rows(x, a_step, b_panel, b_step, y, c_step, steps, overwrite, ahead, last)
                     row += ROWS
                 elif left >= 4:
-                    four_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
+                    four_rows(x, a_step, b_panel, b_step, y, c_step, steps, overwrite, ahead, last)
                     row += 4
                 elif left >= 2:
-                    two_rows(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
+                    two_rows(x, a_step, b_panel, b_step, y, c_step, steps, overwrite, ahead, last)
                     row += 2
                 else:
-                    one_row(x, a_step, b_panel, b_step, y, c_step, some, overwrite, ahead, last)
+                    one_row(x, a_step, b_panel, b_step, y, c_step, steps, overwrite, ahead, last)
                     row += 1
                 ahead += 64 * depth
 
@@ -197,12 +198,7 @@ def store_bfloat16(typingctx, words, index, value):
     """Writes float32 lanes as bfloat16 to a uint16 row, ties to even; NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        bits = builder.bitcast(args[2], I32X16)
-        odd = builder.and_(builder.lshr(bits, constant(I32X16, 16)), constant(I32X16, 1))
-        rounded = builder.add(bits, builder.add(odd, constant(I32X16, 0x7FFF)))
-        quiet_nan = builder.or_(bits, constant(I32X16, 1 << 22))
-        bits = builder.select(builder.fcmp_unordered("uno", args[2], args[2]), quiet_nan, rounded)
-        upper = builder.trunc(builder.lshr(bits, constant(I32X16, 16)), vector(I16, LANES))
+        upper = builder.trunc(builder.lshr(nearest_bf16(builder, args[2]), constant(I32X16, 16)), vector(I16, LANES))
         builder.store(upper, element_pointer(context, builder, signature.args[0], args[0], args[1], I16), align=2)
         return context.get_dummy_value()
 
