@@ -50,7 +50,7 @@ def exp(x):
 
 @kernel
 def _within_range(x):
-    """e^x of sixteen lanes from _LOWEST to _HIGHEST; of others something."""
+    """e^x of sixteen lanes from _LOWEST to _HIGHEST; unspecified outside that range."""
     rounded = fma_lanes(x, splat(_LOG2_E), splat(ROUNDING_CONSTANT))
     n = rounded - ROUNDING_CONSTANT
     r = fma_lanes(n, splat(-_LN2_LOW), fma_lanes(n, splat(-_LN2_HIGH), x))

@@ -84,9 +84,9 @@ def _activated(activation, x, y, slope, cubic, limit, shift):
     if activation == GELU_ERF:
         return _gelu_erf(x) * y
     if activation == SIGMOID:
-        return y / (exp_lanes(x * slope) + 1)
+        return y / (exp_lanes(x * slope) + 1)  # not one_plus_exp_lanes, with which NaN, of x alone, would not stay
     if activation == CLAMPED_SILU:
-        x = x / (exp_lanes(x * slope) + 1)
+        x = x / one_plus_exp_lanes(x * slope)
         x, y = select(x > limit, splat(limit), x), select(y > limit, splat(limit), y)
         return x * select(y < -limit, splat(-limit), y)
     return _gate(x, y, slope, cubic, limit, shift)
@@ -99,7 +99,7 @@ def gate_run(activation, gate, up, out, limit, gate_ahead, up_ahead):
     activation: SILU, GELU (the tanh form), GELU_ERF (without approximation), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate)
     * (up + 1) of gate clamped to at most the limit and up to +-limit (gpt-oss); CLAMPED_SILU: the silu and up clamped likewise
     (Step-3.5); SQUARED_RELU: max(gate, 0)^2 * up; or IDENTITY: gate * up. A limit above 0 clamps gate and up of SILU too
-    (DeepSeek-V4). gate_ahead, up_ahead: numbers so far on are asked for; 0: none.
+    (DeepSeek-V4). gate_ahead, up_ahead: how many elements ahead gate and up are prefetched; 0: nothing is.
     """
     if activation == IDENTITY:
         for i in range(out.size):
