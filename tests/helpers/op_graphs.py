@@ -1,13 +1,14 @@
 """Small graphs for tests of ops: random weights made on request, and all backends compared on a growing sequence."""
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ggufmill.formats import SourceTensor, TensorSource
+from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.executable import compile_graph
 from ggufmill.runtime.backends.cpu.weights import WeightStore
@@ -61,6 +62,15 @@ class Tensors(dict):
             flat = np.ascontiguousarray(values, np.float32).reshape(-1, shape[0])
             key = name.replace("__", ".")
             self[key] = SourceTensor(key, shape, "f32", lambda start, stop, flat=flat: flat[start:stop])
+
+
+def as_stored(tensors):
+    """The same tensors with their bytes, so that products are made from these."""
+
+    def with_bytes(tensor):
+        return replace(tensor, raw=lambda start, stop: tensor.read(start, stop).view(np.uint8), stored=TYPES["f32"])
+
+    return {name: with_bytes(tensor) for name, tensor in tensors.items()}
 
 
 def run_both(build, seed=0, threads=1, counts=COUNTS, flash=True, source=None, **shapes):

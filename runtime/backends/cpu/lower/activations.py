@@ -6,13 +6,13 @@ from typing import Literal
 
 from ....graph import Value
 from ....graph.activation_ops import Clamp, GaussianTopK, SoftplusGate, Xielu
-from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear, SoftCap
+from ....graph.ops import Activation, ExpertLinear, GatedActivation, Linear, Op, SoftCap
 from ..kernels import activation_kernels as kernels
 from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.gemm import GemmPlan
 from ..kernels.gemm.gemm_kernels import SPAN
 from ..kernels.task_kernel import OperandKernel
-from ..memory import TOKENS, Partition, with_heads
+from ..memory import Partition, with_heads
 from ..pass_program import PassProgram
 from .products import panels_of
 from .step import lowers
@@ -42,23 +42,25 @@ def gated_activation(
 
 def _gate(program: PassProgram, gate: Value, up: Value | None, function: str, limit: float, out: Value) -> None:
     x, y = program.contiguous(gate), None if up is None else program.contiguous(up)
-    plan, partition = _following(program, out), program.by_cells(x)
+    op = next(iter(program.compiled.users.get(out.index, [])), None)
+    plan, partition = _gemm_plan(program, op), program.by_cells(x)
     if plan is not None:
         partition = Partition(x.axis, x.rows, plan.form.block_tokens, x.size, SPAN)
-    to = program.result(out, gate, partition, rows=True)
+    # A product reads rows without gaps: where gate and up are parts of one value, those in the gate's place would be copied.
+    apart = plan is not None and not x.is_dense
+    to = program.new(out, x, partition) if apart else program.result(out, gate, partition, rows=True)
     program.task(kernels.gate, partition, x=x, up=y, out=to, function=_FUNCTIONS[function], limit=limit)
-    if plan is not None and x.axis == TOKENS:
+    if plan is not None and isinstance(op, Linear):
         # Now, since `up` is free after this op: in its memory they would have to wait until all gates are done.
         panels_of(program, out, plan.form)
 
 
-def _following(program: PassProgram, out: Value) -> GemmPlan | None:
-    """The GEMM that reads a value, if one does."""
-    users = program.compiled.users.get(out.index, [])
-    if not (users and isinstance(users[0], Linear | ExpertLinear)):
+def _gemm_plan(program: PassProgram, op: Op | None) -> GemmPlan | None:
+    """Of an op that is a product by GEMM."""
+    if not isinstance(op, Linear | ExpertLinear):
         return None
-    by_gemv = program.experts_by_gemv if isinstance(users[0], ExpertLinear) else program.gemv
-    return None if by_gemv else program.compiled.matrix(users[0].weight).gemm_plan
+    by_gemv = program.experts_by_gemv if isinstance(op, ExpertLinear) else program.gemv
+    return None if by_gemv else program.compiled.matrix(op.weight).gemm_plan
 
 
 def _by_element(program: PassProgram, kernel: OperandKernel, x: Value, out: Value, **options: float) -> None:

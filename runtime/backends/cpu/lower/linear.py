@@ -31,7 +31,8 @@ def multiply_matrix(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) 
     if out.gemv and matrix.gemv_plan is not None:
         plan, block, stored = matrix.gemv_plan, matrix.gemv_block, out.values[x.index]
         if block not in stored.inputs:
-            view = stored.view if stored.view.is_row else out.dense(x)
+            # Floats are read where they are, by every product with x: gemv_inputs copies them into memory that lives as long.
+            view = stored.view if stored.view.is_row or not block else out.dense(x)
 
             def take(memory: View) -> View:
                 return out.keep_with(x, memory)

@@ -10,6 +10,7 @@ from op_graphs import (
     VOCABULARY,
     Everything,
     Tensors,
+    as_stored,
     close,
     compiled,
     few_examples,
@@ -19,8 +20,9 @@ from op_graphs import (
     threads,
 )
 
-from ggufmill.formats import PlanError, TensorSource
+from ggufmill.formats import PlanError, SourceTensor, TensorSource
 from ggufmill.runtime.backends import reference
+from ggufmill.runtime.backends.cpu.pass_program import PassProgram
 from ggufmill.runtime.graph import ops
 from ggufmill.runtime.graph.values import RotaryEmbedding
 
@@ -108,6 +110,45 @@ def test_parts_of_a_product_go_different_ways(seed, count):
         return b.add(b.add(first, joined), b.linear(second, "v", N_EMBD))
 
     run_both(build, seed, count, w__weight=(N_EMBD, 3 * N_EMBD), n__weight=(40,), v__weight=(24, N_EMBD))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_products_of_a_part_of_each_head(n):
+    """By GEMV, of float32: the copy without gaps, which the second product reads too, is not memory of the second's result."""
+
+    def build(b, x):
+        part = b.split(b.reshape(b.linear(x, "w", 64), 4, 16), 12, 4)[0]
+        return b.add(b.linear(part, "a", N_EMBD), b.linear(part, "b", N_EMBD))
+
+    tensors = Tensors(5, w__weight=(N_EMBD, 64), a__weight=(48, N_EMBD), b__weight=(48, N_EMBD))
+    source, tokens = TensorSource("test", {}, as_stored(tensors), "test"), np.arange(n)
+    graph = graph_of(source, build)
+    ours, oracle = compiled(graph, source, exact=True), reference.compile_graph(graph, source)
+    found = ours.hidden(tokens, [(ours.new_cache(n), n)], generated=True)
+    close(found, oracle.hidden(tokens, [(oracle.new_cache(n), n)]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_gates_of_parts_of_a_product_are_where_the_next_product_reads_them(count, monkeypatch):
+    """The bits are those of two products, and nothing is copied."""
+    rows, tokens, found = 1536, np.arange(40), []
+    tensors = Tensors(5, joint__weight=(N_EMBD, 2 * rows), down__weight=(rows, N_EMBD))
+    both = tensors["joint.weight"].read(0, 2 * rows)
+    for name, part in (("gate.weight", both[:rows]), ("up.weight", both[rows:])):
+        tensors[name] = SourceTensor(name, (N_EMBD, rows), "f32", lambda start, stop, part=part: part[start:stop])
+    source = TensorSource("test", {}, as_stored(tensors), "test")
+
+    def joint(b, x):
+        return b.linear(b.gated(*b.split(b.linear(x, "joint", 2 * rows), rows, rows), "silu"), "down", N_EMBD)
+
+    def apart(b, x):
+        return b.linear(b.gated(b.linear(x, "gate", rows), b.linear(x, "up", rows), "silu"), "down", N_EMBD)
+
+    monkeypatch.setattr(PassProgram, "copied", None)
+    for build in (joint, apart):
+        executable = compiled(graph_of(source, build), source, threads=count, exact=True)
+        found.append(executable.hidden(tokens, [(executable.new_cache(len(tokens)), len(tokens))]))
+    assert np.array_equal(*found)
 
 
 @few_examples
