@@ -11,7 +11,7 @@ from .....simd.lanes import LANES, load, store
 from .....simd.memory import fill
 from .attention.tiles import soft_cap as capped
 from .elementwise import gate_run, mean, mean_square
-from .task_kernel import INT, REAL, ROWS, cell, numbers_ahead, reads, row_of, task_kernel, writes
+from .task_kernel import INT, REAL, ROWS, cell, reads, row_of, task_kernel, writes
 
 
 @task_kernel(x=reads(ROWS), up=reads(ROWS), out=writes(ROWS), function=INT, limit=REAL)
@@ -23,12 +23,11 @@ def gate(task, number):
     fill(ones, 1)
     for r in range(first, stop):
         x, out = row_of(task.x, r, column, width), row_of(task.out, r, column, width)
-        ahead = numbers_ahead(task, number, task.x, r)
-        if task.up.address:
-            up, up_ahead = row_of(task.up, r, column, width), numbers_ahead(task, number, task.up, r)
-            gate_run(task.function, x, up, out, limit, ahead, up_ahead)
-        else:
-            gate_run(task.function, x, ones, out, limit, ahead, 0)
+        up = row_of(task.up, r, column, width) if task.up.address else ones
+        # Elements to the part's next row: the part that this thread takes next is not known.
+        ahead = task.x.row_bytes // 4 if r + 1 < stop else 0
+        up_ahead = task.up.row_bytes // 4 if r + 1 < stop else 0
+        gate_run(task.function, x, up, out, limit, ahead, up_ahead)
 
 
 @task_kernel(x=reads(ROWS), out=writes(ROWS), alpha_p=REAL, alpha_n=REAL, beta=REAL, epsilon=REAL)

@@ -117,17 +117,6 @@ def row_of(rows, row, column, width):
 
 
 @kernel
-def numbers_ahead(task, number, rows, row):
-    """How many numbers lie between what `row_of` gives of a part and what it gives next: of the following row, or the first one
-    of the next part; 0 where there is none."""
-    _, stop, column, _ = cell(task, number)
-    if row + 1 < stop:
-        return rows.row_bytes // 4
-    following, _, next_column, _ = cell(task, number + 1)
-    return (following - row) * rows.row_bytes // 4 + next_column - column if following < task.partition.rows else 0
-
-
-@kernel
 def head_of(heads, row, head, column, width):
     """As `row_of`, of a head of a row. heads: HEADS."""
     return view(heads.address + row * heads.row_bytes + head * heads.head_bytes + 4 * column, width, np.float32)
