@@ -6,16 +6,18 @@
 
 --rival is the folder in which ik_llama.cpp was built; llama-bench, llama-quantize and libggml are looked for in it, and what is
 not there is not compared with. llama.cpp's encoders are compared where llama-cpp-python is installed. Parts: codecs (encoding
-and decoding by type), runtime (prompts and generation of models with random weights, with shares of the processor's peak and of
-the memory's bandwidth), gemv (products from memory by type), jobs (whole jobs). Each part is a script of this folder
-with its own options, figures and statement of noise; its results stay in --out, and a part that is there is not run again
-unless --fresh is given. Let nothing else run: the page says how busy the machine was.
+and decoding by type), runtime (prompts and generation of models with random weights and the setting fast, as generation and
+serving set it, with shares of the processor's peak and of the memory's bandwidth), gemv (products from memory by type), jobs
+(whole jobs). Each part is a script of this folder with its own options, figures and statement of noise. Its results stay in
+--out with the commit, the rival and the options that they are of: a part that is there is run again only if these differ, or
+with --fresh. Let nothing else run: the page says how busy the machine was.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,13 +27,13 @@ from statistics import geometric_mean, mean
 from typing import Any
 
 import click
-from models import TARGETS
 from peak import peaks
 from slices import write_slice
 
+import ggufmill
 import runtime
 from ggufmill.operating_system.processors import available_cpus, processor_name
-from ggufmill.runtime.evaluate.provenance import describe_program
+from ggufmill.runtime.evaluate.provenance import describe_program, file_digest
 from ggufmill.simd.target import target
 
 HERE = Path(__file__).parent
@@ -43,18 +45,28 @@ JOB_TYPES = {False: "q4_K,q6_K,iq4_k,iq2_k,iq3_xxs", True: "q4_K"}
 
 @dataclass(frozen=True)
 class Rival:
-    """Programs and library of a built rival; None: not found."""
+    """Programs and library of a rival that was built in a folder; None: not found."""
 
-    bench: Path | None = None
-    quantize: Path | None = None
-    library: Path | None = None
+    folder: Path | None
+    bench: Path | None
+    quantize: Path | None
+    library: Path | None
 
     @classmethod
     def of(cls, folder: Path | None) -> Rival:
-        def find(name: str) -> Path | None:
-            return next(iter(sorted(folder.rglob(name))), None) if folder is not None else None
+        return cls(folder, *(_find(folder, name) for name in ("llama-bench", "llama-quantize", "libggml.so")))
 
-        return cls(find("llama-bench"), find("llama-quantize"), find("libggml.so"))
+    def files(self) -> list[str]:
+        """A line for each file that was found: where it is in the folder, so that a page can be given away, the commit that it
+        was built from, as far as the build knows it, and its hash."""
+        found, config = (self.bench, self.quantize, self.library), _find(self.folder, "llama-config.cmake")
+        said = re.search(r"LLAMA_BUILD_COMMIT (\w+)", config.read_text("utf-8")) if config else None
+        commit, root = said[1] if said else "unknown", self.folder or Path()
+        return [f"{path.relative_to(root)}, commit {commit}, {file_digest(path)}" for path in found if path]
+
+
+def _find(folder: Path | None, name: str) -> Path | None:
+    return next(iter(sorted(folder.rglob(name))), None) if folder is not None else None
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,20 @@ class Settings:
         if done.returncode:
             raise click.ClickException(f"{name}.py failed with exit code {done.returncode}")
         return done.stdout
+
+    def origin(self) -> dict[str, Any]:
+        """What results depend on, as JSON."""
+        machine = {"processor": processor_name(), "level": target().level}
+        return {"ggufmill": _revision(), "rival": self.rival.files(), "threads": self.threads, "quick": self.quick, **machine}
+
+
+def _revision() -> str:
+    """The version of the package that is measured, and if it is a checkout, its commit."""
+    root, version = Path(ggufmill.__path__[0]), describe_program()["ggufmill"]
+    if not (root / ".git").exists():
+        return version
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    return f"{version}, commit {subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()}"
 
 
 def _codecs(settings: Settings, file: Path) -> None:
@@ -105,10 +131,8 @@ def _codecs_table(report: dict[str, Any]) -> str:
 
 def _runtime(settings: Settings, file: Path) -> None:
     rival = ["--rival", settings.rival.bench] if settings.rival.bench else []
-    names = QUICK_TYPES.split(",") if settings.quick else runtime.with_repacked(list(TARGETS))
-    rounded = ",".join(name + runtime.ROUNDED for name in names)  # as generation and serving run them, and the rival
-    few = ["--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
-    options = ["--types", rounded, "--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
+    few = ["--types", QUICK_TYPES, "--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
+    options = ["--rounded", "--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
     settings.script("runtime", *rival, *few, *options, "--out", file.parent, "--name", file.stem)
 
 
@@ -187,17 +211,17 @@ def _load() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 
-def _machine(settings: Settings, load: float) -> str:
-    program, best = describe_program(), peaks()
+def _machine(settings: Settings, origin: dict[str, Any], load: float) -> str:
+    best = peaks()
     speeds = {t: runtime.bandwidth(t) for t in settings.threads}
     return "\n".join(
         [
-            f"- {processor_name()}, {available_cpus()} logical processors, level {target().level}",
-            f"- ggufmill {program['ggufmill']}, numba {program['numba']}",
+            f"- {origin['processor']}, {available_cpus()} logical processors, level {origin['level']}",
+            f"- ggufmill {origin['ggufmill']}; numba {describe_program()['numba']}",
             f"- reads {', '.join(f'{s / 1e9:.1f} GB/s on {t} threads' for t, s in speeds.items())}",
             f"- one thread multiplies {best['bytes'] / 1e9:.0f} G bytes a second, {best['floats'] / 1e9:.0f} G of float32",
             f"- load before the first part {load:.2f}, after the last {_load():.2f}: above 1 other work ran at the beginning",
-            *(f"- rival: {path}" for path in (settings.rival.bench, settings.rival.quantize, settings.rival.library) if path),
+            *(f"- rival: {line}" for line in origin["rival"]),
         ]
     )
 
@@ -206,7 +230,7 @@ def _machine(settings: Settings, load: float) -> str:
 @click.option("--rival", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where ik_llama.cpp was built.")
 @click.option("--only", help="Comma-separated parts. [default: all]")
 @click.option("--threads", default="1,2", show_default=True)
-@click.option("--quick", is_flag=True, help="A few types and one round: minutes, not an hour.")
+@click.option("--quick", is_flag=True, help="A few types and one round; all takes some 17 minutes of a Zen 5.")
 @click.option("--fresh", is_flag=True, help="Measure again what is there already.")
 @click.option("--models", type=click.Path(path_type=Path), default=Path("out/models"), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/benchmarks"), show_default=True)
@@ -216,14 +240,18 @@ def main(rival: Path | None, only: str | None, threads: str, quick: bool, fresh:
         raise click.UsageError(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     settings = Settings(out, models, Rival.of(rival), [int(t) for t in threads.split(",")], quick)
     out.mkdir(parents=True, exist_ok=True)
-    load, pages = _load(), []
+    load, origin, pages = _load(), settings.origin(), []
     for name in names:
         file = out / f"{name}.json"
-        if fresh or not file.exists():
+        report = json.loads(file.read_text()) if file.exists() and not fresh else {}
+        if report.get("origin") != origin:
             click.echo(f"{name} ...", err=True)
+            file.unlink(missing_ok=True)  # scripts add to what they find
             PARTS[name].measure(settings, file)
-        pages.append(f"## {PARTS[name].heading}\n\n{PARTS[name].table(json.loads(file.read_text()))}")
-    page = "\n\n".join(["# What this machine reaches", _machine(settings, load), *pages]) + "\n"
+            report = json.loads(file.read_text()) | {"origin": origin}
+            file.write_text(json.dumps(report, indent=1) + "\n")
+        pages.append(f"## {PARTS[name].heading}\n\n{PARTS[name].table(report)}")
+    page = "\n\n".join(["# What this machine reaches", _machine(settings, origin, load), *pages]) + "\n"
     (out / "benchmarks.md").write_text(page, "utf-8")
     click.echo(page)
 

@@ -11,8 +11,8 @@ the spread is the largest distance of a round from its median. The share of band
 (tokens per second generated) / (bytes per second that as many threads read of a large array); the share of the peak, (products
 that a token needs) x (tokens per second of the prompt) / (products of bytes per second that as many threads make at best, see
 peak.py). After each model file the results
-are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
-setting fast: bf16 weights take activations rounded to bf16, as the rival's do.
+are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded, with --rounded
+all, are run with the setting fast: bf16 weights take activations rounded to bf16, as the rival's do.
 --processor-time counts processor time, of one thread (several spin while they wait for each other), in place of the clock, for
 a machine that has other work: of the rival what several runs of a test (three, or 256 tokens) take beyond one, of ours as many
 runs. -p 0 leaves prompts out.
@@ -188,6 +188,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"numba {machine['numba']}; bandwidth {speeds} threads; {report['peak'] / 1e9:.0f} G products of bytes per second and "
         "thread at best.",
         "",
+        *_notes(report),
         "| model | type | threads | pp ours | pp rival | ratio | of peak | tg ours | tg rival | ratio | of memory | spread |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -207,6 +208,12 @@ def markdown(report: dict[str, Any]) -> str:
             mean = geometric_mean(ratios)
             lines += ["", f"{word}: geometric mean of the ratios {mean:.2f}; {reached} of {len(ratios)} reach {GOALS[key]}."]
     return "\n".join(lines) + "\n"
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    if not any(row["type"].endswith(ROUNDED) for row in report["rows"]):
+        return []
+    return [f"{ROUNDED}: with `fast`, as generation and serving run: activations are rounded as the rival's are.", ""]
 
 
 @styled
@@ -252,6 +259,7 @@ def with_repacked(names: list[str]) -> list[str]:
 )
 @click.option("--tmp", is_flag=True, help="Delete each model file that was made here after its use.")
 @click.option("--types", help="Comma-separated; default: the targets and their repacked types.")
+@click.option("--rounded", is_flag=True, help="All types with fast, as generation and serving run.")
 @click.option("--sizes", default=",".join(SIZES), show_default=True)
 @click.option("--threads", default="1,2", show_default=True)
 @click.option("-p", "--prompt", default=512, show_default=True)
@@ -270,6 +278,7 @@ def main(
     folder: Path,
     tmp: bool,
     types: str | None,
+    rounded: bool,
     sizes: str,
     threads: str,
     prompt: int,
@@ -284,6 +293,7 @@ def main(
 ) -> None:
     began, file = time.monotonic(), out / f"{name}.json"
     names, counts = types.split(",") if types else with_repacked(list(TARGETS)), [int(t) for t in threads.split(",")]
+    names = [name.removesuffix(ROUNDED) + ROUNDED for name in names] if rounded else names
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds, "processor_time": processor_time}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
     old_rows = old.get("rows", []) if all(old.get(k, False) == v for k, v in settings.items()) else []
