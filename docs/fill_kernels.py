@@ -89,7 +89,8 @@ def demo(folder: Path) -> None:
 
 
 def dense(folder: Path) -> None:
-    """A model with grouped heads, read and written as f16, q4_K and q8_0, with caches of f16 and q8_0."""
+    """A model with grouped heads: converted to f16, quantised to q4_K and q8_0, and run as these, with and without `fast`, with
+    caches of f16 and of q8_0."""
     checkpoint = folder / "dense"
     checkpoint.mkdir()
     for source in (FOLDER / "demo").glob("tokenizer*.json"):
@@ -110,7 +111,8 @@ def dense(folder: Path) -> None:
     for name in ("q4_K", "q8_0"):
         ggufmill.quantize_model(model, folder / f"{name}.gguf", name)
         ggufmill.perplexity(folder / f"{name}.gguf", FOLDER / "demo" / "heldout.txt", n_ctx=64, chunks=1)
-        for settings in ({}, {"fast": True}, {"fast": True, "cache_k": "q8_0", "cache_v": "q8_0"}):
+        caches = {"cache_k": "q8_0", "cache_v": "q8_0"}
+        for settings in ({}, {"fast": True}, caches, caches | {"fast": True}):
             list(ggufmill.runtime.load_model(folder / f"{name}.gguf", **settings).generate(prompt, 4))
 
 
