@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -59,6 +60,8 @@ def _probe() -> tuple[str, ...]:
     return tuple("".join(draw.choices(_PIECES, k=_LENGTH)) for _ in range(_TEXTS))
 
 
+_ESCAPED = {"r": "\r", "n": "\n", '"': '"'}  # characters behind a backslash
+
 Splitter = Callable[[str], list[str]]  # text -> its pieces
 
 
@@ -79,14 +82,23 @@ def _splitter(pre_tokenizer: dict[str, Any]) -> Splitter:
     return lambda text: [piece for piece, _ in built.pre_tokenize_str(text)]
 
 
-@cache
-def _known_splitter(name: str) -> Splitter:
+def _literal(regex: str) -> str:
+    return re.sub(r'\\(?:x\{(\w+)\}|([rn"]))', lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPED[m[2]], regex)
+
+
+def definition(name: str, literal: bool = False) -> dict[str, Any]:
+    """A known rule as a pre_tokenizer of tokenizer.json; literal: with characters where the rule has escapes for them."""
     splits = [
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        {"type": "Split", "pattern": {"Regex": _literal(regex) if literal else regex}, "behavior": "Isolated", "invert": False}
         for regex in PRE_TOKENIZERS[name].splits
     ]
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return _splitter({"type": "Sequence", "pretokenizers": [*splits, to_bytes]})
+    return {"type": "Sequence", "pretokenizers": [*splits, to_bytes]}
+
+
+@cache
+def _known_splitter(name: str) -> Splitter:
+    return _splitter(definition(name))
 
 
 # Published definitions that split some texts otherwise than llama.cpp's rule of their name, which is what runs their GGUFs.
@@ -112,11 +124,16 @@ def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, s
 
     'default' if no known rule splits the same; a rule that differs only in `ignore_merges` is taken, and the problem says so.
     """
-    return _identified(json.dumps(pre_tokenizer), ignore_merges)
+    for name in _CANDIDATES:  # most models spell their rule as it is known here, and comparing texts takes 30 ms
+        spellings = definition(name), definition(name, literal=True)
+        if PRE_TOKENIZERS[name].ignore_merges == ignore_merges and pre_tokenizer in spellings:
+            return name, ""
+    return identified_by_behaviour(json.dumps(pre_tokenizer), ignore_merges)
 
 
 @lru_cache(16)  # a job opens its checkpoint for each of its steps
-def _identified(pre_tokenizer: str, ignore_merges: bool) -> tuple[str, str]:
+def identified_by_behaviour(pre_tokenizer: str, ignore_merges: bool) -> tuple[str, str]:
+    """As `identify`, for a definition as JSON: by how it splits texts."""
     try:
         split = _splitter(json.loads(pre_tokenizer))
         pieces = [split(text) for text in _probe()]

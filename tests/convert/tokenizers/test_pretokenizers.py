@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from ggufmill.convert.tokenizers.pretokenizers import _CANDIDATES, identify
+from ggufmill.convert.tokenizers.pretokenizers import _CANDIDATES, definition, identified_by_behaviour, identify
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -118,6 +120,14 @@ def test_every_candidate_is_recognised_by_its_own_name(name):
     rule = PRE_TOKENIZERS[name]
     steps = [split(regex) for regex in rule.splits]
     assert identify(sequence(*steps, BYTES), rule.ignore_merges) == (name, "")
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_a_known_spelling_is_taken_for_what_it_does(name, literal):
+    spelt = definition(name, literal)
+    for ignore_merges in (False, True):
+        assert identify(spelt, ignore_merges) == identified_by_behaviour(json.dumps(spelt), ignore_merges)
 
 
 # From the models' tokenizer.json; Kimi-K2's rule is in the code beside the model
