@@ -149,7 +149,7 @@ def gemv_loop(of: Target, type_name: str, tokens: int = 1) -> InnerLoop:
     found, products = loops(text), TYPES[type_name].rows * tokens
     if type_name in FLOATS:
         return InnerLoop(max(found, key=len), FLOAT_COLUMNS * products)
-    reader = steps(type_name)[0].reader
+    reader = steps(type_name, of)[0].reader
     if not (runs := reader.runs_looked_up(of) if reader.bytes_ahead(of) else 0):
         return InnerLoop(max(found, key=len), reader.columns * products)
     at = found.index(max(found, key=len))  # which writes numbers of points, looks them up, several steps at a time, multiplies
@@ -196,7 +196,7 @@ def float_tile_loop(of: Target) -> InnerLoop:
 def unpack_loop(of: Target, type_name: str) -> InnerLoop:
     """A step of a row, whose numbers are transposed to panels of bytes afterwards, or of a group of interleaved rows, whose
     numbers go to their places at once."""
-    step, stored = steps(type_name)[0], TYPES[type_name]
+    step, stored = steps(type_name, of)[0], TYPES[type_name]
 
     def write(b: Any, source, row_head, codes, scales, terms, count) -> None:
         def one(i: Any) -> None:

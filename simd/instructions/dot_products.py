@@ -342,9 +342,14 @@ _SIGNS = (
 )
 
 
+def signed_byte_pairs(builder: Any, a: Any, b: Any, of: Target | None = None) -> Any:
+    """<n x i16> of two <2n x i8>: sums of two products of a, -128 to 127, and b, -127 to 127; for x86 with SSSE3."""
+    of = of or target()
+    return byte_pairs(builder, _negated_where_negative(builder, a, a), of.choose(_SIGNS)(builder, b, a), of)
+
+
 def _signed_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:
-    pairs = byte_pairs(builder, _negated_where_negative(builder, a, a), of.choose(_SIGNS)(builder, b, a), of)
-    return builder.add(total, word_pairs(builder, pairs, constant(I16X32, 1), of))
+    return builder.add(total, word_pairs(builder, signed_byte_pairs(builder, a, b, of), constant(I16X32, 1), of))
 
 
 def _signed_quarters(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:

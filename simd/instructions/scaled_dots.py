@@ -6,7 +6,7 @@ from typing import Any
 
 from ..llvm import I16X32, I32X16, constant
 from ..target import Forms, Target, target
-from .dot_products import add_byte_dots, add_word_pairs, byte_pairs
+from .dot_products import add_byte_dots, add_signed_byte_dots, add_word_pairs, byte_pairs, signed_byte_pairs
 
 
 class _ScaledPairs:
@@ -18,8 +18,8 @@ class _ScaledPairs:
         return builder.or_(builder.shl(wide, constant(I32X16, 16)), wide)
 
     @staticmethod
-    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
-        products = byte_pairs(builder, unsigned, signed, of)
+    def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
+        products = (signed_byte_pairs if largest is None else byte_pairs)(builder, a, b, of)
         return add_word_pairs(builder, total, products, builder.bitcast(scales, I16X32), of)
 
 
@@ -31,8 +31,12 @@ class _ScaledFours:
         return builder.sext(scales, I32X16)
 
     @staticmethod
-    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
-        products = add_byte_dots(builder, constant(I32X16, 0), unsigned, signed, largest, of)
+    def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
+        nothing = constant(I32X16, 0)
+        if largest is None:
+            products = add_signed_byte_dots(builder, nothing, a, b, of)
+        else:
+            products = add_byte_dots(builder, nothing, a, b, largest, of)
         return builder.add(total, builder.mul(products, scales))
 
 
@@ -45,9 +49,12 @@ def scales_of_dots(builder: Any, scales: Any, of: Target | None = None) -> Any:
 
 
 def add_scaled_dots(
-    builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target | None = None
+    builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target | None = None
 ) -> Any:
-    """<16 x i32> total + scale * the sums of four products of <64 x i8> each: unsigned 0 to `largest`, 128 or less, signed -127
-    to 127; scales from `scales_of_dots`."""
+    """<16 x i32> total + scale * the sums of four products of <64 x i8> each; scales from `scales_of_dots`.
+
+    largest: a is unsigned, 0 to that, 128 or less; None, for targets that `multiplies_signed`: a is signed, -128 to 127. b is
+    -127 to 127.
+    """
     of = of or target()
-    return of.choose(_SCALED).add(builder, total, unsigned, signed, scales, largest, of)
+    return of.choose(_SCALED).add(builder, total, a, b, scales, largest, of)

@@ -317,10 +317,10 @@ class Emitter:
         """<16 x i32>: scales, <16 x i16>, as `scaled_dot` takes them."""
         return scaled_dots.scales_of_dots(self.builder, scales, self.target)
 
-    def scaled_dot(self, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int) -> Any:
-        """<16 x i32> total + scale * the sums of four products of bytes each: unsigned 0..largest (128 or less), signed
-        -127..127."""
-        return scaled_dots.add_scaled_dots(self.builder, total, unsigned, signed, scales, largest, self.target)
+    def scaled_dot(self, total: Any, a: Any, b: Any, scales: Any, largest: int | None) -> Any:
+        """<16 x i32> total + scale * the sums of four products of bytes each: a 0..largest (128 or less), or -128..127 (None,
+        where the target `multiplies_signed`), b -127..127."""
+        return scaled_dots.add_scaled_dots(self.builder, total, a, b, scales, largest, self.target)
 
     def add_low_pairs(self, total: Any, a: Any, b: Any) -> Any:
         """<16 x i32> total + the sums of two products of i16, of which a and b have sixteen each, in the first eight lanes."""

@@ -136,10 +136,14 @@ class GridReader(BlockReader):
 
     def bytes_ahead(self, of: Target) -> int:
         """Bytes that `write_ahead` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
-        if self.layout.grid is None or not of.has("avx512bw"):
+        f = self.layout
+        if f.grid is None or f.indices is None or not of.has("avx2"):
             return 0
         points = self.rows * self.columns // self._point_columns
-        in_memory = self._point_columns == 8 and (len(self.layout.grid) > _MOST_POINTS or not of.has("avx512vbmi"))
+        if of.has("avx512bw"):
+            in_memory = self._point_columns == 8 and (len(f.grid) > _MOST_POINTS or not of.has("avx512vbmi"))
+        else:
+            in_memory = self.rows == 1 and bool((np.diff(f.indices) != 1).any())  # else one load is a number, or nearly
         return 2 * points if in_memory and points % _RUN == 0 else 0
 
     def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:

@@ -92,19 +92,23 @@ def test_signed_bytes(level, run_piece):
         assert np.array_equal(out, total + fours(a, signed))
 
 
-def scaled(of):
-    def generate(builder, total, unsigned, signed, scales):
-        return add_scaled_dots(builder, total, unsigned, signed, scales_of_dots(builder, scales, of), 128, of)
+def scaled(of, largest):
+    def generate(builder, total, a, b, scales):
+        return add_scaled_dots(builder, total, a, b, scales_of_dots(builder, scales, of), largest, of)
 
     return generate
 
 
 @levels
-def test_scaled_dots(level, run_piece):
-    for unsigned, signed, total in byte_cases(128):
-        scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
-        out = run_piece(scaled(target_at(level)), np.zeros(16, np.int32), total, unsigned, signed, scales)
-        assert np.array_equal(out, total + scales.astype(np.int32) * fours(unsigned, signed))
+@pytest.mark.parametrize("largest", [128, None])
+def test_scaled_dots(level, largest, run_piece):
+    of = target_at(level)
+    if largest is None and not multiplies_signed(of):
+        pytest.skip("this level multiplies unsigned bytes with signed ones")
+    for a, b, total in byte_cases(largest or 255):
+        scales, a = RANDOM.integers(-200, 200, 16).astype(np.int16), a if largest else a.view(np.int8)
+        out = run_piece(scaled(of, largest), np.zeros(16, np.int32), total, a, b, scales)
+        assert np.array_equal(out, total + scales.astype(np.int32) * fours(a, b))
 
 
 @levels
@@ -208,7 +212,7 @@ def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instruc
             assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
             if largest <= 128:
                 scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
-                run_piece(scaled(of), out, total, unsigned, signed, scales)
+                run_piece(scaled(of, 128), out, total, unsigned, signed, scales)
                 assert np.array_equal(out, total + scales.astype(np.int32) * fours(unsigned, signed))
     values = RANDOM.integers(0, 64, 64).astype(np.uint8)
     sums = run_piece(lambda b, v: byte_sums(b, v, of), np.zeros(16, np.int32), values)
@@ -239,7 +243,7 @@ def test_arm_adds_neighbouring_bytes(arm_assembly):
 @pytest.mark.parametrize("features", list(NEON))
 def test_arm_scales_integers(features, arm_assembly):
     of, ir_types = NEON[features], (I32X16, I8X64, I8X64, vector(I16, 16))
-    text = arm_assembly(lambda b, t, u, s, c: scaled(of)(b, t, u, s, c), of.flags, *ir_types)
+    text = arm_assembly(lambda b, t, u, s, c: scaled(of, 128)(b, t, u, s, c), of.flags, *ir_types)
     assert len(re.findall(r"\bmla\b", text)) == 4
 
 

@@ -93,7 +93,7 @@ def streams_of(name: str, of: Target) -> int:
         return 1
     if name in FLOATS:
         return _MOST_STREAMS
-    reader = steps(name)[0].reader
+    reader = steps(name, of)[0].reader
     if reader.bytes_ahead(of) or reader.layout.trellis is not None or reader.size < _LEAST_STEP_BYTES:
         return 1
     return _MOST_STREAMS if reader.size >= reader.rows * reader.columns else 2
@@ -133,7 +133,7 @@ def _multiply(
             if len(functions) == 1:
                 builder.call(functions[0], args[5:])
             else:
-                columns = steps(name.literal_value)[0].columns
+                columns = steps(name.literal_value, target())[0].columns
                 is_whole = builder.icmp_unsigned("==", builder.urem(args[8], I64(columns)), I64(0))
                 with builder.if_else(is_whole) as (then, otherwise):
                     with then:
@@ -165,7 +165,7 @@ def _arrange(typingctx, name, level, columns, codes, to):
 def _forms(name: str) -> tuple[bool, ...]:
     """Whether rows are whole steps, of the types that have a second step for the rest of rows: tables and permutations of both
     do not fit the registers, and what does not LLVM loads in every step."""
-    return (True, False) if name not in FLOATS and len(steps(name)) > 1 else (False,)
+    return (True, False) if name not in FLOATS and len(steps(name, target())) > 1 else (False,)
 
 
 def _rows_function(module: Any, of: Target, name: str, streams: int, tokens: int, whole: bool) -> Any:
@@ -207,7 +207,7 @@ def _part(
     together: most tokens of a pass; streams: of one token. A token's sums are the same with whichever others, and in however
     many streams, it is multiplied."""
     arranged = arranges(name)
-    step_columns, start_bytes = bytes_of_starts(name) if arranged else (1, 0)
+    step_columns, start_bytes = bytes_of_starts(name, target()) if arranged else (1, 0)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)

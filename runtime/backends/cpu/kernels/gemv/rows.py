@@ -13,6 +13,7 @@ from numba.core import cgutils
 from ......formats.layouts.reader.emitter import BYTES, I8, I32, I64, LANES, Emitter, constant
 from ......formats.layouts.reader.rows import readers, row_scales
 from ......formats.types import TYPES
+from ......simd.target import Target, target
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
 from .float_rows import FLOATS
@@ -22,19 +23,19 @@ _AHEAD = 16  # steps whose numbers of points are written together
 
 
 @cache
-def steps(name: str) -> list[BlockStep]:
+def steps(name: str, of: Target) -> list[BlockStep]:
     """The steps that a row is divided into, one for each reader."""
-    return [(IntegerStep if has_integer_scales(name) else BlockStep)(reader) for reader in readers(name)]
+    return [(IntegerStep if has_integer_scales(name, of) else BlockStep)(reader) for reader in readers(name)]
 
 
 def arranges(name: str) -> bool:
     """Whether products of a type take activations in the order of `emit_arrangement`."""
-    return name not in FLOATS and any(step.arranges for step in steps(name))
+    return name not in FLOATS and any(step.arranges for step in steps(name, target()))
 
 
-def bytes_of_starts(name: str) -> tuple[int, int]:
+def bytes_of_starts(name: str, of: Target) -> tuple[int, int]:
     """Columns of a whole step, and the bytes that follow their codes where activations are arranged (its `start_bytes`)."""
-    first = steps(name)[0]
+    first = steps(name, of)[0]
     return first.columns, first.start_bytes
 
 
@@ -45,13 +46,13 @@ def emit_product(
     activations are the addresses of the first token's codes, scales and sums; results of a group go to its address of `out`,
     bytes from token to token: stride. All int64. whole: columns are a multiple of the first step's, and nothing is written
     for others."""
-    builder, stored, step_sizes = emit.builder, TYPES[name], steps(name)[: 1 if whole else None]
+    builder, stored, step_sizes = emit.builder, TYPES[name], steps(name, emit.target)[: 1 if whole else None]
     layout = step_sizes[0].layout
     orders = {tuple((np.arange(LANES) % stored.rows).tolist()): None}
     orders.update({code_vector.lane_rows: None for step in step_sizes for code_vector in step.reader.code_vectors})
     places = []
     per_token = (
-        _arranged(builder, name, columns),
+        _arranged(emit, name, columns),
         _bytes_per(builder, columns, step_sizes[0].activations, 4),
         _bytes_per(builder, columns, RUN, 2),
     )
@@ -64,7 +65,7 @@ def emit_product(
     def multiply(step: BlockStep, column: Any, before: Any, loaded: dict) -> None:
         at = [
             (
-                builder.add(codes, _arranged(builder, name, column)),
+                builder.add(codes, _arranged(emit, name, column)),
                 builder.add(scales, _bytes_per(builder, column, step_sizes[0].activations, 4)),
                 builder.add(sums, _bytes_per(builder, column, RUN, 2)),
             )
@@ -110,15 +111,15 @@ def emit_arrangement(emit: Emitter, name: str, columns: Any, codes: Any, to: Any
     """Writes a token's activations in the order in which `emit_product` takes them of a type that `arranges`. Addresses."""
 
     def write(step: BlockStep, column: Any, *_: Any) -> None:
-        step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, _arranged(emit.builder, name, column)))
+        step.arrange(emit, emit.builder.add(codes, column), emit.builder.add(to, _arranged(emit, name, column)))
 
-    _along_row(emit, steps(name), columns, write)
+    _along_row(emit, steps(name, emit.target), columns, write)
 
 
-def _arranged(builder: Any, name: str, column: Any) -> Any:
+def _arranged(emit: Emitter, name: str, column: Any) -> Any:
     """Bytes of arranged activations before a column."""
-    columns, size = bytes_of_starts(name)
-    return builder.add(column, _bytes_per(builder, column, columns, size)) if size else column
+    columns, size = bytes_of_starts(name, emit.target)
+    return emit.builder.add(column, _bytes_per(emit.builder, column, columns, size)) if size else column
 
 
 def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[..., None], row: Any = None) -> None:

@@ -21,7 +21,10 @@ from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import target, target_at
 
 # One type for each kind of step and of look-up.
-OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"]
+OF_EACH_KIND = [
+    *("q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq4_k", "iq6_k", "iq4_k_r4"),
+    *("iq3_xxs", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"),
+]
 SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
 
