@@ -18,7 +18,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
-from ggufmill.simd.target import target, target_at
+from ggufmill.simd.target import foreign_target, target
 
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = [
@@ -148,10 +148,10 @@ def test_streams_of_a_large_matrix_give_the_bits_of_its_groups_of_rows(name, res
 
 
 def test_rows_that_memory_bounds_are_read_in_streams():
-    wide = target_at("avx512")
+    wide = foreign_target("avx512")
     found = {name: module.streams_of(name, wide) for name in ("f32", "q8_0", "q8_0_r8", "q4_k_r4", "q4_K", "iq2_k", "iq3_kt")}
     assert found == {"f32": 4, "q8_0": 4, "q8_0_r8": 4, "q4_k_r4": 2, "q4_K": 2, "iq2_k": 1, "iq3_kt": 1}
-    assert module.streams_of("q8_0", target_at("avx2")) == 1
+    assert module.streams_of("q8_0", foreign_target("avx2")) == 1
 
 
 @pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "iq2_xxs", "f16", "bf16_r16"])
