@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..llvm import I16X32, I32X16, constant
+from llvmlite import ir
+
+from ..llvm import I16, I32, I16X32, I32X16, concat, constant, shuffle, vector
 from ..target import Forms, Target, target
 from .dot_products import add_byte_dots, add_signed_byte_dots, add_word_pairs, byte_pairs, signed_byte_pairs
 
 
 class _ScaledPairs:
     """Sums of two products fit 16 bits, and are multiplied by their scale two at a time."""
-
-    @staticmethod
-    def scales(builder: Any, scales: Any) -> Any:
-        wide = builder.zext(scales, I32X16)
-        return builder.or_(builder.shl(wide, constant(I32X16, 16)), wide)
 
     @staticmethod
     def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
@@ -25,10 +23,6 @@ class _ScaledPairs:
 
 class _ScaledFours:
     """Sums of four products are multiplied by their scale as 32-bit integers."""
-
-    @staticmethod
-    def scales(builder: Any, scales: Any) -> Any:
-        return builder.sext(scales, I32X16)
 
     @staticmethod
     def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
@@ -43,9 +37,37 @@ class _ScaledFours:
 _SCALED: Forms[type[_ScaledPairs] | type[_ScaledFours]] = ((("neon",), _ScaledFours), ((), _ScaledPairs))
 
 
-def scales_of_dots(builder: Any, scales: Any, of: Target | None = None) -> Any:
-    """<16 x i32>: scales, <16 x i16>, in the form that `add_scaled_dots` takes; lanes may be permuted."""
-    return (of or target()).choose(_SCALED).scales(builder, scales)
+def _words_permuted(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
+    """Registers of 256 bits permute bytes within each half in one instruction: of eight scales in both halves. LLVM is not to
+    see that they are the same eight, or it permutes across halves, which takes two or three."""
+    parts, kind = [], vector(I16, 16)
+    for first in (0, 8):
+        half, eight = lanes[first : first + 8], lanes[first] // 8
+        if any(lane // 8 != eight for lane in half):
+            part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
+        else:
+            twice = shuffle(builder, scales, None, 2 * list(range(8 * eight, 8 * eight + 8)))
+            twice = builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", [twice], side_effect=False)
+            part = shuffle(builder, twice, None, [lane % 8 + i // 4 * 8 for i, lane in enumerate(half) for _ in range(2)])
+        parts.append(builder.bitcast(part, vector(I32, 8)))
+    return concat(builder, parts)
+
+
+def _pairs_permuted(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
+    wide = builder.zext(scales, I32X16)
+    return shuffle(builder, builder.or_(builder.shl(wide, constant(I32X16, 16)), wide), None, lanes)
+
+
+def _extended(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
+    return shuffle(builder, builder.sext(scales, I32X16), None, lanes)
+
+
+_SCALES = ((("neon",), _extended), (("avx512bw",), _pairs_permuted), (("avx2",), _words_permuted), ((), _pairs_permuted))
+
+
+def scales_of_dots(builder: Any, scales: Any, lanes: Sequence[int], of: Target | None = None) -> Any:
+    """<16 x i32>: of scales, <16 x i16>, those of so many lanes, in the form that `add_scaled_dots` takes."""
+    return (of or target()).choose(_SCALES)(builder, scales, lanes)
 
 
 def add_scaled_dots(

@@ -313,9 +313,9 @@ class Emitter:
         """<16 x i32> total + byte_sums(value)."""
         return dot_products.add_byte_sums(self.builder, total, value, self.target)
 
-    def scales_of_dots(self, scales: Any) -> Any:
-        """<16 x i32>: scales, <16 x i16>, as `scaled_dot` takes them."""
-        return scaled_dots.scales_of_dots(self.builder, scales, self.target)
+    def scales_of_dots(self, scales: Any, lanes: Sequence[int]) -> Any:
+        """<16 x i32>: of scales, <16 x i16>, those of so many lanes, as `scaled_dot` takes them."""
+        return scaled_dots.scales_of_dots(self.builder, scales, lanes, self.target)
 
     def scaled_dot(self, total: Any, a: Any, b: Any, scales: Any, largest: int | None) -> Any:
         """<16 x i32> total + scale * the sums of four products of bytes each: a 0..largest (128 or less), or -128..127 (None,

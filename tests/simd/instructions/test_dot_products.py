@@ -94,7 +94,7 @@ def test_signed_bytes(level, run_piece):
 
 def scaled(of, largest):
     def generate(builder, total, a, b, scales):
-        return add_scaled_dots(builder, total, a, b, scales_of_dots(builder, scales, of), largest, of)
+        return add_scaled_dots(builder, total, a, b, scales_of_dots(builder, scales, range(16), of), largest, of)
 
     return generate
 

@@ -110,13 +110,12 @@ class IntegerStep(BlockStep):
             offset = builder.mul(scale, builder.select(self._set(emit, base, f.flags), high, low))
         elif subtracted:
             offset = builder.mul(scale, constant(I16, [subtracted] * LANES))
-        scales = emit.scales_of_dots(scale)
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
-            factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
+            factors = emit.scales_of_dots(scale, (code_vector.words * 4 // RUN).tolist())
             for t, token in enumerate(tokens):
                 words = self.activation_words(emit, token.codes, position)
                 totals[t] = emit.scaled_dot(totals[t], codes, words, factors, largest)
