@@ -137,7 +137,7 @@ class GridReader(BlockReader):
     def bytes_ahead(self, of: Target) -> int:
         """Bytes that `write_ahead` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
         f = self.layout
-        if f.grid is None or f.indices is None or not of.has("avx2"):
+        if f.grid is None or f.indices is None or not (of.has("avx2") or of.has("neon")):
             return 0
         points = self.rows * self.columns // self._point_columns
         if of.has("avx512bw"):
