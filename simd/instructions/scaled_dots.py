@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..llvm import I16, I32, I16X32, I32X16, concat, constant, shuffle, vector
+from ..llvm import I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
 from ..target import Forms, Target, target
 from .dot_products import add_byte_dots, add_signed_byte_dots, add_word_pairs, byte_pairs, signed_byte_pairs
 
