@@ -30,7 +30,6 @@ __all__ = [
     "I64",
     "LANES",
     "PREFETCH_DISTANCE",
-    "SPARSE_PREFETCH",
     "Emitter",
     "constant",
     "runs_of_bits",
@@ -84,6 +83,12 @@ class Emitter:
             size, distance, locality = STREAM_PREFETCH
         for offset in range(0, size, CACHE_LINE):
             llvm.prefetch(self.builder, base, distance + offset, locality)
+
+    def prefetch_sparsely(self, base: Any) -> None:
+        """`prefetch` for interleaved rows of eight bits or more. None without AVX-512: a Zen 3 reads bf16_r16 at 84 % of what
+        memory gives by itself, at 52 with a line of each step asked for."""
+        if self.target.has("avx512f") or not self.target.has("avx2"):
+            self.prefetch(base, *SPARSE_PREFETCH)
 
     def splat(self, value: Any, count: int = LANES) -> Any:
         return llvm.splat(self.builder, value, count)

@@ -20,7 +20,7 @@ from numba.core import cgutils
 
 from ......formats.layouts.reader.blocks import SUPERBLOCK, BlockReader, CodeVector
 from ......formats.layouts.reader.code_layout import CodeLayout
-from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, SPARSE_PREFETCH, Emitter, constant, vector
+from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, Emitter, constant, vector
 from ......formats.layouts.reader.grids import GridReader
 from ..activations import RUN
 
@@ -173,8 +173,10 @@ class BlockStep:
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks; loaded: as for codes_less."""
         r = self.reader
-        is_sparse = r.rows > 1 and r.size >= r.rows * r.columns
-        emit.prefetch(base, *(SPARSE_PREFETCH if is_sparse else (r.size,)))
+        if r.rows > 1 and r.size >= r.rows * r.columns:
+            emit.prefetch_sparsely(base)
+        else:
+            emit.prefetch(base, r.size)
         if r.has_minima_beside:
             scales = offsets = [r.scales_beside_terms(emit, base)]
         else:

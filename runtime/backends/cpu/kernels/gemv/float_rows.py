@@ -7,7 +7,7 @@ from typing import Any
 from numba.core import cgutils
 
 from ......data_classes import dataclass
-from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, SPARSE_PREFETCH, Emitter, constant, vector
+from ......formats.layouts.reader.emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
 
 _CHAINS = 4  # independent sums: each addition of a single one would wait for the one before
 
@@ -109,7 +109,7 @@ def _interleaved(emit: Emitter, columns: Any, weights: list[Any], inputs: list[A
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(2 * pairs)))
             for group, of_group in zip(weights, chains, strict=True):
-                emit.prefetch(builder.add(group, builder.mul(column, I64(2 * LANES))), *SPARSE_PREFETCH)
+                emit.prefetch_sparsely(builder.add(group, builder.mul(column, I64(2 * LANES))))
                 for p in range(pairs):
                     at = builder.add(column, I64(2 * p))
                     words = emit.load(builder.add(group, builder.mul(at, I64(2 * LANES))), 0, vector(I32, LANES))
