@@ -46,6 +46,8 @@ from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
 _LONGEST = 1800  # seconds of the clock that the rival may take
+# Instructions without which ik_llama.cpp has no products of a type: its llama-perplexity aborts, its llama-bench measures none.
+RIVAL_NEEDS = {"bf16_r16": "avx512bf16"}
 GOALS = {"pp": 1.15, "tg": 1.05}
 ROUNDED = "/rounded"  # ends the name of a type that is run with fast
 WORDS = {"pp": "prompt", "tg": "generation"}
@@ -297,7 +299,12 @@ def main(
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds, "processor_time": processor_time}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
     old_rows = old.get("rows", []) if all(old.get(k, False) == v for k, v in settings.items()) else []
-    done = {(r["size"], r["type"], r["threads"]): r for r in old_rows if rival is None or RIVAL in r["samples"]}
+    alone = {name for name, needs in RIVAL_NEEDS.items() if not target().has(needs)}
+    done = {
+        (r["size"], r["type"], r["threads"]): r
+        for r in old_rows
+        if rival is None or RIVAL in r["samples"] or r["type"].removesuffix(ROUNDED) in alone
+    }
     speeds = {int(t): v for t, v in old.get("bandwidth", {}).items()}
     peak = peaks()["bytes"]
     out.mkdir(parents=True, exist_ok=True)
@@ -331,7 +338,8 @@ def main(
             for t in missing:
                 row = {"size": size, "type": label, "threads": t, **needed_per_token(path)}
                 is_rounded = label != TYPES[base].name
-                row["samples"] = measure(path, rival, t, prompt, generation, rounds, is_rounded, processor_time)
+                beside = None if TYPES[base].name in alone else rival
+                row["samples"] = measure(path, beside, t, prompt, generation, rounds, is_rounded, processor_time)
                 clock = time.process_time if processor_time else time.perf_counter
                 speeds[t] = max(bandwidth(t, clock=clock), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
                 s = summary(row, speeds[t], peak)
