@@ -15,13 +15,16 @@ with --fresh. Let nothing else run: the page says how busy the machine was.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any
@@ -57,7 +60,7 @@ class Rival:
         return cls(folder, *(_find(folder, name) for name in ("llama-bench", "llama-quantize", "libggml.so")))
 
     def files(self) -> list[str]:
-        """A line for each file that was found: where it is in the folder, so that a page can be given away, the commit that it
+        """A line for each file that was found: where it is in the folder, without the user's path, the commit that it
         was built from, as far as the build knows it, and its hash."""
         found, config = (self.bench, self.quantize, self.library), _find(self.folder, "llama-config.cmake")
         said = re.search(r"LLAMA_BUILD_COMMIT (\w+)", config.read_text("utf-8")) if config else None
@@ -90,16 +93,27 @@ class Settings:
     def origin(self) -> dict[str, Any]:
         """What results depend on, as JSON."""
         machine = {"processor": processor_name(), "level": target().level}
-        return {"ggufmill": _revision(), "rival": self.rival.files(), "threads": self.threads, "quick": self.quick, **machine}
+        programs = {"ggufmill": _revision(), "rival": self.rival.files()}
+        for name in ("numba", "llama-cpp-python"):
+            with suppress(PackageNotFoundError):
+                programs[name] = version(name)
+        return {**programs, "threads": self.threads, "quick": self.quick, **machine}
 
 
 def _revision() -> str:
-    """The version of the package that is measured, and if it is a checkout, its commit."""
-    root, version = Path(ggufmill.__path__[0]), describe_program()["ggufmill"]
+    """The version of the package that is measured; of a checkout, its commit, too, and a digest of what is changed in it."""
+    root, number = Path(ggufmill.__path__[0]), describe_program()["ggufmill"]
+
+    def git(*command: str) -> bytes:
+        return subprocess.run(["git", "-C", str(root), *command], stdout=subprocess.PIPE, check=True).stdout.strip()
+
     if not (root / ".git").exists():
-        return version
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    return f"{version}, commit {subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()}"
+        return number
+    try:
+        commit, changes = git("describe", "--always").decode(), git("diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):  # it says why
+        return number
+    return f"{number}, commit {commit}" + (f", changed ({hashlib.sha256(changes).hexdigest()[:8]})" if changes else "")
 
 
 def _codecs(settings: Settings, file: Path) -> None:
@@ -131,7 +145,7 @@ def _codecs_table(report: dict[str, Any]) -> str:
 
 def _runtime(settings: Settings, file: Path) -> None:
     rival = ["--rival", settings.rival.bench] if settings.rival.bench else []
-    few = ["--types", QUICK_TYPES, "--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", 120]
+    few = ["--types", QUICK_TYPES, "--sizes", "dense", "--rounds", 1] if settings.quick else ["--minutes", "inf"]
     options = ["--rounded", "--models", settings.models, "--threads", ",".join(map(str, settings.threads)), "--tmp"]
     settings.script("runtime", *rival, *few, *options, "--out", file.parent, "--name", file.stem)
 
@@ -217,7 +231,7 @@ def _machine(settings: Settings, origin: dict[str, Any], load: float) -> str:
     return "\n".join(
         [
             f"- {origin['processor']}, {available_cpus()} logical processors, level {origin['level']}",
-            f"- ggufmill {origin['ggufmill']}; numba {describe_program()['numba']}",
+            f"- ggufmill {origin['ggufmill']}; numba {origin['numba']}",
             f"- reads {', '.join(f'{s / 1e9:.1f} GB/s on {t} threads' for t, s in speeds.items())}",
             f"- one thread multiplies {best['bytes'] / 1e9:.0f} G bytes a second, {best['floats'] / 1e9:.0f} G of float32",
             f"- load before the first part {load:.2f}, after the last {_load():.2f}: above 1 other work ran at the beginning",
@@ -243,13 +257,17 @@ def main(rival: Path | None, only: str | None, threads: str, quick: bool, fresh:
     load, origin, pages = _load(), settings.origin(), []
     for name in names:
         file = out / f"{name}.json"
+        begun = file.with_suffix(".origin")  # of the results that a script has written, of which some may be missing
         report = json.loads(file.read_text()) if file.exists() and not fresh else {}
         if report.get("origin") != origin:
             click.echo(f"{name} ...", err=True)
-            file.unlink(missing_ok=True)  # scripts add to what they find
+            if fresh or not begun.exists() or json.loads(begun.read_text()) != origin:
+                file.unlink(missing_ok=True)  # scripts add to what they find
+            begun.write_text(json.dumps(origin) + "\n")
             PARTS[name].measure(settings, file)
             report = json.loads(file.read_text()) | {"origin": origin}
             file.write_text(json.dumps(report, indent=1) + "\n")
+            begun.unlink()
         pages.append(f"## {PARTS[name].heading}\n\n{PARTS[name].table(report)}")
     page = "\n\n".join(["# What this machine reaches", _machine(settings, origin, load), *pages]) + "\n"
     (out / "benchmarks.md").write_text(page, "utf-8")

@@ -42,6 +42,7 @@ from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, save_f
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.bench import Case, Runner
 from ggufmill.runtime.evaluate.provenance import describe_program
+from ggufmill.simd import host_cpu
 from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
@@ -299,7 +300,7 @@ def main(
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds, "processor_time": processor_time}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
     old_rows = old.get("rows", []) if all(old.get(k, False) == v for k, v in settings.items()) else []
-    alone = {name for name, needs in RIVAL_NEEDS.items() if not target().has(needs)}
+    alone = {name for name, needs in RIVAL_NEEDS.items() if needs not in host_cpu.features()}
     done = {
         (r["size"], r["type"], r["threads"]): r
         for r in old_rows

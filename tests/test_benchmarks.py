@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,28 @@ def test_the_page_of_all_has_no_figures_of_other_options(tmp_path, monkeypatch):
     count, text = run("--quick")
     assert count == 1
     assert "- ggufmill 0.1.0, commit 1234; numba" in text
+
+
+def test_the_page_of_all_goes_on_with_a_part_that_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    page, found = importlib.import_module("all"), []
+
+    def measure(settings, file):
+        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        file.write_text(json.dumps({"rows": [*rows, 1]}))
+        found.append(len(rows))
+        if len(found) == 1:
+            raise InterruptedError
+
+    monkeypatch.setattr(page, "PARTS", {"gemv": page.Part("Products", measure, lambda report: str(report["rows"]))})
+    monkeypatch.setattr(page, "_machine", lambda *_: "")
+
+    def run(*options):
+        return CliRunner().invoke(page.main, ["--out", str(tmp_path), *options])
+
+    assert isinstance(run().exception, InterruptedError)
+    assert "[1, 1]" in run().output
+    assert "[1, 1]" in run().output
+    assert found == [0, 1]
+    assert "[1]" in run("--threads", "1").output
+    assert found == [0, 1, 0]

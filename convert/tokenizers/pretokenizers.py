@@ -1,8 +1,9 @@
 """Recognising llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json.
 
-A GGUF names the pre-tokenizer (tokenizer.ggml.pre), tokenizer.json defines it by regular expressions. The two are compared by
-their behaviour: both split a long probe text that is full of edge cases, and equal pieces count as the same rule. So a regex
-that is written differently is recognised, and a small difference in meaning is not missed.
+A GGUF names the pre-tokenizer (tokenizer.ggml.pre), tokenizer.json defines it by regular expressions. Those that are not spelt
+as they are known here are compared by their behaviour: both split a long probe text that is full of edge cases, and equal
+pieces count as the same rule. So a regex that is written differently is recognised, and a small difference in meaning is not
+missed.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def _literal(regex: str) -> str:
     return re.sub(r'\\(?:x\{(\w+)\}|([rn"]))', lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPED[m[2]], regex)
 
 
+@cache
 def definition(name: str, literal: bool = False) -> dict[str, Any]:
     """A known rule as a pre_tokenizer of tokenizer.json; literal: with characters where the rule has escapes for them."""
     splits = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -11,63 +11,72 @@ from ..llvm import I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
 from ..target import Forms, Target, target
 from .dot_products import add_byte_dots, add_signed_byte_dots, add_word_pairs, byte_pairs, signed_byte_pairs
 
+Added = Callable[[Any, Any, Any, Any, Any, int | None, Target], Any]
 
-class _ScaledPairs:
+
+def _scaled_pairs(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
     """Sums of two products fit 16 bits, and are multiplied by their scale two at a time."""
-
-    @staticmethod
-    def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
-        products = (signed_byte_pairs if largest is None else byte_pairs)(builder, a, b, of)
-        return add_word_pairs(builder, total, products, builder.bitcast(scales, I16X32), of)
+    products = (signed_byte_pairs if largest is None else byte_pairs)(builder, a, b, of)
+    return add_word_pairs(builder, total, products, builder.bitcast(scales, I16X32), of)
 
 
-class _ScaledFours:
+def _scaled_fours(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
     """Sums of four products are multiplied by their scale as 32-bit integers."""
-
-    @staticmethod
-    def add(builder: Any, total: Any, a: Any, b: Any, scales: Any, largest: int | None, of: Target) -> Any:
-        nothing = constant(I32X16, 0)
-        if largest is None:
-            products = add_signed_byte_dots(builder, nothing, a, b, of)
-        else:
-            products = add_byte_dots(builder, nothing, a, b, largest, of)
-        return builder.add(total, builder.mul(products, scales))
+    nothing = constant(I32X16, 0)
+    if largest is None:
+        products = add_signed_byte_dots(builder, nothing, a, b, of)
+    else:
+        products = add_byte_dots(builder, nothing, a, b, largest, of)
+    return builder.add(total, builder.mul(products, scales))
 
 
-_SCALED: Forms[type[_ScaledPairs] | type[_ScaledFours]] = ((("neon",), _ScaledFours), ((), _ScaledPairs))
+_ADD_SCALED: Forms[Added] = ((("neon",), _scaled_fours), ((), _scaled_pairs))
 
 
-def _words_permuted(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
+def _words_permuted(builder: Any, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
     """Registers of 256 bits permute bytes within each half in one instruction: of eight scales in both halves. LLVM is not to
     see that they are the same eight, or it permutes across halves, which takes two or three."""
-    parts, kind = [], vector(I16, 16)
+    kind, eights = vector(I16, 16), []
     for first in (0, 8):
-        half, eight = lanes[first : first + 8], lanes[first] // 8
+        twice = shuffle(builder, scales, None, 2 * list(range(first, first + 8)))
+        eights.append(builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", [twice], side_effect=False))
+
+    def permuted(half: Sequence[int]) -> Any:
+        eight = half[0] // 8
         if any(lane // 8 != eight for lane in half):
             part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
         else:
-            twice = shuffle(builder, scales, None, 2 * list(range(8 * eight, 8 * eight + 8)))
-            twice = builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", [twice], side_effect=False)
-            part = shuffle(builder, twice, None, [lane % 8 + i // 4 * 8 for i, lane in enumerate(half) for _ in range(2)])
-        parts.append(builder.bitcast(part, vector(I32, 8)))
-    return concat(builder, parts)
+            part = shuffle(
+                builder, eights[eight], None, [lane % 8 + i // 4 * 8 for i, lane in enumerate(half) for _ in range(2)]
+            )
+        return builder.bitcast(part, vector(I32, 8))
+
+    return [concat(builder, [permuted(order[:8]), permuted(order[8:])]) for order in orders]
 
 
-def _pairs_permuted(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
+def _pairs_permuted(builder: Any, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
     wide = builder.zext(scales, I32X16)
-    return shuffle(builder, builder.or_(builder.shl(wide, constant(I32X16, 16)), wide), None, lanes)
+    pairs = builder.or_(builder.shl(wide, constant(I32X16, 16)), wide)
+    return [shuffle(builder, pairs, None, order) for order in orders]
 
 
-def _extended(builder: Any, scales: Any, lanes: Sequence[int]) -> Any:
-    return shuffle(builder, builder.sext(scales, I32X16), None, lanes)
+def _extended(builder: Any, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
+    extended = builder.sext(scales, I32X16)
+    return [shuffle(builder, extended, None, order) for order in orders]
 
 
-_SCALES = ((("neon",), _extended), (("avx512bw",), _pairs_permuted), (("avx2",), _words_permuted), ((), _pairs_permuted))
+_PERMUTED_SCALES = (
+    (("neon",), _extended),
+    (("avx512bw",), _pairs_permuted),
+    (("avx2",), _words_permuted),
+    ((), _pairs_permuted),
+)
 
 
-def scales_of_dots(builder: Any, scales: Any, lanes: Sequence[int], of: Target | None = None) -> Any:
-    """<16 x i32>: of scales, <16 x i16>, those of so many lanes, in the form that `add_scaled_dots` takes."""
-    return (of or target()).choose(_SCALES)(builder, scales, lanes)
+def scales_of_dots(builder: Any, scales: Any, orders: Sequence[Sequence[int]], of: Target | None = None) -> list[Any]:
+    """<16 x i32>, one for each order of sixteen lanes: lane i has scales[order[i]] of <16 x i16>, in the form that
+    `add_scaled_dots` takes."""
+    return (of or target()).choose(_PERMUTED_SCALES)(builder, scales, orders)
 
 
 def add_scaled_dots(
@@ -79,4 +88,4 @@ def add_scaled_dots(
     -127 to 127.
     """
     of = of or target()
-    return of.choose(_SCALED).add(builder, total, a, b, scales, largest, of)
+    return of.choose(_ADD_SCALED)(builder, total, a, b, scales, largest, of)

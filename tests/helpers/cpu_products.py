@@ -51,14 +51,13 @@ def multiply(
     packed: np.ndarray,
     type_name: str,
     activations: ActivationCodes | np.ndarray,
-    level: str = "",
     one_stream: bool = False,
 ) -> np.ndarray:
     """uint8 [rows, row_bytes] of a type times n tokens -> float32 [n, rows], on one thread.
 
     activations: quantised with the block that gemv(type_name).activations says, or float32 [n, columns] if that is 0.
     """
-    product = gemv(type_name, level)
+    product = gemv(type_name)
     if product is None:
         raise ValueError(f"{type_name} has no matrix-vector product")
     arrays = list(activations[:3]) if isinstance(activations, ActivationCodes) else [np.asarray(activations, np.float32)]

@@ -92,9 +92,10 @@ def test_signed_bytes(level, run_piece):
         assert np.array_equal(out, total + fours(a, signed))
 
 
-def scaled(of, largest):
+def scaled(of, largest, order=range(16)):
     def generate(builder, total, a, b, scales):
-        return add_scaled_dots(builder, total, a, b, scales_of_dots(builder, scales, range(16), of), largest, of)
+        (permuted,) = scales_of_dots(builder, scales, [order], of)
+        return add_scaled_dots(builder, total, a, b, permuted, largest, of)
 
     return generate
 
@@ -109,6 +110,17 @@ def test_scaled_dots(level, largest, run_piece):
         scales, a = RANDOM.integers(-200, 200, 16).astype(np.int16), a if largest else a.view(np.int8)
         out = run_piece(scaled(of, largest), np.zeros(16, np.int32), total, a, b, scales)
         assert np.array_equal(out, total + scales.astype(np.int32) * fours(a, b))
+
+
+@levels
+@pytest.mark.parametrize("order", [[0, 2, 4, 6], [0, 1, 8, 9], [13, 12, 5, 3], [1, 9, 14, 0]])
+def test_scales_are_permuted(level, order, run_piece):
+    """Of the first eight, of each eight in turn, and of both for one half."""
+    of, places = target_at(level), np.repeat(order, 4)
+    for a, b, total in byte_cases(128):
+        scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
+        out = run_piece(scaled(of, 128, places.tolist()), np.zeros(16, np.int32), total, a, b, scales)
+        assert np.array_equal(out, total + scales[places].astype(np.int32) * fours(a, b))
 
 
 @levels

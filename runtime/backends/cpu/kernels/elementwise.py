@@ -99,7 +99,7 @@ def gate_run(activation, gate, up, out, limit, gate_ahead, up_ahead):
     activation: SILU, GELU (the tanh form), GELU_ERF (without approximation), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate)
     * (up + 1) of gate clamped to at most the limit and up to +-limit (gpt-oss); CLAMPED_SILU: the silu and up clamped likewise
     (Step-3.5); SQUARED_RELU: max(gate, 0)^2 * up; or IDENTITY: gate * up. A limit above 0 clamps gate and up of SILU too
-    (DeepSeek-V4). gate_ahead, up_ahead: how many elements ahead gate and up are prefetched; 0: nothing is.
+    (DeepSeek-V4). gate_ahead, up_ahead: how many elements ahead gate and up are prefetched; 0: nothing further.
     """
     if activation == IDENTITY:
         for i in range(out.size):

@@ -41,7 +41,7 @@ from ......simd import host_cpu
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
 from ......simd.memory import CACHE_LINE, address, keep_alive, prefetch_lines, view
-from ......simd.target import Target, target, target_at
+from ......simd.target import Target, target
 from ......simd.team import call_part
 from .block_steps import activation_block
 from .float_rows import FLOATS, emit_float_product
@@ -107,9 +107,7 @@ def reads_one_stream() -> bool:
 
 
 @intrinsic
-def _multiply(
-    typingctx, name, level, streams, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride
-):
+def _multiply(typingctx, name, streams, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
     """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with 1 to `most` tokens:
     literals, numbers, addresses.
 
@@ -119,9 +117,9 @@ def _multiply(
         return None
 
     def generate(context, builder, signature, args):
-        of = target_at(level.literal_value) if level.literal_value else target()
+        of = target()
         end = builder.append_basic_block("multiplied")
-        switch = builder.switch(args[4], end)
+        switch = builder.switch(args[3], end)
         for tokens in range(1, most.literal_value + 1):
             block = builder.append_basic_block(f"tokens.{tokens}")
             switch.add_case(I64(tokens), block)
@@ -131,35 +129,34 @@ def _multiply(
                 for whole in _forms(name.literal_value)
             ]
             if len(functions) == 1:
-                builder.call(functions[0], args[5:])
+                builder.call(functions[0], args[4:])
             else:
-                columns = steps(name.literal_value, target())[0].columns
-                is_whole = builder.icmp_unsigned("==", builder.urem(args[8], I64(columns)), I64(0))
+                columns = steps(name.literal_value, of)[0].columns
+                is_whole = builder.icmp_unsigned("==", builder.urem(args[7], I64(columns)), I64(0))
                 with builder.if_else(is_whole) as (then, otherwise):
                     with then:
-                        builder.call(functions[0], args[5:])
+                        builder.call(functions[0], args[4:])
                     with otherwise:
-                        builder.call(functions[1], args[5:])
+                        builder.call(functions[1], args[4:])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(name, level, streams, most, *[types.int64] * 10), generate
+    return types.void(name, streams, most, *[types.int64] * 10), generate
 
 
 @intrinsic
-def _arrange(typingctx, name, level, columns, codes, to):
+def _arrange(typingctx, name, columns, codes, to):
     """Brings a token's activations into the order of a type that `arranges`."""
     if not isinstance(name, types.StringLiteral):
         return None
 
     def generate(context, builder, signature, args):
-        of = target_at(level.literal_value) if level.literal_value else target()
-        emit_arrangement(Emitter(builder, of), name.literal_value, *args[2:])
+        emit_arrangement(Emitter(builder), name.literal_value, *args[1:])
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(name, level, i64, i64, i64), generate
+    return types.void(name, i64, i64, i64), generate
 
 
 def _forms(name: str) -> tuple[bool, ...]:
@@ -200,9 +197,7 @@ def write_product(
         emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride, whole)
 
 
-def _part(
-    name: str, level: str, group: int, code_bytes: int, activations: int, together: int, streams: int
-) -> Callable[[int, int], None]:
+def _part(name: str, group: int, code_bytes: int, activations: int, together: int, streams: int) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
     together: most tokens of a pass; streams: of one token. A token's sums are the same with whichever others, and in however
     many streams, it is multiplied."""
@@ -230,7 +225,7 @@ def _part(
             memory = np.empty(n * token_bytes + CACHE_LINE, np.uint8)
             in_order = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
             for token in range(n):
-                _arrange(name, level, columns, codes + token * columns, in_order + token * token_bytes)
+                _arrange(name, columns, codes + token * columns, in_order + token * token_bytes)
             codes = in_order
         group_bytes = group * table[ROW_BYTES]
         matrix = table[WEIGHTS] + job[MATRIX] * table[MATRIX_BYTES]
@@ -238,7 +233,7 @@ def _part(
             count = (stop - start) // streams
             if n == 1 and table[ONE_STREAM] == 0 and count * group_bytes >= _LEAST_STREAM_BYTES:
                 w, out = matrix + start * group_bytes, table[OUT] + job[TARGET] * stride + start * group * 4
-                _multiply(name, level, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
+                _multiply(name, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
                 start += count * streams
         if table[ONE_STREAM] != 0:  # the lines of a slice that no step asks for, since steps ask for those that far ahead
             w = matrix + start * group_bytes
@@ -254,7 +249,7 @@ def _part(
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
-                _multiply(name, level, 1, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
+                _multiply(name, 1, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
                 t, passes = t + some, passes - 1
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
@@ -276,14 +271,12 @@ class Gemv:
     activations: int
     rows: int
     columns: int
-    level: str = ""
 
     @cached_property
     def _native(self):
         code_bytes, block = (1, self.activations) if self.activations else (4, 1)
-        of = target_at(self.level) if self.level else target()
-        together = tokens_per_pass(self.name, of)
-        function = _part(self.name, self.level, self.rows, code_bytes, block, together, streams_of(self.name, of))
+        together, streams = tokens_per_pass(self.name, target()), streams_of(self.name, target())
+        function = _part(self.name, self.rows, code_bytes, block, together, streams)
         with compiling(gemv_unit(self.name)):
             return native_entry(types.void(types.int64, types.int64), function)
 
@@ -294,16 +287,16 @@ class Gemv:
 
 
 @cache
-def gemv(type_name: str, level: str = "") -> Gemv | None:
-    """The product for a type's name (any letter case), None if there is none. level: of LEVELS, or '' for this process's."""
+def gemv(type_name: str) -> Gemv | None:
+    """The product for a type's name (any letter case), None if there is none."""
     stored = TYPES[type_name]
     if stored.name in FLOATS:
-        return Gemv(stored.name, 0, stored.rows, FLOATS[stored.name].columns, level)
+        return Gemv(stored.name, 0, stored.rows, FLOATS[stored.name].columns)
     layout = code_layout(stored.name)
     if layout is None or layout.digits is not None:
         return None
     activations = activation_block(layout)
-    return Gemv(stored.name, activations, stored.rows, max(layout.block, activations), level)
+    return Gemv(stored.name, activations, stored.rows, max(layout.block, activations))
 
 
 def gemv_unit(type_name: str) -> Unit:

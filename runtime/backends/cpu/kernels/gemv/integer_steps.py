@@ -102,6 +102,7 @@ class IntegerStep(BlockStep):
         r, f, builder = self.reader, self.layout, emit.builder
         subtracted = self._subtracted(emit)
         largest = r.highest if subtracted == r.lowest else None
+        assert largest is None or largest <= 128, "has_integer_scales and _subtracted agree"
         emit.prefetch(base, r.size)
         scale = self._scale(emit, base)
         offset: Any = None
@@ -113,12 +114,12 @@ class IntegerStep(BlockStep):
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
+        factors = emit.scales_of_dots(scale, [(each.words * 4 // RUN).tolist() for each in self.vectors])
         for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
-            factors = emit.scales_of_dots(scale, (code_vector.words * 4 // RUN).tolist())
             for t, token in enumerate(tokens):
                 words = self.activation_words(emit, token.codes, position)
-                totals[t] = emit.scaled_dot(totals[t], codes, words, factors, largest)
+                totals[t] = emit.scaled_dot(totals[t], codes, words, factors[position], largest)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()
             factor = emit.splat(self._factor(emit, base, token))

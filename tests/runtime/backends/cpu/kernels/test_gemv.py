@@ -23,7 +23,7 @@ from ggufmill.simd.target import foreign_target, target
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = [
     *("q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq4_k", "iq6_k", "iq4_k_r4"),
-    *("iq3_xxs", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"),
+    *("iq3_xxs", "iq3_s", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"),
 ]
 SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
@@ -112,6 +112,12 @@ def columns_of(name: str) -> int:
 def test_product_equals_that_of_decoded_rows(name):
     unit = columns_of(name)
     check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
+
+
+@pytest.mark.parametrize("name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s"])
+def test_numbers_of_points_are_written_ahead_for_some_steps(name):
+    """Twice for sixteen steps of a row, and for those that are left."""
+    check(name, 3, 37 * columns_of(name), 2, 9)
 
 
 @pytest.mark.parametrize("name", SHAPED)
