@@ -31,8 +31,9 @@ CACHES = {  # cases that go through a text token by token: one of each kind of c
 }
 # Ops that are functions of Python in a generated token's pass: look-ups in tables, and what is before and after all layers.
 IN_PYTHON = {"Embedding", "NgramEmbedding", "ExpandStreams", "MergeStreams"}
-# Farther from float64 in float32 than others: the logits of transformers by 5e-5, ours by 1e-4, in another order of the sums.
-TOLERANCES = {"qwen35moe": 2e-4}
+# Farther from float64 in float32 than others, in another order of the sums: the logits of transformers by 5e-5, ours by 1e-4;
+# those of transformers by 1e-4 on a processor without AVX-512, ours by 3e-5.
+TOLERANCES = {"qwen35moe": 2e-4, "gemma3n-odd": 2e-4}
 
 
 @pytest.mark.parametrize("case", kept_or_oracle(CASES))
