@@ -1,14 +1,22 @@
 """Kernels that call kernels, and parts that another process compiles."""
 
+import ctypes
 import os
 import subprocess
 import sys
 import textwrap
 from threading import Thread
 
+import numpy as np
 import pytest
+from llvmlite import ir
+from numba import types
+from numba.core.ccallback import CFunc
 
-from ggufmill.simd.compile import background, kernels
+from ggufmill.simd.compile import background, intrinsic, kernels
+from ggufmill.simd.compile.callees import EntryCompiler
+from ggufmill.simd.llvm import I32, load, store, vector
+from ggufmill.simd.target import target
 
 KERNELS = textwrap.dedent("""
     import numpy as np
@@ -158,3 +166,32 @@ def test_one_thread_at_a_time_imports_kernels():
         assert thread.is_alive()
     thread.join()
     assert modules[0].CODECS
+
+
+@intrinsic
+def _keep_a_vector(typingctx, place):
+    """Something between a load and a store needs all registers."""
+
+    def generate(context, builder, signature, args):
+        number = 32 if target().has("avx512f") else 16
+        value = load(builder, args[0], vector(I32, 8))
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", ",".join(f"~{{ymm{i}}}" for i in range(number)), [], True)
+        store(builder, value, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@pytest.mark.skipif(not target().has("avx2"), reason="only vectors of 32 bytes and more lie across cache lines")
+def test_stacks_begin_at_cache_lines():
+    """Vectors that registers do not hold are kept where they cross no cache line, whatever a caller's stack begins at."""
+
+    def kept(place):
+        _keep_a_vector(place)
+
+    compiled = CFunc(kept, ((types.int64,), types.void), {}, {}, pipeline_class=EntryCompiler)
+    compiled.compile()
+    numbers = np.arange(8, dtype=np.int32)
+    ctypes.CFUNCTYPE(None, ctypes.c_int64)(compiled.address)(numbers.ctypes.data)
+    assert numbers.tolist() == list(range(8))
+    assert "andq\t$-64, %rsp" in compiled._library.get_asm_str()
