@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
+CACHE_LINE = 64  # bytes
 LANES = int(os.environ.get("GGUFMILL_LANES", "16"))  # 1 where lanes are threads of a GPU (see simd.cuda.compile_items)
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()

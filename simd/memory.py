@@ -19,8 +19,8 @@ from numpy.typing import DTypeLike
 
 from . import llvm
 from .compile import intrinsic, kernel
+from .llvm import CACHE_LINE
 
-CACHE_LINE = 64  # bytes
 _thread_arrays = threading.local()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 

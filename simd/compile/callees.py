@@ -18,10 +18,9 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.environment import lookup_environment
 
+from ..llvm import CACHE_LINE
 from ..target import target
 from .shortcuts import passes_of_kernels
-
-CACHE_LINE = 64  # bytes
 
 # numba tells functions of one definition (what a factory returns) apart by a number in the names of their code, which it counts
 # from 1 in every process. Kernels that different processes have stored may then hold different functions of the same name, and

@@ -17,7 +17,7 @@ from llvmlite import ir
 from ....simd import llvm
 from ....simd.instructions import dot_products, permute, scaled_dots, x86
 from ....simd.instructions.half_precision import half_to_float
-from ....simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
+from ....simd.llvm import CACHE_LINE, F32, I1, I8, I16, I32, I64, LANES, constant, vector
 from ....simd.target import Target, target
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 BYTES = 4 * LANES  # of a vector
-CACHE_LINE = 64  # bytes
 PREFETCH_DISTANCE = 6144  # bytes
 # Bytes from the first of four pieces of sixteen to the end of the last, if those between them fill the gaps: then two loads are
 # enough for both. Pieces further apart are loaded one by one, which crosses fewer borders of cache lines.
