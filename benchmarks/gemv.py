@@ -37,11 +37,12 @@ from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import (
     run_parts,
 )
 from ggufmill.simd.compile import kernel
+from ggufmill.simd.memory import aligned_empty
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip
 COLUMNS = 4096
-_CACHED = 600 << 10  # bytes, of rows of half as many columns
+_CACHED = 300 << 10  # bytes, of rows of half as many columns, at least 64: half of the smallest second-level caches and more
 
 
 def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int) -> float:
@@ -72,11 +73,12 @@ class Product:
         row_bytes = TYPES[name].row_bytes(columns)
         rows = len(memory) // row_bytes // 64 * 64
         self.bytes, self.slices = rows * row_bytes, rows // 64
-        x = np.random.default_rng(1).standard_normal((tokens, columns)).astype(np.float32)
+        x = aligned_empty((tokens, columns), np.float32)
+        x[:] = np.random.default_rng(1).standard_normal(x.shape)
         inputs = [x]
         if product.activations:  # codes, scales and sums
             kinds = ((1, np.uint8), (product.activations, np.float32), (RUN, np.int16))
-            inputs = [np.empty(x.size // run, kind) for run, kind in kinds]
+            inputs = [aligned_empty((x.size // run,), kind) for run, kind in kinds]
             quantise_run(x.reshape(-1), product.activations, *inputs)
         addresses = [a.ctypes.data for a in inputs] + [0, 0]
         out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
@@ -133,14 +135,15 @@ def _chain(steps):
 
 def seconds_in_cache(name: str, memory: np.ndarray, tokens: int, repeats: int = 40) -> float:
     """Processor seconds per weight of a product with rows that fit a second-level cache, the least of many."""
-    product = Product(name, memory[:_CACHED], tokens, COLUMNS // 2)
+    columns = COLUMNS // 2
+    product = Product(name, memory[: max(_CACHED, 64 * TYPES[name].row_bytes(columns))], tokens, columns)
     product(0, product.slices)
     seconds = []
     for _ in range(repeats):
         begin = time.thread_time()
         product(0, product.slices)
         seconds.append(time.thread_time() - begin)
-    return min(seconds) / (product.bytes // int(product.table[2]) * COLUMNS // 2)
+    return min(seconds) / (product.bytes // int(product.table[2]) * columns)
 
 
 def measure(name: str, memory: np.ndarray, tokens: int, threads: int, clock: float, repeats: int = 5) -> dict:

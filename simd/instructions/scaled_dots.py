@@ -43,6 +43,9 @@ def _words_permuted(builder: Any, scales: Any, orders: Sequence[Sequence[int]]) 
 
     def permuted(half: Sequence[int]) -> Any:
         eight = half[0] // 8
+        if [lane // 8 for lane in half] == [0] * 4 + [1] * 4:
+            part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
+            return builder.bitcast(part, vector(I32, 8))
         if any(lane // 8 != eight for lane in half):
             part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
         else:
@@ -71,6 +74,11 @@ _PERMUTED_SCALES = (
     (("avx2",), _words_permuted),
     ((), _pairs_permuted),
 )
+
+
+def permutes_in_halves(of: Target) -> bool:
+    """Whether `scales_of_dots` takes one instruction where lanes take scales from their half of eight, and else more."""
+    return of.choose(_PERMUTED_SCALES) is _words_permuted
 
 
 def scales_of_dots(builder: Any, scales: Any, orders: Sequence[Sequence[int]], of: Target | None = None) -> list[Any]:

@@ -18,7 +18,8 @@ from ....simd.llvm import call
 from ....simd.target import Target
 from ...types import TYPES
 from .code_layout import CodeLayout, code_layout
-from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, runs_of_bits, vector
+from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
+from .packed_numbers import runs_of_bits
 
 SUPERBLOCK = 256
 _INDEX = 6  # bits of a byte by which AVX512-VBMI looks up
@@ -141,6 +142,8 @@ class BlockReader:
                 value = self._stored_bytes(emit, base, bits[:, 0] // 8, loaded)
                 look_up = self._look_up_in_bytes if in_bytes else self._look_up_pairs
                 return look_up(emit, table, value, int(shift[0]), key, loaded)
+        if table is not None and (chosen := self._look_up_and_choose(emit, table, base, code_vector, loaded)) is not None:
+            return chosen
         total = self.raw_codes(emit, base, code_vector, loaded)
         if self.layout.signed_bytes:
             return emit.builder.sub(total, constant(I8, [subtracted] * BYTES)) if subtracted else total
@@ -169,7 +172,7 @@ class BlockReader:
             by_word = shift.reshape(LANES, 4)
             if (by_word != by_word[:, :1]).any():
                 part = self._tested_bits(emit, value, shift, width, first)
-            elif width == 1 and (shift != shift[0]).any():
+            elif width == 1 and (shift != shift[0]).any() and not self._shifts_in_halves(emit, shift):
                 place_bits = self._rotated_bits if emit.target.has("avx512f") else self._tested_bits
                 part = place_bits(emit, value, shift, width, first)
             else:
@@ -182,6 +185,12 @@ class BlockReader:
             if self.layout.digits is None
             else self._digits(emit, total, self.layout.digits[code_vector.columns % self.layout.block])
         )
+
+    @staticmethod
+    def _shifts_in_halves(emit: Emitter, shift: np.ndarray) -> bool:
+        """Whether registers have 256 bits, and the bytes of each are shifted by one number of bits. shift: int [64, ...]"""
+        registers = shift.reshape(2, BYTES // 2, -1)
+        return emit.target.has("avx2") and not emit.target.has("avx512f") and bool((registers == registers[:, :1]).all())
 
     @staticmethod
     def _digits(emit: Emitter, codes: Any, powers: np.ndarray) -> Any:
@@ -217,6 +226,31 @@ class BlockReader:
             right = np.full(BYTES, shift // 4 * 4)
             loaded[part] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
         return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[part])
+
+    def _look_up_and_choose(self, emit: Emitter, table: list[int], base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """Entries for codes whose highest bits are stored apart: these choose, by the signs of shifted bytes, among entries
+        that the others pick. None but for AVX2 (others have masks and wider look-ups), and where bits are not so stored."""
+        runs, width, bits = runs_of_bits(self.codes), self.codes.shape[-1], self._bits(code_vector)
+        shift = bits % 8
+        in_words = (shift.reshape(LANES, 4, -1) == shift[::4, None]).all()
+        if len(runs) == 1 or not in_words or not emit.target.has("avx2") or emit.target.has("avx512f"):
+            return None
+        low = runs[0][1]
+        if self.layout.code_offset is not None or len(table) != 1 << width or low not in (2, 4):
+            return None
+        value = self._stored_bytes(emit, base, bits[:, 0] // 8, loaded)
+        parts = [table[first : first + (1 << low)] for first in range(0, len(table), 1 << low)]
+        if low == 2 and (shift[:, 0] == shift[0, 0]).all():
+            key = (bits[:, 0] // 8).tobytes()
+            entries = [self._look_up_pairs(emit, part, value, int(shift[0, 0]), key, loaded) for part in parts]
+        else:
+            codes = emit.builder.and_(emit.byte_shift(value, shift[:, 0]), constant(I8, [(1 << low) - 1] * BYTES))
+            entries = [emit.look_up(part, codes) for part in parts]
+        for bit in range(low, width):
+            stored = self._stored_bytes(emit, base, bits[:, bit] // 8, loaded)
+            upper = emit.builder.icmp_signed("<", emit.byte_shift(stored, shift[:, bit] - 7), constant(I8, [0] * BYTES))
+            entries = [emit.builder.select(upper, b, a) for a, b in zip(entries[::2], entries[1::2], strict=True)]
+        return entries[0]
 
     @staticmethod
     def _look_up_in_bytes(emit: Emitter, table: list[int], value: Any, shift: int, key: bytes, loaded: dict) -> Any:

@@ -15,10 +15,11 @@ import numpy as np
 from llvmlite import ir
 
 from ....simd import llvm
-from ....simd.instructions import dot_products, permute, scaled_dots, x86
+from ....simd.instructions import dot_products, permute, scaled_dots
 from ....simd.instructions.half_precision import half_to_float
 from ....simd.llvm import CACHE_LINE, F32, I1, I8, I16, I32, I64, LANES, constant, vector
 from ....simd.target import Target, target
+from .packed_numbers import numbers_in_bytes, numbers_in_halves, runs_of_bits
 
 __all__ = [
     "BYTES",
@@ -32,7 +33,6 @@ __all__ = [
     "PREFETCH_DISTANCE",
     "Emitter",
     "constant",
-    "runs_of_bits",
     "vector",
 ]
 
@@ -42,9 +42,12 @@ PREFETCH_DISTANCE = 6144  # bytes
 # enough for both. Pieces further apart are loaded one by one, which crosses fewer borders of cache lines.
 _SHARED_LOADS = 7 * 16
 PREFETCH_LOCALITY = 1  # the last level of the caches
-# Size, distance, level, of interleaved rows of eight bits or more: long runs of memory with few instructions for each line. One
-# line of a step suffices, and all of them take a tenth longer on Zen 5 (where none at all would do).
-SPARSE_PREFETCH = CACHE_LINE, 4096, 1
+# Distance, level, of interleaved rows of eight bits or more: long runs of memory with few instructions for each line. One line
+# of a step suffices, and all of them take a tenth longer on Zen 5 (where none at all would do).
+SPARSE_PREFETCH = 4096, 1
+# The same with AVX2 and no AVX-512, and of floats: a Zen 3 reads bf16 at 86 % of what memory gives, at 67 with `prefetch` and
+# at 78 with none; bf16_r16 at 81, 57 and 78, q8_0_r8 at 80, 71 and 77. (Intel's without AVX-512 were not measured.)
+NEAR_PREFETCH = 768, 3
 # The same of several streams: the processor itself follows each of them, and finds its next lines by the first that are asked
 # for. Every line of a step takes longer than none (Zen 4).
 STREAM_PREFETCH = CACHE_LINE, 2048, 2
@@ -83,12 +86,17 @@ class Emitter:
         for offset in range(0, size, CACHE_LINE):
             llvm.prefetch(self.builder, base, distance + offset, locality)
 
+    def prefetch_floats(self, base: Any, size: int) -> None:
+        """`prefetch` for rows of 16 bits and more per weight."""
+        self.prefetch(base, size, *(NEAR_PREFETCH if self._reads_near else ()))
+
     def prefetch_sparsely(self, base: Any) -> None:
-        """`prefetch` for interleaved rows of eight bits or more. Nothing with AVX2 and no AVX-512: a Zen 3 reads bf16_r16 at
-        84 % of what memory gives by itself, at 52 % with a line of each step asked for, q8_0_r8 at 76 and 71 %. (Processors of
-        Intel without AVX-512 were not measured.)"""
-        if self.target.has("avx512f") or not self.target.has("avx2"):
-            self.prefetch(base, *SPARSE_PREFETCH)
+        """`prefetch` for interleaved rows of eight bits or more."""
+        self.prefetch(base, CACHE_LINE, *(NEAR_PREFETCH if self._reads_near else SPARSE_PREFETCH))
+
+    @property
+    def _reads_near(self) -> bool:
+        return self.target.has("avx2") and not self.target.has("avx512f")
 
     def splat(self, value: Any, count: int = LANES) -> Any:
         return llvm.splat(self.builder, value, count)
@@ -161,8 +169,10 @@ class Emitter:
 
     def numbers(self, base: Any, bits: np.ndarray, size: int, lane: ir.IntType = I32) -> Any:
         """<n x i32> (or of i16) of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
-        if (in_bytes := self._numbers_in_bytes(base, bits, size)) is not None:
+        if (in_bytes := numbers_in_bytes(self, base, bits, size)) is not None:
             return self.builder.zext(in_bytes, vector(lane, len(bits)))
+        if lane == I16 and (in_halves := numbers_in_halves(self, base, bits, size)) is not None:
+            return in_halves
         total: Any = None
         for unit in (lane.width, 8):  # in words that a run of bits does not cross, where it crosses bytes
             runs = runs_of_bits(bits, unit)
@@ -184,35 +194,6 @@ class Emitter:
                 part = self.builder.shl(part, constant(lane, [first] * len(bits)))
             total = part if total is None else self.builder.or_(total, part)
         return total
-
-    def _numbers_in_bytes(self, base: Any, bits: np.ndarray, size: int) -> Any:
-        """<16 x i8> of numbers of up to eight bits in several runs, each of which one instruction takes out of eight bytes for
-        every eight numbers; None where that is not so."""
-        count, width = bits.shape
-        runs = runs_of_bits(bits)
-        if not self.target.has("avx512vbmi") or count != LANES or width > 8 or size < 8 or len(runs) == 1:
-            return None
-        if not np.ptp(bits[:, [first for first, _ in runs]] % 8, axis=0).any():  # one shift for all takes as little
-            return None
-        total: Any = None
-        for first, stop in runs:
-            at, start = bits[:, first], min(int(bits[:, first].min()) // 8, size - 8)
-            if bits[:, stop - 1].max() < 8 * (start + 8):
-                place = at // 8 - start
-                words = self.builder.bitcast(self.splat(self.load(base, start, I64), 2), vector(I8, LANES))
-            elif (window := _eight_bytes(bits)) is not None:
-                place = (np.repeat(window.reshape(-1, 8), 8, axis=0) == at[:, None] // 8).argmax(axis=1)
-                words = self.gather(base, window, size)
-            else:
-                return None
-            shifts = (8 * place + at % 8 - first) % 64
-            part = x86.vpmultishiftqb(self.builder, constant(I8, shifts), words)
-            if total is not None:
-                below = constant(I8, [(1 << first) - 1] * LANES)
-                total = self.builder.and_(total, below)
-                part = self.builder.or_(total, self.builder.and_(part, self.builder.not_(below)))
-            total = part
-        return self.builder.and_(total, constant(I8, [(1 << width) - 1] * LANES))
 
     def _words(self, base: Any, numbers: np.ndarray, lane: ir.IntType) -> Any:
         """<n x lane> of the words of these numbers."""
@@ -318,6 +299,11 @@ class Emitter:
         """<16 x i32> total + byte_sums(value)."""
         return dot_products.add_byte_sums(self.builder, total, value, self.target)
 
+    @property
+    def permutes_in_halves(self) -> bool:
+        """Whether `scales_of_dots` takes fewer instructions where lanes take scales from their half of eight."""
+        return scaled_dots.permutes_in_halves(self.target)
+
     def scales_of_dots(self, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
         """<16 x i32>, one for each order: lane i has scales[order[i]] of <16 x i16>, as `scaled_dot` takes them."""
         return scaled_dots.scales_of_dots(self.builder, scales, orders, self.target)
@@ -363,12 +349,6 @@ class Emitter:
         return values[0]
 
 
-def _eight_bytes(bits: np.ndarray) -> np.ndarray | None:
-    """Offsets, eight for every eight of n numbers, of bytes that have their bits [n, width]; None where these are more."""
-    windows = [np.unique(eight // 8) for eight in bits.reshape(len(bits) // 8, -1)]
-    return np.concatenate([np.resize(used, 8) for used in windows]) if max(map(len, windows)) <= 8 else None
-
-
 def _in_runs(addresses: np.ndarray, length: int) -> bool:
     """Whether addresses are pieces of so many neighbours."""
     return bool((np.diff(addresses.reshape(-1, length), axis=1) == 1).all())
@@ -381,15 +361,3 @@ def _pieces(addresses: np.ndarray, length: int) -> np.ndarray:
         if not starts or address >= starts[-1] + length:
             starts.append(address)
     return np.array(starts)
-
-
-def runs_of_bits(bits: np.ndarray, unit: int = 8) -> list[tuple[int, int]]:
-    """Cuts numbers, bit addresses [..., width], into runs (first, stop) whose bits are adjacent in all of them, within one byte
-    (or another unit of bits)."""
-    width = bits.shape[-1]
-    cuts = [0]
-    for j in range(1, width):
-        adjacent = (bits[..., j] == bits[..., j - 1] + 1) & (bits[..., j] // unit == bits[..., j - 1] // unit)
-        if not adjacent.all():
-            cuts.append(j)
-    return list(zip(cuts, [*cuts[1:], width], strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
 from numba.core import cgutils
 
 from ......data_classes import dataclass
@@ -28,11 +29,22 @@ def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
     typed = (lambda element: vector(element, count)) if count else (lambda element: element)
     if name == "f32":
         return emit.load(address, 0, typed(F32))
+    if name == "bf16" and count == LANES and emit.permutes_in_halves:
+        return emit.concat([_permuted_to_floats(emit, address, 16 * half) for half in range(2)])
     words = emit.load(address, 0, typed(I16))
     if name == "f16":
         return emit.half_to_float(words)
     high = constant(I32, [16] * count) if count else I32(16)
     return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(words, typed(I32)), high), typed(F32))
+
+
+def _permuted_to_floats(emit: Emitter, address: Any, offset: int) -> Any:
+    """<8 x float> of bf16. AVX2 loads them into both halves of a register and moves bytes within each: one instruction that
+    computes, in place of two to extend and one to shift them, which LLVM would take if it saw where the bytes come from."""
+    twice, kind = emit.shuffle(emit.load(address, offset, vector(I16, 8)), 2 * list(range(8))), vector(I16, LANES)
+    hidden = emit.builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", [twice], side_effect=False)
+    places = [12 * half + i // 2 if i % 2 else -1 for half in range(2) for i in range(8)]
+    return emit.builder.bitcast(emit.shuffle(hidden, places), vector(F32, 8))
 
 
 def emit_float_product(
@@ -74,7 +86,7 @@ def _plain(emit: Emitter, name: str, columns: Any, weights: list[Any], inputs: l
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(width)))
             for row, of_row in zip(weights, chains, strict=True):
-                emit.prefetch(builder.add(row, builder.mul(column, I64(size))), width * size)
+                emit.prefetch_floats(builder.add(row, builder.mul(column, I64(size))), width * size)
                 for c in range(width // LANES):
                     at = builder.add(column, I64(LANES * c))
                     weight = _as_float(emit, name, builder.add(row, builder.mul(at, I64(size))), LANES)

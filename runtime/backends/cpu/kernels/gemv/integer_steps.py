@@ -6,8 +6,8 @@ subtracted number and of flags:
 
     w . a = d (sum over groups of  S (u . a) + S (subtracted + shift flag) sum(a))
 
-That is a fifth less work than one float per group. (Where codes need no table it saves nothing, measured, nor do signed ones
-with groups of 32.)
+That is a fifth less work than one float per group, a third with registers of 256 bits. (With others it saves nothing where
+codes need no table, measured, nor do signed ones with groups of 32.)
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ import numpy as np
 from ......formats.layouts.reader.blocks import CodeVector
 from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import F32, I16, I32, LANES, Emitter, constant, vector
+from ......formats.layouts.reader.packed_numbers import bits_of_word
 from ......formats.types import TYPES
 from ......simd.instructions.dot_products import multiplies_signed
+from ......simd.instructions.scaled_dots import permutes_in_halves
 from ......simd.target import Target
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
 
 _I16_MAX = 32767
+_MOST_LEVEL = 4096  # times sixteen products of a lane of bytes, and what is subtracted: less than 2 ** 31
 
 
 def has_integer_scales(name: str, of: Target) -> bool:
     """Whether the products of a type are computed by `IntegerStep`."""
-    layout = code_layout(name)
+    layout, in_halves = code_layout(name), permutes_in_halves(of)
     assert layout is not None
     if TYPES[name].rows > 1 or (layout.block, layout.d_format, layout.unit) != (256, "f16", 1):
         return False
-    if layout.codes is None or layout.scales is None or (np.diff(layout.table) == 1).all():
+    if layout.codes is None or layout.scales is None or layout.gray_words:
         return False
     if layout.level_table is not None or layout.offset is not None or layout.minima is not None:
         return False
-    if layout.gray_words or layout.signed_levels:
+    if not in_halves and (layout.signed_levels or (np.diff(layout.table) == 1).all()):
         return False
     lowest, highest = min(layout.table), max(layout.table)
-    largest = max(abs(layout.level_step * code + layout.level_zero) for code in (0, (1 << layout.scales.shape[-1]) - 1))
+    codes = (128,) if layout.signed_levels else (0, (1 << layout.scales.shape[-1]) - 1)
+    largest = max(abs(layout.level_step * code + layout.level_zero) for code in codes)
     if highest - lowest > 128:
-        if layout.group > RUN or lowest < -128 or highest > 127 or not multiplies_signed(of):
+        if not multiplies_signed(of) or lowest < -128 or highest > 127 or (layout.group > RUN and not in_halves):
             return False
         lowest = 0
-    return largest * max(abs(lowest), abs(lowest + layout.shift)) <= _I16_MAX
+    return largest <= _MOST_LEVEL and largest * max(abs(lowest), abs(lowest + layout.shift)) <= _I16_MAX
 
 
 class IntegerStep(BlockStep):
@@ -61,19 +65,28 @@ class IntegerStep(BlockStep):
         """As they are stored: each is scaled by itself."""
         return self.reader.code_vectors
 
-    def _runs(self, bits: np.ndarray) -> np.ndarray:
-        """Bit addresses of the number of the group of each run of 16 columns."""
-        return bits[0][np.arange(LANES) * RUN // self.layout.group]
+    def _order(self, emit: Emitter) -> np.ndarray:
+        """The run of 16 columns that each lane of scales is of. Where permutations of bytes stay in halves of 256 bits, a scale
+        lies in the half in which it is needed, if all its vectors need it there."""
+        natural = np.arange(LANES)
+        if not emit.permutes_in_halves:
+            return natural
+        runs = np.stack([each.words * 4 // RUN for each in self.vectors]).reshape(-1, 2, LANES // 4)
+        order = np.concatenate([np.unique(runs[:, half]) for half in range(2)])
+        return order if len(order) == LANES and (np.sort(order) == natural).all() else natural
+
+    def _runs(self, emit: Emitter, bits: np.ndarray) -> np.ndarray:
+        """Bit addresses of the number of the group of each lane's run."""
+        return bits[0][self._order(emit) * RUN // self.layout.group]
 
     def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
-        """<16 x i16>: the unsigned number of each run."""
-        return emit.numbers(base, self._runs(bits), self.reader.size, I16)
+        """<16 x i16>: the unsigned number of each lane's run."""
+        return emit.numbers(base, self._runs(emit, bits), self.reader.size, I16)
 
     def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
-        """<16 x i1>: the bit of each run."""
-        where = self._runs(bits)[:, 0]
-        if where[0] % 8 == 0 and np.all(np.diff(where) == 1):
-            return emit.mask(emit.load(base, int(where[0]) // 8, I16))
+        """<16 x i1>: the bit of each lane's run."""
+        if (are_set := bits_of_word(emit, base, self._runs(emit, bits)[:, 0], self.reader.size)) is not None:
+            return are_set
         return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, bits), constant(I16, [0] * LANES))
 
     def _scale(self, emit: Emitter, base: Any) -> Any:
@@ -81,6 +94,8 @@ class IntegerStep(BlockStep):
         f, builder = self.layout, emit.builder
         assert f.scales is not None
         level = self._numbers(emit, base, f.scales)
+        if f.signed_levels:
+            level = builder.sub(builder.xor(level, constant(I16, [128] * LANES)), constant(I16, [128] * LANES))
         if f.level_step != 1:
             level = builder.mul(level, constant(I16, [f.level_step] * LANES))
         if f.level_zero:
@@ -113,8 +128,11 @@ class IntegerStep(BlockStep):
             offset = builder.mul(scale, constant(I16, [subtracted] * LANES))
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
+        lanes = np.argsort(self._order(emit))
+        if offset is not None:
+            offset = emit.shuffle(offset, lanes)  # lanes as on other processors, which get the same bits
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
-        factors = emit.scales_of_dots(scale, [(each.words * 4 // RUN).tolist() for each in self.vectors])
+        factors = emit.scales_of_dots(scale, [lanes[each.words * 4 // RUN].tolist() for each in self.vectors])
         for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
             for t, token in enumerate(tokens):

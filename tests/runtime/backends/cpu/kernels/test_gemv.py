@@ -16,6 +16,7 @@ from ggufmill.formats.layouts import decode, layout_of
 from ggufmill.formats.layouts.reader.code_layout import code_layout
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
+from ggufmill.runtime.backends.cpu.kernels.gemv.integer_steps import has_integer_scales
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import foreign_target, target
@@ -174,7 +175,8 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(name):
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_all_processors_get_the_same_bits(name):
-    """Those that multiply signed bytes subtract nothing from values beyond 128, and get other last bits of such types."""
+    """Those that multiply signed bytes subtract nothing from values beyond 128, and get other last bits of such types, and so
+    do those that alone add products of a type as integers."""
     rng, n = np.random.default_rng(3), columns_of(name) * 9
     packed = random_rows(name, 16, n, rng)
     x = rng.integers(-999, 1000, (5, n)).astype(np.float32)
@@ -183,7 +185,8 @@ def test_all_processors_get_the_same_bits(name):
     layout = code_layout(name)
     beyond_128 = layout.grid is None and layout.trellis is None and max(layout.table) - min(layout.table) > 128
     signed = beyond_128 and multiplies_signed(target())
-    assert_same_everywhere(f"product of {name}" + ", signed" * signed, result)
+    integers = has_integer_scales(name, target()) and not has_integer_scales(name, foreign_target("neon"))
+    assert_same_everywhere(f"product of {name}" + ", signed" * signed + ", integers" * integers, result)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
