@@ -1,5 +1,5 @@
 """The inner loops of matrix products as instructions, for any processor: what `instructions.py` counts, and what
-tests/runtime/backends/cpu/kernels/test_neon_code.py looks at.
+tests/runtime/backends/cpu/kernels/test_inner_loops.py looks at.
 
 Code is optimised as numba does it (LLVM's level 3, loops vectorised), except that loops are not unrolled, so that the body of a
 loop is one step of it.

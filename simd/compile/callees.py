@@ -49,7 +49,7 @@ class _Aligned(JITCodeLibrary):
             for function in ir_module.functions:
                 if not function.is_declaration:
                     function.attributes.alignstack = CACHE_LINE
-                    function.attributes.add("nounwind")  # it throws nothing; without an attribute llvmlite writes none
+                    function.attributes.add("uwtable")  # without an attribute of this kind llvmlite writes none
         super().add_ir_module(ir_module)
 
 

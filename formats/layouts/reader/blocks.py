@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ....data_classes import dataclass
 from ....simd.instructions.ue4m3 import half_ue4m3_to_float
@@ -18,8 +17,8 @@ from ....simd.llvm import call
 from ....simd.target import Target
 from ...types import TYPES
 from .code_layout import CodeLayout, code_layout
-from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
-from .packed_numbers import runs_of_bits
+from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, vector
+from .packed_numbers import lowest_bits_of_words, runs_of_bits
 
 SUPERBLOCK = 256
 _INDEX = 6  # bits of a byte by which AVX512-VBMI looks up
@@ -230,27 +229,31 @@ class BlockReader:
     def _look_up_and_choose(self, emit: Emitter, table: list[int], base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """Entries for codes whose highest bits are stored apart: these choose, by the signs of shifted bytes, among entries
         that the others pick. None but for AVX2 (others have masks and wider look-ups), and where bits are not so stored."""
-        runs, width, bits = runs_of_bits(self.codes), self.codes.shape[-1], self._bits(code_vector)
-        shift = bits % 8
-        in_words = (shift.reshape(LANES, 4, -1) == shift[::4, None]).all()
-        if len(runs) == 1 or not in_words or not emit.target.has("avx2") or emit.target.has("avx512f"):
+        runs, bits = runs_of_bits(self.codes), self._bits(code_vector)
+        offsets, low, width = self.layout.code_offset, runs[0][1], bits.shape[-1]
+        if not emit.target.has("avx2") or emit.target.has("avx512f") or len(runs) == 1 or low not in (2, 4):
             return None
-        low = runs[0][1]
-        if self.layout.code_offset is not None or len(table) != 1 << width or low not in (2, 4):
+        in_pairs = offsets is not None and (bits[::2] == bits[1::2]).all()
+        if in_pairs:  # of neighbours that share a code: in the order in which registers interleave their bytes
+            bits = bits[::2].reshape(2, 2, 8, width).swapaxes(0, 1).reshape(-1, width)
+        shift, count = bits % 8, len(bits)
+        if (shift.reshape(-1, 4, width) != shift[::4, None]).any() or len(table) != (1 + in_pairs) << width:
             return None
-        value = self._stored_bytes(emit, base, bits[:, 0] // 8, loaded)
+        stored = [self._stored_bytes(emit, base, bits[:, bit] // 8, loaded) for bit in (0, *range(low, width))]
         parts = [table[first : first + (1 << low)] for first in range(0, len(table), 1 << low)]
         if low == 2 and (shift[:, 0] == shift[0, 0]).all():
             key = (bits[:, 0] // 8).tobytes()
-            entries = [self._look_up_pairs(emit, part, value, int(shift[0, 0]), key, loaded) for part in parts]
+            entries = [self._look_up_pairs(emit, part, stored[0], int(shift[0, 0]), key, loaded) for part in parts]
         else:
-            codes = emit.builder.and_(emit.byte_shift(value, shift[:, 0]), constant(I8, [(1 << low) - 1] * BYTES))
+            codes = emit.builder.and_(emit.byte_shift(stored[0], shift[:, 0]), constant(I8, [(1 << low) - 1] * count))
             entries = [emit.look_up(part, codes) for part in parts]
-        for bit in range(low, width):
-            stored = self._stored_bytes(emit, base, bits[:, bit] // 8, loaded)
-            upper = emit.builder.icmp_signed("<", emit.byte_shift(stored, shift[:, bit] - 7), constant(I8, [0] * BYTES))
+        for bit, value in enumerate(stored[1:], low):
+            upper = emit.builder.icmp_signed("<", emit.byte_shift(value, shift[:, bit] - 7), constant(I8, [0] * count))
             entries = [emit.builder.select(upper, b, a) for a, b in zip(entries[::2], entries[1::2], strict=True)]
-        return entries[0]
+        if not in_pairs:
+            return entries[0]
+        places = np.arange(count).reshape(2, 2, 8).swapaxes(0, 1).reshape(-1)
+        return emit.builder.shuffle_vector(*entries, constant(I32, np.stack([places, places + count], axis=1).reshape(-1)))
 
     @staticmethod
     def _look_up_in_bytes(emit: Emitter, table: list[int], value: Any, shift: int, key: bytes, loaded: dict) -> Any:
@@ -278,24 +281,8 @@ class BlockReader:
     def _integers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         rows, blocks = self.rows_and_groups(numbers)
         if self.layout.gray_words:
-            return self._lowest_bits_of_words(emit, base, bits, blocks)
+            return lowest_bits_of_words(emit, base, bits[0, blocks])
         return emit.numbers(base, self._in_all_blocks(bits)[rows, blocks], self.size)
-
-    @staticmethod
-    def _lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
-        """<n x i32> of numbers whose bits are the lowest bits of neighbouring 16-bit words, eight words per group."""
-        builder, words = emit.builder, BYTES // 2
-        total = I64(0)  # as one number: through memory, halves would be read together before they are written
-        for half in range(2):
-            lowest = builder.trunc(emit.load(base, BYTES * half, vector(I16, words)), vector(I1, words))
-            flags = builder.zext(builder.bitcast(lowest, I32), I64)
-            total = builder.or_(total, builder.shl(flags, I64(words * half)))
-        numbers = builder.insert_element(ir.Constant(vector(I64, 2), None), total, I32(0))
-        kind = vector(I32, len(blocks))
-        value = builder.zext(emit.shuffle(builder.bitcast(numbers, vector(I8, LANES)), blocks), kind)
-        first = int(bits.reshape(-1)[0]) // 16
-        value = builder.lshr(value, constant(kind, first)) if first else value
-        return builder.and_(value, constant(kind, (1 << bits.shape[-1]) - 1))
 
     def _are_set(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         flags = self._integers(emit, base, bits, numbers)

@@ -234,20 +234,20 @@ class Emitter:
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     def byte_shift(self, value: Any, right: np.ndarray) -> Any:
-        """<64 x i8> shifted right (negative: left) by bits; lanes of four bytes have one shift each. Bits of neighbours may
+        """<n x i8> shifted right (negative: left) by bits; lanes of four bytes have one shift each. Bits of neighbours may
         come in where the shifts differ: mask the result."""
         if not right.any():
             return value
         if np.all(right == right[0]):
-            amount = constant(I8, [abs(int(right[0]))] * BYTES)
+            amount = constant(I8, [abs(int(right[0]))] * len(right))
             return self.builder.lshr(value, amount) if right[0] > 0 else self.builder.shl(value, amount)
-        words = self.builder.bitcast(value, vector(I32, LANES))
-        by_word = right.reshape(LANES, 4)[:, 0]
+        by_word = right[::4]
+        words = self.builder.bitcast(value, vector(I32, len(by_word)))
         if by_word.max() > 0:
             words = self.builder.lshr(words, constant(I32, np.maximum(by_word, 0)))
         if by_word.min() < 0:
             words = self.builder.shl(words, constant(I32, np.maximum(-by_word, 0)))
-        return self.builder.bitcast(words, vector(I8, BYTES))
+        return self.builder.bitcast(words, value.type)
 
     def look_up(self, table: Sequence[int], codes: Any) -> Any:
         """Per byte table[code]; up to 64 entries 0 to 255, codes below len(table)."""
@@ -313,10 +313,9 @@ class Emitter:
         where the target `multiplies_signed`), b -127..127."""
         return scaled_dots.add_scaled_dots(self.builder, total, a, b, scales, largest, self.target)
 
-    def add_low_pairs(self, total: Any, a: Any, b: Any) -> Any:
-        """<16 x i32> total + the sums of two products of i16, of which a and b have sixteen each, in the first eight lanes."""
-        sums = dot_products.word_pairs(self.builder, a, b, self.target)
-        return self.builder.add(total, self.concat([sums, constant(I32, [0] * (LANES // 2))]))
+    def word_pairs(self, a: Any, b: Any) -> Any:
+        """<8 x i32>: the sums of two products of <16 x i16> each."""
+        return dot_products.word_pairs(self.builder, a, b, self.target)
 
     # --- floats ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 from ......formats.layouts.reader.blocks import CodeVector
 from ......formats.layouts.reader.code_layout import code_layout
 from ......formats.layouts.reader.emitter import F32, I16, I32, LANES, Emitter, constant, vector
-from ......formats.layouts.reader.packed_numbers import bits_of_word
+from ......formats.layouts.reader.packed_numbers import bits_of_word, lowest_bits_of_words
 from ......formats.types import TYPES
 from ......simd.instructions.dot_products import multiplies_signed
 from ......simd.instructions.scaled_dots import permutes_in_halves
@@ -37,11 +37,12 @@ def has_integer_scales(name: str, of: Target) -> bool:
     assert layout is not None
     if TYPES[name].rows > 1 or (layout.block, layout.d_format, layout.unit) != (256, "f16", 1):
         return False
-    if layout.codes is None or layout.scales is None or layout.gray_words:
+    if layout.codes is None or layout.scales is None:
         return False
-    if layout.level_table is not None or layout.offset is not None or layout.minima is not None:
+    if layout.level_table is not None or layout.offset is not None:
         return False
-    if not in_halves and (layout.signed_levels or (np.diff(layout.table) == 1).all()):
+    is_elsewhere = layout.minima is None and not layout.signed_levels and not layout.gray_words
+    if not in_halves and (not is_elsewhere or (np.diff(layout.table) == 1).all()):
         return False
     lowest, highest = min(layout.table), max(layout.table)
     codes = (128,) if layout.signed_levels else (0, (1 << layout.scales.shape[-1]) - 1)
@@ -79,9 +80,17 @@ class IntegerStep(BlockStep):
         """Bit addresses of the number of the group of each lane's run."""
         return bits[0][self._order(emit) * RUN // self.layout.group]
 
+    def _minima(self, emit: Emitter, base: Any) -> Any:
+        """<16 x i16>: the minimum of each run, in their order."""
+        assert self.layout.minima is not None
+        return emit.numbers(base, self.layout.minima[0][np.arange(LANES) * RUN // self.layout.group], self.reader.size, I16)
+
     def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i16>: the unsigned number of each lane's run."""
-        return emit.numbers(base, self._runs(emit, bits), self.reader.size, I16)
+        runs = self._runs(emit, bits)
+        if self.layout.gray_words:
+            return lowest_bits_of_words(emit, base, runs, I16)
+        return emit.numbers(base, runs, self.reader.size, I16)
 
     def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i1>: the bit of each lane's run."""
@@ -104,12 +113,12 @@ class IntegerStep(BlockStep):
             level = builder.select(self._set(emit, base, f.scale_signs), builder.neg(level), level)
         return level
 
-    def _factor(self, emit: Emitter, base: Any, token: TokenSums) -> Any:
-        """float: d times the scale of the token's activations."""
+    def _factor(self, emit: Emitter, base: Any, of: np.ndarray | None, token: TokenSums) -> Any:
+        """float: d or dmin, of these bits, times the scale of the token's activations."""
         factor = emit.load(token.scale, 0, F32)
-        if self.layout.d is None:
+        if of is None:
             return factor
-        stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, I16)
+        stored = emit.load(base, int(of[0, 0, 0]) // 8, I16)
         return emit.builder.fmul(emit.half_to_float(stored), factor)
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
@@ -127,11 +136,13 @@ class IntegerStep(BlockStep):
         elif subtracted:
             offset = builder.mul(scale, constant(I16, [subtracted] * LANES))
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
-        nothing = constant(I32, [0] * LANES)
         lanes = np.argsort(self._order(emit))
+        totals = [constant(I32, [0] * LANES)] * len(tokens)
         if offset is not None:
             offset = emit.shuffle(offset, lanes)  # lanes as on other processors, which get the same bits
-        totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
+            nothing = constant(I32, [0] * (LANES // 2))
+            totals = [emit.concat([emit.word_pairs(offset, s), nothing]) for s in sums]
+        minima = None if f.minima is None else self._minima(emit, base)
         factors = emit.scales_of_dots(scale, [lanes[each.words * 4 // RUN].tolist() for each in self.vectors])
         for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
@@ -140,5 +151,11 @@ class IntegerStep(BlockStep):
                 totals[t] = emit.scaled_dot(totals[t], codes, words, factors[position], largest)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()
-            factor = emit.splat(self._factor(emit, base, token))
-            builder.store(emit.fma(emit.to_float(totals[t]), factor, builder.load(place)), place)
+            factor = emit.splat(self._factor(emit, base, f.d, token))
+            value = emit.fma(emit.to_float(totals[t]), factor, builder.load(place))
+            if minima is not None:
+                pairs = emit.word_pairs(minima, sums[t])
+                factor = emit.splat(builder.fneg(self._factor(emit, base, f.dmin, token)), LANES // 2)
+                low = emit.fma(emit.to_float(pairs), factor, emit.shuffle(value, range(LANES // 2)))
+                value = emit.concat([low, emit.shuffle(value, range(LANES // 2, LANES))])
+            builder.store(value, place)

@@ -4,6 +4,9 @@ that LLVM took vectors apart, called a library or ran out of registers."""
 import pytest
 from inner_loops import byte_tile_loop, float_panel_loop, float_tile_loop, gemv_loop, unpack_loop
 
+from ggufmill.formats.types import TYPES
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
+from ggufmill.runtime.backends.cpu.kernels.gemv.integer_steps import has_integer_scales
 from ggufmill.simd.target import foreign_target
 
 CALLS = {"bl", "blr"}  # of __extendhfsf2, fmaf, ...
@@ -41,6 +44,22 @@ def test_matrix_vector_products(name, level, needed, forbidden):
     assert needed <= loop.names
     assert not loop.names & (forbidden | CALLS | SCALAR_PRODUCTS)
     assert share_on_stack(loop) < 0.2
+
+
+AVX2 = foreign_target("avx2")
+PACKED = [name for name in TYPES if (product := gemv(name)) is not None and product.activations]
+CROSSING = ("vperm", "vinsert", "vextract", "vbroadcasti128")  # halves of registers
+
+
+@pytest.mark.parametrize("name", [name for name in PACKED if has_integer_scales(name, AVX2)])
+def test_avx2_adds_products_of_superblocks_as_integers(name):
+    """Scales are brought to their products within halves of registers, and only sums of superblocks become floats."""
+    loop = gemv_loop(AVX2, name)
+    names = [instruction.name for instruction in loop.instructions]
+    assert sum(each.startswith(CROSSING) for each in names) <= 4
+    assert 2 <= names.count("vcvtdq2ps") <= 3  # of minima, too
+    assert not {each for each in names if each.startswith("vpextr")}
+    assert len(names) * 256 < 200 * loop.products
 
 
 @pytest.mark.parametrize(
