@@ -20,8 +20,9 @@ from numba import types
 from ....simd.compile import intrinsic, kernel
 from ....simd.lane_types import F32, FLOAT, element_pointer
 from ....simd.lanes import LANES, fma_lanes, load, max_lanes, min_lanes, select, splat, store
-from ....simd.llvm import I64
+from ....simd.llvm import I64, concat, shuffle
 from ....simd.memory import view
+from ....simd.target import target
 from ....simd.team import TaskKernel
 from .table_search import MIN_AMAX, SEARCH
 
@@ -63,39 +64,78 @@ _RUN = 4  # events that are sorted in registers when they are gone through
 _TWO, _FOUR = ((0, 1),), ((0, 2), (1, 3), (0, 1), (2, 3))  # comparators that sort so many elements if they are bitonic
 
 
-def _make_sort(count: int, comparators: tuple[tuple[int, int], ...], in_place: bool):
+def _parts():
+    """Parts of lanes that fill a register each: the numbers of four events, three each, find registers then."""
+    count = max(1, 32 * LANES // target().vector_bits)
+    return [(LANES // count * part, LANES // count) for part in range(count)]
+
+
+def _sorted_events(builder, comparators, events):
+    """Events (key, gain, cost: vectors) sorted by key, lane by lane."""
+    events = list(events)
+    for i, j in comparators:
+        a, b = events[i], events[j]
+        swap, less = builder.fcmp_ordered(">", a[0], b[0]), builder.fcmp_ordered("<", a[0], b[0])
+        keys = builder.select(less, a[0], b[0]), builder.select(swap, a[0], b[0])
+        events[i] = [keys[0], *(builder.select(swap, b[k], a[k]) for k in (1, 2))]
+        events[j] = [keys[1], *(builder.select(swap, a[k], b[k]) for k in (1, 2))]
+    return events
+
+
+def _pointers(context, builder, types_of, arrays, number, lane, size):
+    """To `size` lanes, from `lane` on, of element `number` of arrays of lanes."""
+    at = builder.add(builder.mul(number, I64(LANES)), I64(lane))
+    return [element_pointer(context, builder, *each, at, FLOAT, size) for each in zip(types_of, arrays, strict=True)]
+
+
+def _make_sort(count: int, comparators: tuple[tuple[int, int], ...]):
     @intrinsic
     def sort(typingctx, key, gain, cost, first, step):
-        """`count` events, the numbers first, first + step ... of three arrays of lanes, lane by lane by key: in their places,
-        or as a tuple (key, gain, cost of the first one, then of the next)."""
+        """Sorts `count` events, the numbers first, first + step ... of three arrays of lanes, lane by lane by key."""
 
         def generate(context, builder, signature, args):
-            pointers, events = [], []
-            for i in range(count):
-                at = builder.mul(builder.add(args[3], builder.mul(args[4], I64(i))), I64(LANES))
-                arrays = zip(signature.args[:3], args[:3], strict=True)
-                pointers.append([element_pointer(context, builder, kind, array, at, FLOAT) for kind, array in arrays])
-                events.append([builder.load(pointer, align=4) for pointer in pointers[-1]])
-            for i, j in comparators:
-                a, b = events[i], events[j]
-                swap, less = builder.fcmp_ordered(">", a[0], b[0]), builder.fcmp_ordered("<", a[0], b[0])
-                keys = builder.select(less, a[0], b[0]), builder.select(swap, a[0], b[0])
-                events[i] = [keys[0], *(builder.select(swap, b[k], a[k]) for k in (1, 2))]
-                events[j] = [keys[1], *(builder.select(swap, a[k], b[k]) for k in (1, 2))]
-            if not in_place:
-                return context.make_tuple(builder, signature.return_type, [number for event in events for number in event])
-            for places, event in zip(pointers, events, strict=True):
-                for place, number in zip(places, event, strict=True):
-                    builder.store(number, place, align=4)
+            *arrays, first, step = args
+            for lane, size in _parts():
+                numbers = [builder.add(first, builder.mul(step, I64(i))) for i in range(count)]
+                places = [_pointers(context, builder, signature.args[:3], arrays, number, lane, size) for number in numbers]
+                events = [[builder.load(pointer, align=4) for pointer in event] for event in places]
+                for pointers, event in zip(places, _sorted_events(builder, comparators, events), strict=True):
+                    for pointer, number in zip(pointers, event, strict=True):
+                        builder.store(number, pointer, align=4)
             return context.get_dummy_value()
 
-        done = types.void if in_place else types.UniTuple(F32, 3 * count)
-        return done(key, gain, cost, types.intp, types.intp), generate
+        return types.void(key, gain, cost, types.intp, types.intp), generate
 
     return sort
 
 
-_sort_two, _sort_four, _sorted_four = _make_sort(2, _TWO, True), _make_sort(4, _FOUR, True), _make_sort(4, _FOUR, False)
+_sort_two, _sort_four = _make_sort(2, _TWO), _make_sort(4, _FOUR)
+
+
+@intrinsic
+def _best_of_run(typingctx, key, gain, cost, first, sxq, sqq, best, best_sqq, scale):
+    """Goes through the four events from number `first` on, of three arrays of lanes, which are bitonic, in the order of their
+    keys. sxq, sqq: sums before them; best, best_sqq, scale: sxq^2, sqq and key of the best cut so far, that of the largest
+    sxq^2 / sqq. Returns all five."""
+
+    def generate(context, builder, signature, args):
+        *arrays, first = args[:4]
+        parts = []
+        for lane, size in _parts():
+            numbers = [builder.add(first, I64(i)) for i in range(_RUN)]
+            places = [_pointers(context, builder, signature.args[:3], arrays, number, lane, size) for number in numbers]
+            events = [[builder.load(pointer, align=4) for pointer in event] for event in places]
+            sxq, sqq, best, best_sqq, scale = (shuffle(builder, arg, None, range(lane, lane + size)) for arg in args[4:])
+            for event_key, event_gain, event_cost in _sorted_events(builder, _FOUR, events):
+                sxq, sqq = builder.fadd(sxq, event_gain), builder.fadd(sqq, event_cost)
+                square = builder.fmul(sxq, sxq)
+                better = builder.fcmp_ordered(">", builder.fmul(square, best_sqq), builder.fmul(best, sqq))
+                best, best_sqq = builder.select(better, square, best), builder.select(better, sqq, best_sqq)
+                scale = builder.select(better, event_key, scale)
+            parts.append((sxq, sqq, best, best_sqq, scale))
+        return context.make_tuple(builder, signature.return_type, [concat(builder, each) for each in zip(*parts, strict=True)])
+
+    return types.UniTuple(F32, 5)(key, gain, cost, types.intp, *[F32] * 5), generate
 
 
 @kernel
@@ -164,13 +204,7 @@ def _best_scale(x, w, block, values, down, key, gain, cost):
     _merge(2 * block, _RUN, key, gain, cost)
     best, best_sqq, scale = sxq * sxq, sqq, splat(np.float32(-1))
     for first in range(0, 2 * block, _RUN):
-        events = _sorted_four(key, gain, cost, first, 1)
-        for e in range(_RUN):
-            sxq += events[3 * e + 1]
-            sqq += events[3 * e + 2]
-            better = sxq * sxq * best_sqq > best * sqq
-            best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
-            scale = select(better, events[3 * e], scale)
+        sxq, sqq, best, best_sqq, scale = _best_of_run(key, gain, cost, first, sxq, sqq, best, best_sqq, scale)
     return scale
 
 
