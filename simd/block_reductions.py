@@ -9,22 +9,34 @@ from numba import types
 
 from . import llvm
 from .compile import intrinsic
-from .lane_types import F32, LANES, element_pointer, is_row
-from .llvm import F32X16, I32, I32X16, I64, constant, shuffle
+from .instructions.integers import nan_marks
+from .lane_types import F32, FLOAT, LANES, element_pointer, is_row
+from .llvm import I32, I32X16, I64, concat, constant, shuffle, vector
+from .target import target
 
 _BLOCK = 32
-_ZERO = constant(F32X16, 0.0)
 
 
 def _larger_magnitude(builder, a, b):
     """As integers, which order magnitudes as the numbers are; infinity is above these, NaN above infinity."""
-    a = builder.and_(builder.bitcast(a, I32X16), constant(I32X16, 0x7FFFFFFF))
-    b = builder.bitcast(b, I32X16)
-    return builder.bitcast(builder.select(builder.icmp_unsigned(">", a, b), a, b), F32X16)
+    floats, words = a.type, vector(I32, a.type.count)
+    a, b = builder.and_(builder.bitcast(a, words), constant(words, 0x7FFFFFFF)), builder.bitcast(b, words)
+    return builder.bitcast(builder.select(builder.icmp_unsigned(">", a, b), a, b), floats)
 
 
 def _chosen(sign):
     return lambda builder, a, b: builder.select(builder.fcmp_ordered(sign, a, b), a, b)
+
+
+def _larger_bits(compare):
+    """Of the bits as integers, `compare`: the name of the builder's comparison."""
+
+    def larger(builder, a, b):
+        words = vector(I32, a.type.count)
+        is_larger = getattr(builder, compare)(">", builder.bitcast(a, words), builder.bitcast(b, words))
+        return builder.bitcast(builder.select(is_larger, builder.bitcast(a, words), builder.bitcast(b, words)), a.type)
+
+    return larger
 
 
 @intrinsic
@@ -48,9 +60,14 @@ def reduce_max_magnitude(typingctx, a):
     return types.float32(F32), generate
 
 
-def _of_blocks(larger):
+# Lanes of the vectors that trees of comparisons go through: where they are those of a register, few vectors wait for others.
+_LANES_AT_ONCE = ((("avx512f",), 16), (("avx2",), 8), ((), 16))
+
+
+def _of_blocks(*choosers, of_bits):
     """An intrinsic (row, start): of sixteen blocks of 32 elements of a float32 row, the first at `start`, the number of each
-    that `larger(builder, a, b)` chooses, as lanes. Of equal ones (zeros of either sign) it is the same place in every block."""
+    that `larger(builder, a, b)` chooses, as lanes: those of one chooser, or a tuple. Of equal ones (zeros of either sign) it is
+    the same place in every block, whatever the processor. of_bits: the choosers compare bits, none of which are equal."""
 
     @intrinsic
     def extremes(typingctx, row, start):
@@ -58,33 +75,53 @@ def _of_blocks(larger):
             return None
 
         def generate(context, builder, signature, args):
-            magnitudes = larger is _larger_magnitude
+            width = min(LANES, target().choose(_LANES_AT_ONCE))
+            part = vector(FLOAT, width)
+
+            def of_block(larger, vectors):
+                """Lane l: of the elements whose numbers are l modulo `width`."""
+                if larger is _larger_magnitude:
+                    return reduce(lambda a, b: larger(builder, b, a), [constant(part, 0.0), *vectors])
+                while len(vectors) > 1:
+                    half = len(vectors) // 2
+                    vectors = [larger(builder, a, b) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+                return vectors[0]
 
             def chosen(block, step):
-                """Lane l: of block `block` + (l & -step mod 16), among the lanes of its vectors that are l modulo `step`."""
-                if step == LANES:
-                    places = [builder.add(args[1], I64(_BLOCK * block + i)) for i in range(0, _BLOCK, LANES)]
-                    pointers = [element_pointer(context, builder, row, args[0], at, F32X16.element) for at in places]
+                """Lane l: of block `block` + (l & -step mod width), among the lanes of its vectors that are l modulo `step`;
+                for each chooser."""
+                if step == width:
+                    places = [builder.add(args[1], I64(_BLOCK * block + i)) for i in range(0, _BLOCK, width)]
+                    pointers = [element_pointer(context, builder, row, args[0], at, FLOAT, width) for at in places]
                     vectors = [builder.load(p, align=4) for p in pointers]
-                    return reduce(lambda a, b: larger(builder, b, a), [_ZERO, *vectors] if magnitudes else vectors[::-1])
+                    return [of_block(larger, vectors) for larger in choosers]
+                of_other = [width * bool(lane & step) for lane in range(width)]
+                if of_bits and width == 8 and step > 1:  # then one side is a blend, which takes no unit for shuffles
+                    sides = [[(lane ^ bit) + of_other[lane] for lane in range(width)] for bit in (0, step)]
+                else:
+                    sides = [[(lane & ~step | bit) + of_other[lane] for lane in range(width)] for bit in (0, step)]
                 own, other = chosen(block, 2 * step), chosen(block + step, 2 * step)
-                of_other = [LANES * bool(lane & step) for lane in range(LANES)]
-                below, above = (
-                    shuffle(builder, own, other, [(lane & ~step | bit) + of_other[lane] for lane in range(LANES)])
-                    for bit in (0, step)
-                )
-                return larger(builder, below, above)
+                return [
+                    larger(builder, *(shuffle(builder, *pair, side) for side in sides))
+                    for larger, *pair in zip(choosers, own, other, strict=True)
+                ]
 
-            return chosen(0, 1)
+            parts = [chosen(block, 1) for block in range(0, LANES, width)]
+            lanes = [concat(builder, each) for each in zip(*parts, strict=True)]
+            return lanes[0] if len(lanes) == 1 else context.make_tuple(builder, signature.return_type, lanes)
 
-        return F32(row, types.intp), generate
+        result = F32 if len(choosers) == 1 else types.UniTuple(F32, len(choosers))
+        return result(row, types.intp), generate
 
     return extremes
 
 
-# Of sixteen blocks of 32 elements of a float32 row, (row, start): their largest and smallest elements and largest magnitudes,
-# as lanes. Only of magnitudes NaN is the largest: the others may miss it.
-block_max, block_min, block_magnitude = _of_blocks(_chosen(">")), _of_blocks(_chosen("<")), _of_blocks(_larger_magnitude)
+# Of sixteen blocks of 32 elements of a float32 row, (row, start), as lanes: their smallest and largest elements, which may miss
+# NaN; the negative and the positive one of largest magnitude, or that of the other sign where there is none; and the largest
+# magnitudes. Of these two NaN is the largest.
+block_extremes = _of_blocks(_chosen("<"), _chosen(">"), of_bits=False)
+block_farthest = _of_blocks(_larger_bits("icmp_unsigned"), _larger_bits("icmp_signed"), of_bits=True)
+block_magnitude = _of_blocks(_larger_magnitude, of_bits=True)
 
 
 @intrinsic
@@ -113,7 +150,7 @@ def sum_bits(typingctx, a, b):
     """Float32 lanes whose bits, as integers, are the sum of those of a and b."""
 
     def generate(context, builder, signature, args):
-        return builder.bitcast(builder.add(*(builder.bitcast(arg, I32X16) for arg in args)), F32X16)
+        return builder.bitcast(builder.add(*(builder.bitcast(arg, I32X16) for arg in args)), F32.vector)
 
     return F32(F32, F32), generate
 
@@ -123,19 +160,28 @@ def or_bits(typingctx, a, b):
     """Float32 lanes that have the bits of a and those of b."""
 
     def generate(context, builder, signature, args):
-        return builder.bitcast(builder.or_(*(builder.bitcast(arg, I32X16) for arg in args)), F32X16)
+        return builder.bitcast(builder.or_(*(builder.bitcast(arg, I32X16) for arg in args)), F32.vector)
 
     return F32(F32, F32), generate
 
 
 @intrinsic
-def may_not_be_finite(typingctx, bits):
-    """Whether there may be infinity or NaN among numbers, of which `bits` are all `or_bits`: if not, there is none."""
+def nan_bits(typingctx, a, b):
+    """Float32 lanes with marks, as `store_nibbles` returns them, of two values of lanes."""
 
     def generate(context, builder, signature, args):
-        exponents = builder.and_(builder.bitcast(args[0], I32X16), constant(I32X16, 0x7F800000))
-        full = builder.icmp_unsigned("==", exponents, constant(I32X16, 0x7F800000))
-        mask = builder.bitcast(full, ir.IntType(LANES))
+        return builder.bitcast(nan_marks(builder, *args), F32.vector)
+
+    return F32(F32, F32), generate
+
+
+@intrinsic
+def has_nan(typingctx, marks):
+    """Whether there was NaN among the numbers that marks, of all of them by `or_bits`, were made of."""
+
+    def generate(context, builder, signature, args):
+        negative = builder.and_(builder.bitcast(args[0], I32X16), constant(I32X16, 0x80808080))
+        mask = builder.bitcast(builder.icmp_unsigned("!=", negative, constant(I32X16, 0)), ir.IntType(LANES))
         return builder.icmp_unsigned("!=", mask, ir.IntType(LANES)(0))
 
     return types.boolean(F32), generate

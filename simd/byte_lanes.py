@@ -10,7 +10,7 @@ from numba import types
 
 from .compile import intrinsic
 from .instructions.dot_products import add_byte_dots
-from .instructions.integers import bytes_and_sums, bytes_of_rows, bytes_of_words, rounded
+from .instructions.integers import bytes_and_sums, bytes_of_rows, bytes_of_words, rounded, truncated_bytes
 from .instructions.permute import permute_bytes
 from .lane_types import BYTES, F32, LANES, MASK, element_pointer, is_row
 from .llvm import F32X16, I8, I8X64, I16, I32, I32X16, I64, constant, shuffle, split_vector, undefined, vector
@@ -179,18 +179,21 @@ def truncated_nibbles(typingctx, low, high):
 def _stored_nibbles(bits):
     """An intrinsic (row, index, step, eight lanes): four pairs of float32 lanes from 0 to below 128, truncated to
     integers and limited to 2^bits - 1. Writes the low four bits of pair k, those of its second lanes above, to sixteen bytes
-    from row[index + k * step] on. Returns the fifth bits: bit 16 k + l of two integers, for first and second lanes."""
+    from row[index + k * step] on. Returns lanes with marks where there is NaN (`block_reductions.has_nan`); with five bits a
+    tuple, first the fifth ones: bit 16 k + l of two integers, for first and second lanes."""
 
     @intrinsic
     def store(typingctx, row, index, step, a0, b0, a1, b1, a2, b2, a3, b3):
         if not is_row(row, types.uint8):
             return None
 
+        result = types.Tuple((types.int64, types.int64, F32)) if bits > 4 else F32
+
         def generate(context, builder, signature, args):
-            words = [builder.fptosi(value, I32X16) for value in args[3:]]
-            codes, high_bits, wide = [], [], vector(I8, 4 * LANES)
+            codes, marks, high_bits, wide = [], [], [], vector(I8, 4 * LANES)
             for half in range(2):
-                code = bytes_of_words(builder, words[half::2])
+                code, marked = truncated_bytes(builder, args[3 + half :: 2])
+                marks.append(marked)
                 highest = constant(wide, (1 << bits) - 1)
                 code = builder.select(builder.icmp_unsigned("<", code, highest), code, highest)
                 fifth = builder.icmp_unsigned(">", code, constant(wide, 15))
@@ -200,9 +203,10 @@ def _stored_nibbles(bits):
             for k, nibbles in enumerate(split_vector(builder, both, 4)):
                 place = builder.add(args[1], builder.mul(args[2], I64(k)))
                 builder.store(nibbles, element_pointer(context, builder, row, args[0], place, I8), align=1)
-            return context.make_tuple(builder, signature.return_type, high_bits)
+            marked = builder.bitcast(builder.or_(*marks), F32X16)
+            return context.make_tuple(builder, result, [*high_bits, marked]) if bits > 4 else marked
 
-        return types.UniTuple(types.int64, 2)(row, types.intp, types.intp, *[F32] * 8), generate
+        return result(row, types.intp, types.intp, *[F32] * 8), generate
 
     return store
 

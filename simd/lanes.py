@@ -157,6 +157,22 @@ def _store_half(typingctx, array, index, value):
     return types.void(array, types.intp, F32), generate
 
 
+@intrinsic
+def _store_half_pairs(typingctx, array, index, low, high):
+    """Writes float32 lanes, rounded to float16, to the low and the high halves of sixteen elements of a uint32 row."""
+    if not is_row(array, types.uint32):
+        return None
+
+    def generate(context, builder, signature, args):
+        pointer = element_pointer(context, builder, signature.args[0], args[0], args[1], I32)
+        low, high = (float_to_half(builder, value) for value in args[2:])
+        pairs = shuffle(builder, low, high, [LANES * i + lane for lane in range(LANES) for i in range(2)])
+        builder.store(builder.bitcast(pairs, I32X16), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, F32, F32), generate
+
+
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +380,12 @@ def round_to_half(a):
 def store_half(array, index, a):
     """Writes float32 lanes as float16 (rounded as by round_to_half) to sixteen consecutive elements of a uint16 row."""
     _store_half(array, index, clamp(a, -_HALF_MAX, _HALF_MAX))
+
+
+@kernel
+def store_half_pairs(array, index, low, high):
+    """As store_half, of two values: to the low and the high halves of sixteen consecutive elements of a uint32 row."""
+    _store_half_pairs(array, index, clamp(low, -_HALF_MAX, _HALF_MAX), clamp(high, -_HALF_MAX, _HALF_MAX))
 
 
 @intrinsic

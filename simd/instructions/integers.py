@@ -39,6 +39,22 @@ def bytes_of_words(builder: Any, words: Sequence[Any], of: Target | None = None)
     return builder.bitcast(concat(builder, packed), vector(I8, 4 * LANES))
 
 
+def truncated_bytes(builder: Any, values: Sequence[Any], of: Target | None = None) -> tuple[Any, Any]:
+    """<64 x i8>: four <16 x float> truncated to integers, from above -1 to below 128; and marks, <16 x i32>: some byte is
+    negative if a value is NaN, and only then."""
+    bits = (of or target()).choose(_PACKED_BITS)
+    if bits:
+        codes = bytes_of_words(builder, [by_parts(builder, bits, x86.cvttps2dq, value) for value in values], of)
+        return codes, builder.bitcast(codes, I32X16)
+    codes = bytes_of_words(builder, [builder.fptosi(value, I32X16) for value in values], of)
+    return codes, builder.or_(nan_marks(builder, *values[:2]), nan_marks(builder, *values[2:]))
+
+
+def nan_marks(builder: Any, a: Any, b: Any) -> Any:
+    """<16 x i32>: -1 where a or b, <16 x float>, is NaN, else 0."""
+    return builder.sext(builder.fcmp_unordered("uno", a, b), I32X16)
+
+
 def bytes_and_sums(builder: Any, words: Sequence[Any], of: Target | None = None) -> tuple[Any, Any]:
     """As `bytes_of_words`, and <16 x i32> that together have the sum of these numbers, which are from -127 to 127."""
     if (of or target()).choose(_PACKED_BITS) == 256:  # numbers of 16 bits are half as many to sum

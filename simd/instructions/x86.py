@@ -41,6 +41,14 @@ def cvtps2dq(builder: Any, value: Any) -> Any:
     return _call(builder, "avx512.mask.cvtps2dq.512", result, value, ir.Constant(result, None), I16(-1), mode)
 
 
+def cvttps2dq(builder: Any, value: Any) -> Any:
+    """As cvtps2dq, rounded towards zero; -2^31 for NaN."""
+    result = vector(I32, value.type.count)
+    if bits_of(value.type) == 256:
+        return _call(builder, "avx.cvtt.ps2dq.256", result, value)
+    return _call(builder, "avx512.mask.cvttps2dq.512", result, value, ir.Constant(result, None), I16(-1), I32(4))
+
+
 def packs(builder: Any, low: Any, high: Any) -> Any:
     """Two vectors of i32 as one of i16, or two of i16 as one of i8, clipped: in each 128 bits those of `low`, then those of
     `high` (AVX512BW, AVX2)."""

@@ -5,7 +5,16 @@ import sys
 import numpy as np
 from numba import types
 
-from ggufmill.simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_u64, lookup_bytes, store_bytes
+from ggufmill.simd.block_reductions import block_extremes, block_farthest, block_magnitude, has_nan
+from ggufmill.simd.byte_lanes import (
+    bytes_from_words,
+    i8_to_float,
+    load_bytes,
+    load_u64,
+    lookup_bytes,
+    store_bytes,
+    store_nibbles,
+)
 from ggufmill.simd.compile import intrinsic, kernel
 from ggufmill.simd.exponential import exp, exp_lanes
 from ggufmill.simd.instructions.dot_products import add_byte_dots, add_word_pairs, byte_pairs
@@ -75,6 +84,20 @@ def run(x, y, table, codes, halves, unsigned, signed, out, bytes_out, halves_out
     integers(address(unsigned), address(signed), address(dots))
 
 
+@kernel
+def of_blocks(blocks, out, nibbles):
+    least, largest = block_extremes(blocks, 0)
+    negative, positive = block_farthest(blocks, 0)
+    store(out, 0, least)
+    store(out, 16, largest)
+    store(out, 32, negative)
+    store(out, 48, positive)
+    store(out, 64, block_magnitude(blocks, 0))
+    a, b = abs(load(blocks, 32)) * 4, abs(load(blocks, 48)) * 4
+    marks = store_nibbles(nibbles, 0, 16, a, b, b, a, a, a, b, b)
+    out[80], out[81] = has_nan(marks), has_nan(store_nibbles(nibbles, 64, 16, a, b, a / 0 * 0, a, a, a, b, b))
+
+
 random = np.random.default_rng(0)
 x, y = (random.standard_normal(16).astype(np.float32) * 3 for _ in range(2))
 table = np.sort(random.standard_normal(64).astype(np.float32))
@@ -84,6 +107,18 @@ unsigned, signed = random.integers(0, 256, 64).astype(np.uint8), random.integers
 out, bytes_out, halves_out = np.zeros(192, np.float32), np.zeros(48, np.uint8), np.zeros(16, np.uint16)
 dots = np.zeros(80, np.int32)
 run(x, y, table, codes, halves, unsigned, signed, out, bytes_out, halves_out, dots)
+# Zeros of either sign alone in every second block: which of them counts must not depend on the processor either.
+blocks = np.random.default_rng(1).standard_normal((16, 32)).astype(np.float32)
+blocks[::2] = np.copysign(np.float32(0), blocks[::2])
+extremes, nibbles = np.zeros(96, np.float32), np.zeros(128, np.uint8)
+of_blocks(blocks.reshape(-1), extremes, nibbles)
 np.savez(
-    sys.argv[1], out=out.view(np.uint32), bytes_out=bytes_out, halves_out=halves_out, dots=dots, level=np.array(target().level)
+    sys.argv[1],
+    out=out.view(np.uint32),
+    bytes_out=bytes_out,
+    halves_out=halves_out,
+    dots=dots,
+    extremes=extremes.view(np.uint32),
+    nibbles=nibbles[:64],  # what NaN becomes is not said
+    level=np.array(target().level),
 )

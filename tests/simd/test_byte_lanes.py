@@ -2,7 +2,9 @@
 
 import numba
 import numpy as np
+import pytest
 
+from ggufmill.simd.block_reductions import has_nan
 from ggufmill.simd.byte_lanes import (
     bytes_from_words,
     i8_to_float,
@@ -118,13 +120,16 @@ def test_bytes_of_four_vectors_and_nibbles_of_two():
 def _nibbles(y, out):
     a, b, c, d = load(y, 0), load(y, 16), load(y, 32), load(y, 48)
     e, f, g, h = load(y, 64), load(y, 80), load(y, 96), load(y, 112)
-    store_nibbles(out, 1, 18, a, b, c, d, e, f, g, h)
-    return store_five_bits(out, 80, 20, a, b, c, d, e, f, g, h)
+    marks = store_nibbles(out, 1, 18, a, b, c, d, e, f, g, h)
+    low, high, more_marks = store_five_bits(out, 80, 20, a, b, c, d, e, f, g, h)
+    return low, high, has_nan(marks), has_nan(more_marks)
 
 
 def test_nibbles_and_fifth_bits_of_four_pairs_are_limited_to_the_largest_code():
     y, out = np.random.default_rng(6).uniform(0, 32.9, 128).astype(np.float32), np.zeros(160, np.uint8)
-    fifths = np.array(_nibbles(y, out)).view(np.uint64)
+    *fifths, marked, marked_fifths = _nibbles(y, out)
+    fifths = np.array(fifths).view(np.uint64)
+    assert (marked, marked_fifths) == (False, False)
     codes = y.astype(np.uint8).reshape(4, 2, 16)
     low = np.minimum(codes, 15)
     assert np.array_equal(out[1:73].reshape(4, 18)[:, :16], low[:, 0] | low[:, 1] << 4)
@@ -132,6 +137,14 @@ def test_nibbles_and_fifth_bits_of_four_pairs_are_limited_to_the_largest_code():
     assert np.array_equal(out[80:160].reshape(4, 20)[:, :16], codes[:, 0] & 15 | (codes[:, 1] & 15) << 4)
     assert np.array_equal(np.unpackbits(fifths.view(np.uint8), bitorder="little").reshape(2, 4, 16), codes.swapaxes(0, 1) >> 4)
     assert not out[[0, 17, 18, 79, 96, 97, 98, 99]].any()
+
+
+@pytest.mark.parametrize("place", [0, 17, 63, 64, 101, 127])
+@pytest.mark.parametrize("value", [np.nan, -np.nan])
+def test_nibbles_of_nan_are_marked(place, value):
+    y = np.full(128, 31.5, np.float32)
+    y[place] = value
+    assert _nibbles(y, np.zeros(160, np.uint8))[2:] == (True, True)
 
 
 @numba.njit

@@ -10,10 +10,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.block_reductions import block_max, block_min, may_not_be_finite, or_bits
+from ....simd.block_reductions import block_extremes, block_farthest, has_nan, nan_bits, or_bits
 from ....simd.byte_lanes import store_bytes, store_five_bits, store_nibbles, truncated_nibbles
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, min_lanes, reduce_max, select, splat, store, store_half
+from ....simd.lanes import (
+    LANES,
+    fma_lanes,
+    load,
+    mask_bits,
+    max_lanes,
+    min_lanes,
+    reduce_max,
+    select,
+    splat,
+    store,
+    store_half_pairs,
+)
 from ....simd.memory import address, keep_alive, prefetch_elements, store_word
 from ..codec import Codec, Encoded, ItemEncoder
 from ..float_range import NO_ROWS, amax_of, finite_amax, with_row
@@ -31,7 +43,7 @@ def round_to_nearest(row, max_code, has_min, out):
     With a minimum the codes range from the smallest to the largest element. Without one the element of largest magnitude (the
     first on ties) gets code 0. Ties round up.
     """
-    _round_row(row, max_code, has_min, np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), out)
+    _round_row(row, max_code, has_min, np.zeros(_FLOATS, np.float32), np.zeros(_BLOCKS, np.uint32), out)
 
 
 def _rows_kernel(max_code: int, has_min: bool) -> Callable[[np.ndarray, np.ndarray], tuple[float, float]]:
@@ -40,102 +52,107 @@ def _rows_kernel(max_code: int, has_min: bool) -> Callable[[np.ndarray, np.ndarr
 
     @kernel
     def round_rows_to_nearest(x, out):
-        floats, half_words, range_ = np.zeros(_FLOATS, np.float32), np.zeros(2 * _BLOCKS, np.uint16), NO_ROWS
+        floats, words, range_ = np.zeros(_FLOATS, np.float32), np.zeros(_BLOCKS, np.uint32), NO_ROWS
         for r in range(x.shape[0]):
-            range_ = with_row(range_, _round_row(x[r], max_code, has_min, floats, half_words, out[r]))
+            range_ = with_row(range_, _round_row(x[r], max_code, has_min, floats, words, out[r]))
         return range_
 
     return round_rows_to_nearest
 
 
 @kernel
-def _round_row(row, max_code, has_min, floats, half_words, out):
-    """floats, half_words: working memory, zeros at first. Returns the largest magnitude."""
+def _round_row(row, max_code, has_min, floats, words, out):
+    """floats, words: working memory, zeros at first. Returns the largest magnitude."""
     head_bytes = 4 if has_min else 2
     block_bytes = head_bytes + (max_code // 31) * 4 + BLOCK // 2
     shift, highest, largest = splat(0.5) if has_min else splat((max_code + 1) // 2 + 0.5), splat(max_code), splat(0)
-    bits = splat(0)
+    marks = splat(0)
     out_address, blocks = np.uint64(address(out)), row.size // BLOCK
     for first in range(0, blocks, _BLOCKS):
         count = min(_BLOCKS, blocks - first)
-        amax = _store_scales(row, first, count, max_code, has_min, floats, half_words)
+        amax = _store_scales(row, first, count, max_code, has_min, floats, words)
         largest = max_lanes(amax, largest)
         whole = count - count % 4
         for b in range(0, whole, 4):
             start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
-            x0, y0, bits = _steps(row, start, b, has_min, floats, shift, bits)
-            x1, y1, bits = _steps(row, start + BLOCK, b + 1, has_min, floats, shift, bits)
-            x2, y2, bits = _steps(row, start + 2 * BLOCK, b + 2, has_min, floats, shift, bits)
-            x3, y3, bits = _steps(row, start + 3 * BLOCK, b + 3, has_min, floats, shift, bits)
+            x0, y0 = _steps(row, start, b, has_min, floats, shift)
+            x1, y1 = _steps(row, start + BLOCK, b + 1, has_min, floats, shift)
+            x2, y2 = _steps(row, start + 2 * BLOCK, b + 2, has_min, floats, shift)
+            x3, y3 = _steps(row, start + 3 * BLOCK, b + 3, has_min, floats, shift)
             for k in range(4):
                 # Whole words: what a type has no room for is written over by what follows.
                 at = out_address + np.uint64(out_at + k * block_bytes)
-                store_word(at, np.uint32(half_words[b + k] | half_words[_BLOCKS + b + k] << 16))
+                store_word(at, words[b + k])
             codes_at = out_at + block_bytes - BLOCK // 2
             if max_code == 15:
-                store_nibbles(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
+                marked = store_nibbles(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
             else:
-                low, high = store_five_bits(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
+                low, high, marked = store_five_bits(out, codes_at, block_bytes, x0, y0, x1, y1, x2, y2, x3, y3)
                 for k in range(4):
                     fifth = np.uint32((low >> 16 * k) & 0xFFFF | ((high >> 16 * k) & 0xFFFF) << 16)
                     store_word(out_address + np.uint64(out_at + k * block_bytes + head_bytes), fifth)
+            marks = or_bits(marked, marks)
         for b in range(whole, count):
             start, out_at = (first + b) * BLOCK, (first + b) * block_bytes
-            x, y, bits = _steps(row, start, b, has_min, floats, shift, bits)
+            x, y = _steps(row, start, b, has_min, floats, shift)
+            marks = or_bits(nan_bits(x, y), marks)
             x, y = min_lanes(x, highest), min_lanes(y, highest)
-            store_word(out_address + np.uint64(out_at), np.uint32(half_words[b] | half_words[_BLOCKS + b] << 16))
+            store_word(out_address + np.uint64(out_at), words[b])
             if max_code == 31:
                 fifth = mask_bits(x >= 16) | mask_bits(y >= 16) << 16
                 store_word(out_address + np.uint64(out_at + head_bytes), np.uint32(fifth))
             store_bytes(out, out_at + block_bytes - BLOCK // 2, truncated_nibbles(x, y))
     keep_alive(out)
-    return amax_of(row, 0, row.size) if may_not_be_finite(bits) else reduce_max(largest)
+    return amax_of(row, 0, row.size) if has_nan(marks) else reduce_max(largest)
 
 
 @kernel
-def _steps(row, start, b, has_min, floats, shift, bits):
+def _steps(row, start, b, has_min, floats, shift):
     """How many steps of block b's scale its two vectors, from row[start] on, are above code 0, and a half; none is below 0:
-    elements are no less than the minimum, and no larger than half the scales' range. And `or_bits` of them and `bits`."""
+    elements are no less than the minimum, and no larger than half the scales' range. NaN for NaN, and where an element is
+    infinite: then the inverse of the scale is 0."""
     x, y = load(row, start), load(row, start + LANES)
     prefetch_elements(row, start + _BLOCKS * BLOCK, BLOCK)
-    bits = or_bits(or_bits(x, y), bits)
     if has_min:
         x, y = x - floats[_BLOCKS + b], y - floats[_BLOCKS + b]
     inverse = splat(floats[b])
-    return fma_lanes(x, inverse, shift), fma_lanes(y, inverse, shift), bits
+    return fma_lanes(x, inverse, shift), fma_lanes(y, inverse, shift)
 
 
 @kernel
-def _store_scales(row, first, count, max_code, has_min, floats, half_words):
+def _store_scales(row, first, count, max_code, has_min, floats, words):
     """Inverse scales, minima (of types with a minimum) and both as float16 into the working memory, of blocks first ... first +
     count - 1 of a row. Lanes are sixteen blocks. Returns the largest magnitudes, if all elements are finite."""
     tile, amax = floats[2 * _BLOCKS :], splat(0)
     for b in range(0, count, LANES):
         begin = (first + b) * BLOCK
         if count - b >= LANES:
-            low, high = block_min(row, begin), block_max(row, begin)
+            low, high = block_extremes(row, begin) if has_min else block_farthest(row, begin)
         else:
             for i in range(0, tile.size, LANES):
                 store(tile, i, load(row, begin + i) if i < (count - b) * BLOCK else splat(0))
-            low, high = block_min(tile, 0), block_max(tile, 0)
+            low, high = block_extremes(tile, 0) if has_min else block_farthest(tile, 0)
+        store(floats, b, high)
+        store(floats, _BLOCKS + b, low)
+    # Apart from those, sixteen blocks would wait for the divisions of the sixteen before.
+    for b in range(0, count, LANES):
+        low, high = load(floats, _BLOCKS + b), load(floats, b)
         amax = max_lanes(max_lanes(high, -low), amax)
         if has_min:
             # Halved before subtracting: the difference of two huge numbers may be infinite.
             scale = (high / 2 - low / 2) / (np.float32(max_code) / 2)
-            store(floats, _BLOCKS + b, low)
-            store_half(half_words, _BLOCKS + b, low)
         else:
             ties = mask_bits(high == -low)
             if ties:
-                store(floats, b, low)
-                for lane in range(min(LANES, count - b)):
-                    if ties >> lane & 1:
-                        floats[b + lane] = _first_of_magnitude(row, begin + lane * BLOCK, -floats[b + lane])
-                low = load(floats, b)
+                for lane in range(b, min(b + LANES, count)):
+                    if ties >> (lane - b) & 1:
+                        begin, magnitude = (first + lane) * BLOCK, -floats[_BLOCKS + lane]
+                        floats[_BLOCKS + lane] = _first_of_magnitude(row, begin, magnitude)
+                low = load(floats, _BLOCKS + b)
             scale = select(high > -low, high, low) / -((max_code + 1) // 2)
         nonzero = abs(scale) > np.float32(3e-39)  # the inverse of a smaller scale is infinite
         store(floats, b, select(nonzero, 1 / select(nonzero, scale, splat(1)), splat(0)))
-        store_half(half_words, b, scale)
+        store_half_pairs(words, b, scale, low if has_min else splat(0))
     return amax
 
 
