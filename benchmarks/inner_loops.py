@@ -22,6 +22,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import write_numbe
 from ggufmill.runtime.backends.cpu.kernels.gemv.float_rows import FLOATS
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import write_product
 from ggufmill.runtime.backends.cpu.kernels.gemv.rows import steps
+from ggufmill.simd.compile.callees import align_stack
 from ggufmill.simd.llvm import I1, I64, LANES, loop
 from ggufmill.simd.target import Target
 
@@ -48,6 +49,7 @@ def assembly(of: Target, write: Callable[..., None], arguments: int) -> str:
     module = ir.Module()
     module.triple = _TRIPLES[of.architecture]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), "piece")
+    align_stack(function, of)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     write(builder, *function.args)
     builder.ret_void()

@@ -71,6 +71,12 @@ def address(typingctx, array):
     return types.int64(array), generate
 
 
+@kernel
+def line_address(array):
+    """The address of the first cache line that begins in an array: `CACHE_LINE` bytes more than are used suffice."""
+    return (address(array) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+
+
 @intrinsic
 def view(typingctx, address, shape, dtype):
     """The elements of a dtype (np.float32, ...) that begin at an address, as a C-contiguous array; shape: int or tuple of ints.

@@ -31,16 +31,17 @@ from numba import from_dtype, types
 from . import llvm
 from .compile import intrinsic, kernel, native_entry
 from .compile.background import Unit, compiling
+from .llvm import CACHE_LINE
 from .target import target
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 
-# Words of a team's state, as offsets in bytes: those that different threads write lie in different cache lines (which some
-# processors fetch in pairs of 64 bytes).
-CACHE_LINE = 128
-NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (CACHE_LINE * i for i in range(6))
+# Words of a team's state, as offsets in bytes: those that different threads write lie in different pairs of cache lines, which
+# some processors fetch together.
+_LINES = 2 * CACHE_LINE
+NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (_LINES * i for i in range(6))
 PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # in RUNNING's line, for threads with a part
-STATE_WORDS = 6 * CACHE_LINE // 8
+STATE_WORDS = 6 * _LINES // 8
 
 NO_COMMAND, STOP = 0, -1  # a positive number: how many Python calls are waiting
 _LOW_HALF = (1 << 32) - 1
@@ -260,11 +261,11 @@ def pauses(n):
 
 def new_state(sched_yield: int) -> np.ndarray:
     """int64 words for one team; those from `state_address` on are used. sched_yield: the address of that function, or 0."""
-    state = np.zeros(STATE_WORDS + CACHE_LINE // 8, np.int64)
+    state = np.zeros(STATE_WORDS + _LINES // 8, np.int64)
     state[(state_address(state) - state.ctypes.data + YIELD) // 8] = sched_yield
     return state
 
 
 def state_address(state: np.ndarray) -> int:
     """The address that kernels take as `team`: that of the first cache line of a state."""
-    return -(-state.ctypes.data // CACHE_LINE) * CACHE_LINE
+    return -(-state.ctypes.data // _LINES) * _LINES

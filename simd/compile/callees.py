@@ -19,7 +19,7 @@ from numba.core.compiler import Compiler
 from numba.core.environment import lookup_environment
 
 from ..llvm import CACHE_LINE
-from ..target import target
+from ..target import Target, target
 from .shortcuts import passes_of_kernels
 
 # numba tells functions of one definition (what a factory returns) apart by a number in the names of their code, which it counts
@@ -37,19 +37,23 @@ class _NotLoaded:
         pass
 
 
-class _Aligned(JITCodeLibrary):
-    """The code of functions whose stack begins at a cache line.
+def align_stack(function: Any, of: Target) -> None:
+    """Makes the stack of a function of LLVM code begin at a cache line, where vectors have 32 bytes and more.
 
-    Vectors that registers do not hold are kept there, and callers align it to 16 bytes alone: in every second process (of 32
-    bytes), or three of four (of 64), they lie across lines, with which products of q6_K took up to twice as long.
-    """
+    Those that registers do not hold are kept there, and callers align it to 16 bytes alone: in every second process (of 32
+    bytes), or three of four (of 64), they lie across lines, with which products of q6_K took up to twice as long."""
+    if of.has("avx2"):
+        function.attributes.alignstack = CACHE_LINE
+        function.attributes.add("uwtable")  # without an attribute of this kind llvmlite writes none
+
+
+class _Aligned(JITCodeLibrary):
+    """The code of functions whose stacks are aligned."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        if target().has("avx2"):
-            for function in ir_module.functions:
-                if not function.is_declaration:
-                    function.attributes.alignstack = CACHE_LINE
-                    function.attributes.add("uwtable")  # without an attribute of this kind llvmlite writes none
+        for function in ir_module.functions:
+            if not function.is_declaration:
+                align_stack(function, target())
         super().add_ir_module(ir_module)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ....simd.memory import aligned_empty
+
 TOKENS = "tokens"  # the axis of rows that are the tokens of a pass
-_LINE = 64  # bytes
 _LARGE = 1 << 20  # bytes of a block
 _NOTHING = np.empty(0, np.uint8)
 
@@ -22,11 +23,7 @@ class Block:
 
     def __init__(self, nbytes: int, array: np.ndarray | None = None):
         self.nbytes, self.generation = nbytes, 0
-        if array is None:
-            memory = np.empty(nbytes + _LINE, np.uint8)
-            start = -memory.ctypes.data % _LINE
-            array = memory[start : start + nbytes]
-        self.array = array
+        self.array = aligned_empty((nbytes,), np.uint8) if array is None else array
         self.address = self.array.ctypes.data
         self.records: list[tuple[Any, bool, int, int, int]] = []
 

@@ -43,6 +43,14 @@ def byte_cases(largest):
         )
 
 
+def signed_cases():
+    """int8 [64], twice, and int32 [16], extremes among them."""
+    for value in (-128, 127):
+        for unsigned, signed, total in byte_cases(255):
+            yield np.full(64, value, np.int8), signed, total
+            yield unsigned.view(np.int8), signed, total
+
+
 def fours(unsigned, signed):
     return (unsigned.astype(np.int32) * signed).reshape(16, 4).sum(axis=1, dtype=np.int32)
 
@@ -86,8 +94,7 @@ def test_signed_bytes(level, run_piece):
     of = target_at(level)
     if not multiplies_signed(of):
         pytest.skip("this level multiplies unsigned bytes with signed ones")
-    for unsigned, signed, total in byte_cases(255):
-        a = unsigned.view(np.int8)
+    for a, signed, total in signed_cases():
         out = run_piece(lambda b, *v: add_signed_byte_dots(b, *v, of), np.zeros(16, np.int32), total, a, signed)
         assert np.array_equal(out, total + fours(a, signed))
 
@@ -106,8 +113,8 @@ def test_scaled_dots(level, largest, run_piece):
     of = target_at(level)
     if largest is None and not multiplies_signed(of):
         pytest.skip("this level multiplies unsigned bytes with signed ones")
-    for a, b, total in byte_cases(largest or 255):
-        scales, a = RANDOM.integers(-200, 200, 16).astype(np.int16), a if largest else a.view(np.int8)
+    for a, b, total in byte_cases(largest) if largest else signed_cases():
+        scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
         out = run_piece(scaled(of, largest), np.zeros(16, np.int32), total, a, b, scales)
         assert np.array_equal(out, total + scales.astype(np.int32) * fours(a, b))
 

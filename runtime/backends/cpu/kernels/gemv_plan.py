@@ -7,7 +7,7 @@ import numpy as np
 from .....formats import TensorType
 from .....simd import team as team_words
 from .....simd.compile import kernel
-from .....simd.memory import keep_alive
+from .....simd.memory import CACHE_LINE, keep_alive, line_address
 from .....simd.team import run
 from . import row_kernels
 from .gemv import gemv as g
@@ -59,13 +59,13 @@ def multiply_jobs(team, quantise, plan, jobs, x, out):
     n, columns = x.shape
     program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(1, _QUANTISE)
     block = plan[BLOCK]
-    # Per activation: a code of 1 byte, and at most 1/4 byte of a scale and a sum; 64: to the next cache line.
-    memory = np.empty(n * (columns * 2 + 64) if block else 64, np.uint8)
+    # Per activation: a code of 1 byte, and at most 1/4 byte of a scale and a sum.
+    memory = np.empty(CACHE_LINE + (2 * n * columns if block else 0), np.uint8)
     record = inputs[0]
     cells = record.partition
     cells.rows, cells.row_step, cells.columns, cells.column_step = n, 1, columns, _CHUNK
     record.x.address, record.x.row_bytes, record.block = x.ctypes.data, 4 * columns, block
-    record.codes = (memory.ctypes.data + 63) // 64 * 64
+    record.codes = line_address(memory)
     record.scales = record.codes + n * columns
     record.sums = record.scales + (4 * n * (columns // block) if block else 0)
     program[0, team_words.STAGE], program[0, team_words.FUNCTION], program[0, team_words.ARGUMENT] = (

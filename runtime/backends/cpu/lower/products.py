@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from .....data_classes import dataclass
+from .....simd.memory import CACHE_LINE
 from ....graph import Value
 from ..kernels import gemv_plan, row_kernels
 from ..kernels.activations import RUN
@@ -16,10 +17,9 @@ from ..memory import Partition, View
 from ..pass_memory import PassValue
 from ..pass_program import PassProgram
 
-_LINE = 64
 # Bytes between codes, scales and sums: without them, with 4096 codes, all three begin at the same offset of a page, and
 # products take a tenth longer (Zen 4).
-_GAPS = 5 * _LINE, 3 * _LINE
+_GAPS = 5 * CACHE_LINE, 3 * CACHE_LINE
 EXPERT_ROWS = "tokens by expert"  # the axis of rows that are arranged by expert
 
 
@@ -48,9 +48,8 @@ def gemv_inputs(out: PassProgram, x: View, block: int, partition: Partition, tak
             out.copy(x, view)
         return Codes((view.address, 0, 0), (view,))
     n = x.rows * x.size
-    sizes = [
-        -(-size // _LINE) * _LINE + gap for size, gap in ((n, _GAPS[0]), (4 * (n // block), _GAPS[1]), (2 * (n // RUN), 0))
-    ]
+    parts = (n, _GAPS[0]), (4 * (n // block), _GAPS[1]), (2 * (n // RUN), 0)
+    sizes = [-(-size // CACHE_LINE) * CACHE_LINE + gap for size, gap in parts]
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     words = memory.address, memory.address + sizes[0], memory.address + sizes[0] + sizes[1]
     out.task(row_kernels.quantise, partition, x=x, codes=memory, scales=words[1], sums=words[2], block=block)

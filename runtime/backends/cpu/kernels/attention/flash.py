@@ -19,7 +19,7 @@ import numpy as np
 from ......simd.compile import kernel
 from ......simd.exponential import exp
 from ......simd.lanes import LANES, load, store
-from ......simd.memory import address, fill, keep_alive, view
+from ......simd.memory import CACHE_LINE, address, fill, keep_alive, line_address, view
 from ......simd.team import TaskKernel, call_part
 from .block_panels import BLOCK, key_words, read_scales, value_words
 from .block_products import add_values, multiply_keys, round_queries
@@ -117,9 +117,9 @@ def _ahead(rows, nbytes, steps):
     one each, and how many bytes on decoding asks, if these are too few (0: it does not).
 
     rows: address of this block; nbytes: of a block, 0: none is to be asked for."""
-    if steps * 64 < nbytes:
+    if steps * CACHE_LINE < nbytes:
         return rows, rows, nbytes
-    return rows + nbytes, rows + max(2 * nbytes - 64, 0), nbytes * 0
+    return rows + nbytes, rows + max(2 * nbytes - CACHE_LINE, 0), nbytes * 0
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
         total = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + sizes[5] + sizes[6]
         gathered = KEYS * k_width if job[_GATHER_PART] else 0
         scratch = np.empty(total + gathered + LANES, np.float32)
-        queries_at = (address(scratch) + 63) // 64 * 64
+        queries_at = line_address(scratch)
         scores_at = queries_at + 4 * sizes[0]
         values_at = scores_at + 4 * sizes[1]
         decoded_at = values_at + 4 * sizes[2]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ......simd.lanes import LANES, load, max_lanes, splat, store
-from ......simd.memory import address, fill, keep_alive, view
+from ......simd.memory import address, fill, keep_alive, line_address, view
 from ......simd.team import TaskKernel, call_part
 from .byte_keys import BYTE_SCORES
 from .cache_rows import TYPE_IDS, decode_columns
@@ -38,7 +38,7 @@ def _score(task, number):
     columns = panels * PANEL
     of_bytes = columns * width // 32 + LANES * width // 2 if task.rounded else 0
     scratch = np.empty(columns * width + queries * (columns + width) + LANES + of_bytes, np.float32)
-    panels_at = (address(scratch) + 63) // 64 * 64
+    panels_at = line_address(scratch)
     scores_at = panels_at + 4 * columns * width
     queries_at = scores_at + 4 * queries * columns
     if task.rounded:

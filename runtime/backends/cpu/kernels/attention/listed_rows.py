@@ -8,7 +8,7 @@ import numpy as np
 
 from ......simd.compile import kernel
 from ......simd.lanes import LANES
-from ......simd.memory import address, keep_alive, view
+from ......simd.memory import CACHE_LINE, address, keep_alive, line_address, view
 from ......simd.team import TaskKernel, call_part
 from ..recurrent import SEQUENCES
 from ..task_kernel import CONSTANT, INT, REAL, ROWS, reads, row_of, task_kernel, writes
@@ -33,7 +33,6 @@ _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
 # Address of the list, how many of its rows are float32, numbers of a row, numbers and words in memory, type of the others. If
 # these are all there are, they stay what they are; else they are decoded.
 _LISTED_SIZE = 6
-_LINE = 64  # bytes
 # Of both attentions: widths of keys and values, the factor of the scores; attend: address of what flash.attend_of returns;
 # score_part, value_part: see job_parts; is_split: whether sums have the order of generated tokens (see flash).
 ATTENTION = dict.fromkeys(("k_width", "v_width", "attend", "score_part", "value_part", "is_split"), INT) | {"scale": REAL}
@@ -192,8 +191,8 @@ def attend_blocks(task, number):
         count += min(seen - np.int64(chosen[i]) * task.block, task.block)
     k_place = view(task.keys + task.row_step * sequence, 3, np.int64)
     v_place = view(task.values + task.row_step * sequence, 3, np.int64)
-    k_rows, v_rows = np.empty(count * k_place[1] + _LINE, np.uint8), np.empty(count * v_place[1] + _LINE, np.uint8)
-    job[_K], job[_V] = (address(k_rows) + _LINE - 1) // _LINE * _LINE, (address(v_rows) + _LINE - 1) // _LINE * _LINE
+    k_rows, v_rows = np.empty(count * k_place[1] + CACHE_LINE, np.uint8), np.empty(count * v_place[1] + CACHE_LINE, np.uint8)
+    job[_K], job[_V] = line_address(k_rows), line_address(v_rows)
     taken = np.int64(0)
     for i in range(task.top):
         at = np.int64(chosen[i]) * task.block

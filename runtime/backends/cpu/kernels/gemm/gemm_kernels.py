@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from ......simd.compile import kernel
-from ......simd.memory import address, fill, keep_alive, prefetch_lines, view
+from ......simd.memory import CACHE_LINE, fill, keep_alive, line_address, prefetch_lines, view
 from ......simd.team import TaskKernel, call_part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
@@ -69,7 +69,6 @@ BYTE_ROWS = 512  # most rows of a slice of bytes, of which a pair of panels is u
 _BYTE_SUMS = 1056  # most pairs of panels times tokens of bytes: their sums take an eighth of a megabyte of the L2 cache
 _BYTE_PAIRS, _BYTE_TOKENS = 4, 528  # most pairs, and most tokens
 _FEW_TOKENS = 96  # so few are multiplied too fast for packed rows to arrive meanwhile
-_LINE = 64
 _PIECE_BYTES = 4 * BYTE_COLUMNS  # of a row of activations
 
 
@@ -218,8 +217,8 @@ def _unpack(table, words, job, start, rows, panels, first, columns, room, ahead,
 def _memory(size, panels, tokens):
     """Memory for so many bytes and the sums of so many panels and tokens, and the first line's address in it."""
     sums = 4 * min(_SUMS[0], (panels + 1) // 2) * tokens * 2 * PANEL
-    memory = np.empty(_LINE + size + sums, np.uint8)
-    return memory, (address(memory) + _LINE - 1) // _LINE * _LINE
+    memory = np.empty(CACHE_LINE + size + sums, np.uint8)
+    return memory, line_address(memory)
 
 
 @kernel

@@ -40,7 +40,7 @@ from ......formats.types import TYPES
 from ......simd import host_cpu
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.compile.background import Unit, compiling
-from ......simd.memory import CACHE_LINE, address, keep_alive, prefetch_lines, view
+from ......simd.memory import CACHE_LINE, keep_alive, line_address, prefetch_lines, view
 from ......simd.target import Target, target
 from ......simd.team import call_part
 from .block_steps import activation_block
@@ -223,7 +223,7 @@ def _part(name: str, group: int, code_bytes: int, activations: int, together: in
         if arranged:
             token_bytes = columns + columns // step_columns * start_bytes
             memory = np.empty(n * token_bytes + CACHE_LINE, np.uint8)
-            in_order = (address(memory) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+            in_order = line_address(memory)
             for token in range(n):
                 _arrange(name, columns, codes + token * columns, in_order + token * token_bytes)
             codes = in_order

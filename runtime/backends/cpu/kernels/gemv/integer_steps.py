@@ -6,8 +6,8 @@ subtracted number and of flags:
 
     w . a = d (sum over groups of  S (u . a) + S (subtracted + shift flag) sum(a))
 
-That is a fifth less work than one float per group, a third with registers of 256 bits. (With others it saves nothing where
-codes need no table, measured, nor do signed ones with groups of 32.)
+and minima by sums of activations as integers of their own. That is a fifth less work than one float per group, a third with
+registers of 256 bits. (With others it saves nothing where codes need no table, measured, nor do signed ones with groups of 32.)
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def has_integer_scales(name: str, of: Target) -> bool:
         return False
     if layout.level_table is not None or layout.offset is not None:
         return False
-    is_elsewhere = layout.minima is None and not layout.signed_levels and not layout.gray_words
-    if not in_halves and (not is_elsewhere or (np.diff(layout.table) == 1).all()):
+    takes_more = layout.minima is not None or layout.signed_levels or layout.gray_words or (np.diff(layout.table) == 1).all()
+    if takes_more and not in_halves:
         return False
     lowest, highest = min(layout.table), max(layout.table)
     codes = (128,) if layout.signed_levels else (0, (1 << layout.scales.shape[-1]) - 1)
