@@ -26,6 +26,7 @@ _INFINITY = np.uint32(0x7F800000)  # as bits; those above are NaN and negative n
 # Larger weights of columns are extreme: as multiples of the median, and as binary exponents. See `limit_importance`.
 _LARGEST_RATIO = 2.0**20
 _MAX_EXPONENT = 40
+_LARGEST_IMPORTANCE = 2.0**_MAX_EXPONENT  # all that is below has such an exponent
 
 
 @kernel
@@ -130,6 +131,8 @@ def limit_importance(importance: np.ndarray) -> np.ndarray:
     if not importance.size:
         return importance
     least, largest = extremes(importance)
+    if least >= 0 and largest <= _LARGEST_RATIO * least and largest < _LARGEST_IMPORTANCE:
+        return importance
     if not (least >= 0 and largest < np.inf):
         raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
     if largest > _LARGEST_RATIO * least:

@@ -20,12 +20,14 @@ from ...simd.compile import kernel
 from ...simd.lanes import LANES, lane_at, load, mask_from_bits, min_lanes, reduce_min, select, splat, store, store_half
 from ...simd.memory import address, elements_to_line, keep_alive, prefetch_elements, view
 from ...simd.scalar import ROUNDING_BITS, ROUNDING_CONSTANT
+from ...simd.target import target
 from .codec import Codec, Encoded, codec_with_amax
 from .float_range import NO_ROWS, amax_of, with_row
 from .row_decoder import row_decoder
 
 _META = TYPES["q8_KV"].row_meta
 SUPERBLOCK, ROWS = 256, 8
+_ALL_AT_ONCE = target().lane_registers > ROWS  # whether registers hold the largest magnitudes of a group, and more
 _K_D_BYTES = 2 * ROWS  # bytes of float16 scales in front of the codes of a block of q8_k_r8
 _LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 _KV_D_BYTES = 4 * ROWS  # bytes of float32 scales in front of the codes of a group of q8_KV_r8
@@ -105,9 +107,25 @@ def _encode_q8_kv(x, out):
 
 
 @kernel
+def _amax_of_four(x, start, n, size, to_line):
+    """The largest magnitudes of four such runs, of the elements whose numbers are one modulo 16, as lanes."""
+    s1, s2, s3 = start + n, start + 2 * n, start + 3 * n
+    m0 = m1 = m2 = m3 = splat(0)
+    for place in range(to_line - LANES if to_line else 0, size, LANES):
+        i = min(max(place, 0), size - LANES)
+        m0, m1 = max_magnitude(load(x, start + i), m0), max_magnitude(load(x, s1 + i), m1)
+        m2, m3 = max_magnitude(load(x, s2 + i), m2), max_magnitude(load(x, s3 + i), m3)
+    return m0, m1, m2, m3
+
+
+@kernel
 def _amax_of_rows(x, start, n, size, to_line):
     """The largest magnitude of x[start : start + size] and of the seven runs that follow, each n after the last one: lanes 0 to
     7, and again 8 to 15."""
+    if not _ALL_AT_ONCE:
+        m0, m1, m2, m3 = _amax_of_four(x, start, n, size, to_line)
+        m4, m5, m6, m7 = _amax_of_four(x, start + 4 * n, n, size, to_line)
+        return max_of_eight(m0, m1, m2, m3, m4, m5, m6, m7)
     s1, s2, s3, s4 = start + n, start + 2 * n, start + 3 * n, start + 4 * n
     s5, s6, s7 = start + 5 * n, start + 6 * n, start + 7 * n
     m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = splat(0)
@@ -121,15 +139,16 @@ def _amax_of_rows(x, start, n, size, to_line):
 
 
 @kernel
-def _round_rows(x, start, n, size, to_line, inverse, out, at):
-    """Rounds such runs times their inverse scales, lanes 0 to 7, to bytes from out[at] on: four of each row in turn."""
+def _round_rows(x, start, n, size, to_line, inverse, ahead, out, at):
+    """Rounds such runs times their inverse scales, lanes 0 to 7, to bytes from out[at] on: four of each row in turn. Asks for
+    the elements `ahead` of these, which are to be read next."""
     s1, s2, s3, s4 = start + n, start + 2 * n, start + 3 * n, start + 4 * n
     s5, s6, s7 = start + 5 * n, start + 6 * n, start + 7 * n
     i0, i1, i2, i3 = lane_at(inverse, 0), lane_at(inverse, 1), lane_at(inverse, 2), lane_at(inverse, 3)
     i4, i5, i6, i7 = lane_at(inverse, 4), lane_at(inverse, 5), lane_at(inverse, 6), lane_at(inverse, 7)
     for place in range(to_line - LANES if to_line else 0, size, LANES):
         i = min(max(place, 0), size - LANES)
-        j = i + SUPERBLOCK  # what is read next, also where runs are superblocks
+        j = i + ahead
         prefetch_elements(x, start + j, LANES)
         prefetch_elements(x, s1 + j, LANES)
         prefetch_elements(x, s2 + j, LANES)
@@ -171,7 +190,7 @@ def _encode_q8_kv_r8(x, out):
         nonzero = d > np.float32(3e-39)
         store(scales, at // 4, select(nonzero, d, splat(0)))
         inverse = select(nonzero, 1 / select(nonzero, d, splat(1)), splat(0))
-        _round_rows(flat, n * first, n, n, to_line, inverse, out_flat, at + _KV_D_BYTES)
+        _round_rows(flat, n * first, n, n, to_line, inverse, SUPERBLOCK, out_flat, at + _KV_D_BYTES)
         at += _KV_D_BYTES + ROWS * n
         least, largest = min_lanes(group_amax, least), max_magnitude(group_amax, largest)
     keep_alive(out)
@@ -192,7 +211,9 @@ def _encode_q8_k_r8(x, out):
             store_half(d_words, at // 2, block_amax / 127)
             nonzero = block_amax > np.float32(1e-36)
             inverse = select(nonzero, np.float32(127) / select(nonzero, block_amax, splat(1)), splat(0))
-            _round_rows(flat, start, n, SUPERBLOCK, to_line, inverse, out_flat, at + _K_D_BYTES)
+            is_last = start + SUPERBLOCK == n * first + n
+            ahead = SUPERBLOCK + (ROWS - 1) * n if is_last else SUPERBLOCK  # what is read next
+            _round_rows(flat, start, n, SUPERBLOCK, to_line, inverse, ahead, out_flat, at + _K_D_BYTES)
             at += _K_D_BYTES + ROWS * SUPERBLOCK
         least, largest = min_lanes(group_amax, least), max_magnitude(group_amax, largest)
     keep_alive(out)
