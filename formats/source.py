@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import numpy as np
 from ..data_classes import dataclass
 from ..errors import FormatError, PlanError
 from .deleted_shards import read_record
+from .tensor_groups import TensorGroups
 from .types import TensorType
 
 if TYPE_CHECKING:
@@ -128,6 +130,11 @@ class TensorSource:
     def architecture(self) -> str:
         """general.architecture; '' if the metadata do not say."""
         return str(self.metadata.get("general.architecture", ""))
+
+    @cached_property
+    def groups(self) -> TensorGroups:
+        """Its tensors in groups of alike ones."""
+        return TensorGroups(self.tensors.values())
 
     def split(self) -> dict[str, int]:
         """Tensor name -> number of its shard, counted from 0. Raises PlanError unless this is a GGUF in several files."""

@@ -103,12 +103,21 @@ class Outputs(LazySequence[Output]):
 
     def add(self, name: str, kind: OutputKind) -> None:
         """A tensor whose rows are made by what `produce` gives."""
+        self.names.append(name)
+        self._kind_of.append(self.number(kind))
+
+    def extend(self, names: Sequence[str], numbers: np.ndarray) -> None:
+        """Tensors as `add` takes them. numbers: of their kinds, uint32 [n]."""
+        self.names += names
+        self._kind_of.frombytes(numbers.tobytes())
+
+    def number(self, kind: OutputKind) -> int:
+        """The index of a kind in `kinds`, at whose end it comes if it is not there yet."""
         key = (kind.shape, kind.source_type, kind.type.name, kind.rule, kind.note)
         number = self._numbers.setdefault(key, len(self.kinds))
         if number == len(self.kinds):
             self.kinds.append(kind)
-        self.names.append(name)
-        self._kind_of.append(number)
+        return number
 
     def append(self, output: Output) -> None:
         """A tensor with a `produce` of its own."""
@@ -123,6 +132,17 @@ class Outputs(LazySequence[Output]):
         """Each kind with its number of tensors."""
         counts = np.bincount(np.frombuffer(self._kind_of, np.uint32), minlength=len(self.kinds)) if self.names else ()
         return list(zip(self.kinds, map(int, counts), strict=True))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of tensor data, without padding."""
+        return sum(kind.nbytes * n for kind, n in self.counts())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Average over all elements, without padding."""
+        elements = sum(kind.n_elements * n for kind, n in self.counts())
+        return self.total_bytes * 8 / elements if elements else 0.0
 
     def first_of_kinds(self) -> list[int]:
         """The number of the first tensor of each kind."""

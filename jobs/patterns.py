@@ -7,7 +7,7 @@ choices are therefore matched by `regex`, which reads the same language and take
 from __future__ import annotations
 
 import re
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -27,20 +27,10 @@ _TOKEN = re.compile(
 )
 
 
-_NUMBER = re.compile(r"\.\d+(?=\.)")
-
-
-@lru_cache(16)  # the name that is looked at, by several
-def form_of(name: str) -> str:
-    """The name with 0 for each number between dots: 'blk.3.ffn_up.12.weight' -> 'blk.0.ffn_up.0.weight'. A model may have a
-    million names, and has few forms."""
-    return _NUMBER.sub(".0", name)
-
-
 class NamePattern:
     """A compiled regular expression. Raises PatternError for a text that is none.
 
-    ignores_numbers  whether it finds the same in all names of a form (`form_of`), as far as its text shows
+    ignores_numbers  whether it finds the same in all names of a form (`tensor_groups.form_of`), as far as its text shows
     """
 
     def __init__(self, text: str):

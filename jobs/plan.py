@@ -80,7 +80,7 @@ class Plan(StreamedJson):
     @property
     def total_bytes(self) -> int:
         """Bytes of tensor data, without headers and padding."""
-        return sum(kind.nbytes * n for kind, n in self.outputs.counts())
+        return self.outputs.total_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -94,8 +94,7 @@ class Plan(StreamedJson):
     @property
     def bits_per_weight(self) -> float:
         """Average over all elements, without headers and padding."""
-        elements = sum(kind.n_elements * n for kind, n in self.outputs.counts())
-        return self.total_bytes * 8 / elements if elements else 0.0
+        return self.outputs.bits_per_weight
 
     def histogram(self) -> dict[str, tuple[int, int]]:
         """type name -> (number of tensors, bytes), most bytes first."""

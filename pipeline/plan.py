@@ -16,13 +16,14 @@ from ..jobs.streamed_json import StreamedJson
 from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
+from ..quantize.planning import outputs_of
 from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import names
 from ..request_fields import fields_of, shared, values_of
 from ..runtime.placement.compute_buffers import Use
-from ..runtime.placement.memory import CPU, Placement, RunMemory, TensorSize, overrides_of, place
+from ..runtime.placement.memory import CPU, Placement, RunMemory, TensorPlaces, TensorSize, overrides_of, place
 from ..runtime.placement.torch_devices import TorchDevice, accelerators_here, choose_devices
 from ..runtime.settings import CacheTypes
 from .common.arguments import as_bytes, as_file_type, refuse_unused
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .cluster.forecast import ClusterForecast
 
 MIB = 1 << 20
+_IMPORTANCE = AssumedImportance({})
 _NOT_OFFERED = ("q1_0_g128", *TERNARY_TYPES)  # types for models that were trained in them
 
 
@@ -183,7 +185,7 @@ class _Planner:
         self.request, self.capacities = request, _capacities(request)
         self.overrides, self.use = overrides_of(request), _use(request)
         self._sources: dict[str, TensorSource] = {}
-        self._running: dict[int, RunMemory] = {}  # by the id of the source
+        self._known: dict[int, tuple[RunMemory, TensorPlaces]] = {}  # by the id of the source
         self.source = self._job(request.recipe, None).source
         warn_on_dropped_config(self.source)
 
@@ -196,7 +198,7 @@ class _Planner:
         if reading in self._sources:
             job.source = self._sources[reading]
         self._sources[reading] = job.source
-        job.importance = AssumedImportance({})
+        job.importance = _IMPORTANCE
         return job
 
     @property
@@ -206,19 +208,30 @@ class _Planner:
 
     def candidate(self, recipe: str | Path | None = None, type: TensorType | str | None = None) -> Candidate:
         """The model by that recipe and type; without either as it is. Raises PlanError."""
-        job = self._job(recipe, type)
-        default, plan = job.types[0], job.plan()
-        weights, metadata, source = _Weights(plan.outputs), job.source.metadata, id(job.source)
-        if source not in self._running:
-            names, on_gpus = {weight.name for weight in weights}, len(self.capacities) > 1
-            self._running[source] = RunMemory.of(metadata, self.use, names, on_gpus)
-        placement = place(weights, metadata, self.use, self.overrides, self.capacities, self._running[source])
-        name = default.name if isinstance(default, TensorType) else default
-        label = str(recipe) if recipe is not None else name if name is not None else "as it is"
-        unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
+        if type is not None and recipe is None and self.request.program is None:  # as most are
+            source, outputs, unmatched = self.source, outputs_of(self.source, type, _IMPORTANCE), []
+        else:
+            job = self._job(recipe, type)
+            source, plan = job.source, job.plan()
+            outputs = plan.outputs
+            unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
+        placement = self._placement(source, outputs)
         placement.warnings += unmatched
-        made_by = recipe, type
-        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, plan.outputs, bool(unmatched), made_by)
+        name = type.name if isinstance(type, TensorType) else type
+        label = str(recipe) if recipe is not None else name if name is not None else "as it is"
+        nbytes, bits = outputs.total_bytes, outputs.bits_per_weight
+        return Candidate(label, nbytes, bits, placement, outputs, bool(unmatched), (recipe, type))
+
+    def _placement(self, source: TensorSource, outputs: Outputs) -> Placement:
+        """Where the tensors lie: names and memory to run are mostly the same for all candidates."""
+        how = source.metadata, self.use, self.overrides, self.capacities
+        if id(source) not in self._known:
+            running = RunMemory.of(source.metadata, self.use, set(outputs.names), len(self.capacities) > 1)
+            self._known[id(source)] = running, TensorPlaces.of(outputs.names, *how)
+        running, where = self._known[id(source)]
+        if [*where.places] != outputs.names:
+            where = TensorPlaces.of(outputs.names, *how)
+        return place(_Weights(outputs), *how, running, where)
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan of making it."""

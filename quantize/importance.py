@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Importance:
 
     means: Mapping[str, np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
+    tells_apart: ClassVar[bool] = True  # whether tensors that differ in the numbers in their names alone may have it and not
 
     def renamed(self, old_names: Mapping[str, str]) -> Importance:
         """The same data under the names of a model whose layers were renumbered; old_names: new name -> name in this data."""
@@ -72,6 +73,7 @@ class PendingImportance(Importance):
     """
 
     includes_embeddings = False
+    tells_apart = False
 
     def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
         columns, _, matrices = dims(tensor.shape)

@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data_classes import dataclass
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..formats.loader_facts import LoaderTensor
 from ..formats.loaders import loader_problems
 from ..jobs.outputs import Output, Outputs
 from ..jobs.plan import Plan, make_plan
 from .importance import Importance
+from .plan_warnings import PlanWarnings, warnings_of
 from .prune import draft_layer_prefixes
-from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.loader_types import LoaderTypes
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
-from .recipes.rules import Rule, RuleMatcher, TensorNames
+from .recipes.rules import Rule
 from .recipes.type_selection import (
     EMBEDDINGS,
     INTEGER_TYPES,
-    NOT_QUANTIZED,
     OUTPUT,
-    ROUTER,
-    UNCHANGED,
     Selection,
     TypeOverrides,
     TypeSelector,
 )
-from .tensor_outputs import TensorOutputs, repacks, uses_importance
-from .tensor_scale import missing_scales, shards_with_scales
+from .tensor_outputs import TensorOutputs, kind_of, repacks, uses_importance
+from .tensor_scale import shards_with_scales
 
 if TYPE_CHECKING:
     from .covariance.source import Covariances
@@ -51,41 +48,6 @@ _OWN_KEYS = (
     "ggufmill.rule_hits",
     "ggufmill.version",
 )
-
-
-@dataclass
-class _PlanWarnings:
-    """What planning noticed. `messages` are errors under --strict."""
-
-    messages: list[str] = field(default_factory=list)
-    without_importance: list[str] = field(default_factory=list)  # names of tensors
-    without_covariance: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of tensors
-    with_covariance: int = 0
-    without_curvature: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # likewise, of those that are encoded with a covariance
-    draft_layers: tuple[str, ...] = ()  # prefixes of their tensors' names
-    covariance_bytes: int = 0  # of memory: the largest of two covariances that follow each other, one being let go
-    largest_covariance: int = 0
-    last_covariance: tuple[object, int] = (None, 0)
-
-    def note_covariance(self, tensor: SourceTensor, target: TensorType, covariances: Covariances | None) -> None:
-        """Counts a tensor to those that are encoded with a covariance, or notes why it is not."""
-        if covariances is None:
-            return
-        reason = covariances.reason_for_diagonal(tensor, target)
-        before, (key, nbytes) = self.last_covariance, covariances.memory_of(tensor, target)
-        if key is not None:
-            self.covariance_bytes = max(self.covariance_bytes, nbytes + (before[1] if before[0] != key else 0))
-            self.largest_covariance = max(self.largest_covariance, nbytes)
-            self.last_covariance = key, nbytes
-        if not reason:
-            self.with_covariance += 1
-            alone = covariances.reason_alone(tensor)
-            if alone:
-                self.without_curvature.setdefault(alone, []).append(tensor.name)
-        elif tensor.name not in (*EMBEDDINGS, OUTPUT):
-            self.without_covariance.setdefault(reason, []).append(tensor.name)
 
 
 def plan_quantize(
@@ -137,7 +99,7 @@ def plan_quantize(
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """
-    noticed, overrides = _PlanWarnings(draft_layers=draft_layer_prefixes(source)), overrides or TypeOverrides()
+    noticed, overrides = PlanWarnings(draft_layers=draft_layer_prefixes(source)), overrides or TypeOverrides()
     if pure and overrides.roles:
         raise PlanError(
             "--pure gives every weight the same type: leave it out, or the options that give roles one of their own"
@@ -148,23 +110,10 @@ def plan_quantize(
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     tensor_outputs = TensorOutputs(source.tensors, importance, covariances, replaced, device)
-    outputs = Outputs(tensor_outputs.produce)
-    for tensor in source.tensors.values():
-        selection = selector.select(tensor)
-        if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
-            raise PlanError(
-                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} adds a second "
-                "error: start from the f16 or bf16 model, or say --allow-requantize"
-            )
-        if uses_importance(tensor, selection.type):
-            noticed.note_covariance(tensor, selection.type, covariances)
-            if not tensor_outputs.has_importance(tensor):
-                file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
-                _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
-        tensor_outputs.add_to(outputs, tensor, selection)
+    outputs = _choose(source, selector, tensor_outputs, noticed, allow_requantize, ignore_imatrix_rules)
     if overrides.extra_output is not None:
         outputs.append(_extra_output(source, overrides.extra_output, outputs, tensor_outputs, selector.types))
-    warnings = _warnings(noticed, selector, rules, outputs)
+    warnings = warnings_of(noticed, selector, rules, outputs)
     if covariances is not None and noticed.largest_covariance > covariances.cache.memory:
         warnings.append(
             f"one covariance takes {noticed.largest_covariance:,} bytes when it is prepared, more than the "
@@ -199,6 +148,52 @@ def plan_quantize(
         return plan
     needed, given = noticed.covariance_bytes, covariances.cache.memory
     return replace(plan, covariance_bytes=max(noticed.largest_covariance, min(needed, given)))
+
+
+def outputs_of(source: TensorSource, type: TensorType | str, importance: Importance) -> Outputs:
+    """The tensors of `plan_quantize` for a type or file type alone, whether they were quantised before or should have other
+    importance: the part of a plan that says how large the weights are, in little time. Raises PlanError as there."""
+    selector = TypeSelector(source, type, (), TypeOverrides(), has_imatrix=True)
+    tensor_outputs = TensorOutputs(source.tensors, importance, None, None, None)
+    return _choose(source, selector, tensor_outputs, PlanWarnings(), allow_requantize=True, ignore_soft=True)
+
+
+def _choose(
+    source: TensorSource,
+    selector: TypeSelector,
+    tensor_outputs: TensorOutputs,
+    noticed: PlanWarnings,
+    allow_requantize: bool,
+    ignore_soft: bool,
+) -> Outputs:
+    """What the tensors of a source become: those that nothing tells apart are looked at once."""
+    importance, covariances = tensor_outputs.importance, tensor_outputs.covariances
+    outputs, numbers, has_own = Outputs(tensor_outputs.produce), array("I"), False
+    groups, by_name = source.groups, covariances is not None or (importance is not None and importance.tells_apart)
+    places, like = groups.to_look_at([by_name or selector.tells_apart(tensor) for tensor in groups.first])
+    for place, n in zip(places.tolist(), np.bincount(like).tolist(), strict=True):
+        tensor = groups.first_at(place) or source.tensors[groups.names[place]]
+        selection = selector.select(tensor, n)
+        if _is_quantized(tensor) and not allow_requantize and not repacks(tensor, selection.type):
+            raise PlanError(
+                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} adds a second "
+                "error: start from the f16 or bf16 model, or say --allow-requantize"
+            )
+        if uses_importance(tensor, selection.type):
+            noticed.note_covariance(tensor, selection.type, covariances)
+            if not tensor_outputs.has_importance(tensor):
+                file_type_needs_it = selector.file_type == "Q2_K_S" and selection.type.name == "q2_K"
+                _check_importance(tensor, selection.type, importance, ignore_soft, noticed, file_type_needs_it)
+        numbers.append(outputs.number(kind_of(tensor, selection)))
+        has_own = has_own or tensor_outputs.is_own(tensor, selection.type)
+    number_of = np.frombuffer(numbers, np.uint32)[like] if numbers else np.empty(0, np.uint32)
+    if not has_own:
+        outputs.extend(groups.names, number_of)
+        return outputs
+    kinds, outputs = outputs.kinds, Outputs(tensor_outputs.produce)
+    for tensor, kind in zip(source.tensors.values(), map(kinds.__getitem__, number_of.tolist()), strict=True):
+        tensor_outputs.add_to(outputs, tensor, Selection(kind.type, kind.rule, kind.note))
+    return outputs
 
 
 def check_loads(plan: Plan, program: str | None) -> None:
@@ -246,7 +241,7 @@ def _check_importance(
     target: TensorType,
     importance: Importance | None,
     ignore_soft: bool,
-    noticed: _PlanWarnings,
+    noticed: PlanWarnings,
     file_type_needs_it: bool,
 ) -> None:
     """For a tensor without importance data: raises PlanError if its type needs them, else notes the tensor for a warning.
@@ -262,77 +257,6 @@ def _check_importance(
         raise PlanError(f"{tensor.name} is to become {target.name}, which needs importance data, and {have}")
     if importance is not None and not exempt:
         noticed.without_importance.append(tensor.name)
-
-
-def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Rule], outputs: Outputs) -> list[str]:
-    warnings = [*noticed.messages, *suspicious_rules(rules), *missing_scales(outputs)]
-    if isinstance(selector.default, TensorType) and selector.default.name in TERNARY_TYPES:
-        warnings.append(f"{selector.default.name} {TERNARY_WARNING}")
-    if selector.pure and rules:
-        warnings.append("--pure leaves the rules aside: every weight gets the same type")
-    if not selector.pure:
-        warnings += _warnings_of_unused_rules(selector, rules, outputs)
-    unused_roles = [role for role in selector.overrides.roles if not selector.hits[role]]
-    warnings += [f"--{role.replace('_', '-')}-type applies to no tensor" for role in unused_roles]
-    if selector.unselected:
-        kept = sum(kind.nbytes * n for kind, n in outputs.counts() if kind.rule == UNCHANGED)
-        share = kept / max(1, sum(kind.nbytes * n for kind, n in outputs.counts()))
-        warnings.append(
-            f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised "
-            f"({100 * share:.0f} % of the bytes)"
-        )
-    if noticed.without_importance:
-        missing = noticed.without_importance
-        hint = " (imatrix --nextn collects those of draft layers)" * any(n.startswith(noticed.draft_layers) for n in missing)
-        warnings.append(f"the imatrix has no data for {abridged(missing)}: quantised without{hint}")
-    for reason, names in noticed.without_covariance.items():
-        warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
-    for reason, names in noticed.without_curvature.items():
-        warnings.append(f"rows of {abridged(names)} are encoded by themselves, without curvature: {reason}")
-    return warnings + _warnings_of_fallbacks(outputs)
-
-
-def _warnings_of_fallbacks(outputs: Outputs) -> list[str]:
-    """A line for each reason for which tensors have another type than asked for."""
-    reasons: dict[str, int] = {}
-    for kind, n in outputs.counts():
-        if kind.note:
-            reasons[kind.note] = reasons.get(kind.note, 0) + n
-    found = []
-    for reason, count in reasons.items():
-        name, kind = next(outputs.of_kinds(lambda kind, reason=reason: kind.note == reason))
-        found.append(f"another type than asked for: {abridged_count(f'{name} ({kind.type.name})', count)}: {reason}")
-    return found
-
-
-def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], outputs: Outputs) -> list[str]:
-    """A line for each rule that decided no tensor's type: it is overridden, comes after another rule, or matches nothing."""
-    warnings = []
-    unused = [rule for rule in rules if not selector.hits[rule]]
-    names, matcher = TensorNames(outputs.names if unused else ()), RuleMatcher(rules)
-    for rule in unused:
-        if rule in selector.overridden:
-            name, reason = selector.overridden[rule]
-            unquantized = reason in (UNCHANGED, NOT_QUANTIZED)
-            what = "stays as it is, norms, routers and the like do" if unquantized else f"follows {reason}"
-            flag = "; --ffn-gate-inp-type gives routers a type" if name.endswith(ROUTER) else ""
-            warnings.append(f"line {rule.line}: {rule} decides nothing; {name} {what}{flag}")
-            continue
-        matched = rule.first_match(names)
-        if matched is not None:
-            earlier = matcher.first(matched)
-            warnings.append(f"line {rule.line}: {rule} never applies; {earlier} comes first and takes {matched}")
-        else:
-            warnings.append(f"line {rule.line}: {rule} matches no tensor")
-    return warnings
-
-
-def abridged(names: Sequence[str]) -> str:
-    return abridged_count(names[0], len(names))
-
-
-def abridged_count(first: str, count: int) -> str:
-    return f"{first} and {count - 1} more" if count > 1 else first
 
 
 def _metadata(

@@ -44,14 +44,16 @@ class TensorOutputs:
 
     def add_to(self, outputs: Outputs, tensor: SourceTensor, selection: Selection) -> None:
         """Adds what becomes of a tensor, and its factors if it has any."""
-        cuts = self.cuts(tensor, selection.type)
-        if not cuts and scale_for(tensor, tensor.name, selection.type) is None:
-            kind = OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
-            outputs.add(tensor.name, kind)
+        if not self.is_own(tensor, selection.type):
+            outputs.add(tensor.name, kind_of(tensor, selection))
             return
-        output = self._output(tensor, tensor.name, selection, cuts)
+        output = self.output(tensor, tensor.name, selection)
         for each in (output, *scale_outputs(output)):
             outputs.append(each)
+
+    def is_own(self, tensor: SourceTensor, target: TensorType) -> bool:
+        """Whether a tensor has factors, or blocks of rows that are encoded together: other than `produce` makes it."""
+        return bool(self.cuts(tensor, target)) or scale_for(tensor, tensor.name, target) is not None
 
     def produce(self, name: str, kind: OutputKind) -> ReadRows:
         """What makes the rows of an output without factors that has its tensor's name."""
@@ -59,9 +61,7 @@ class TensorOutputs:
 
     def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
         """What becomes of a tensor, under this name."""
-        return self._output(tensor, name, selection, self.cuts(tensor, selection.type))
-
-    def _output(self, tensor: SourceTensor, name: str, selection: Selection, cuts: tuple[int, ...]) -> Output:
+        cuts = self.cuts(tensor, selection.type)
         scale = scale_for(tensor, name, selection.type)
         produce = TensorRows(self, tensor.name, name, selection.type, scale, bool(cuts))
         source_type, kind = tensor.source_type, selection.type
@@ -158,6 +158,11 @@ class TensorRows:
         assert usual is not None  # of what `may_follow`
         producer.weights = producer.weights._replace(covariance_of=lambda matrix: covariance_of(matrix) or usual(matrix))
         return producer
+
+
+def kind_of(tensor: SourceTensor, selection: Selection) -> OutputKind:
+    """What a tensor becomes, but for its name."""
+    return OutputKind(tensor.shape, tensor.source_type, selection.type, selection.rule, selection.note)
 
 
 def repacks(tensor: SourceTensor, target: TensorType) -> bool:

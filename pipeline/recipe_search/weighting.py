@@ -10,7 +10,7 @@ from ...data_classes import dataclass
 from ...errors import PlanError
 from ...formats import SourceTensor
 from ...quantize.importance import Importance
-from ...quantize.planning import abridged
+from ...quantize.plan_warnings import abridged
 from ...quantize.recipes.type_selection import EMBEDDINGS, OUTPUT
 
 if TYPE_CHECKING:

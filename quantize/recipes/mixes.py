@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.metadata_values import whole_number
-from ...jobs.patterns import form_of
+from ...formats.tensor_groups import form_of
 from .mix_tables import (
     ALIASES,
     DEFAULT_TYPES,
@@ -51,6 +51,12 @@ class TableRow:
     file_types: frozenset[str]
     conditions: tuple[str, ...]
     types: Mapping[str, str]
+
+
+@cache
+def _rows(table: str, file_type: str) -> tuple[TableRow, ...]:
+    """The rows of a table that concern a file type."""
+    return tuple(row for row in _parse_table(table) if not row.file_types or file_type in row.file_types)
 
 
 @cache
@@ -160,6 +166,7 @@ _CONDITIONS: dict[str, Callable[[ModelTraits, LayerPosition, int], bool]] = {
     "more bits": lambda m, at, columns: _use_more_bits(at.index, at.count),
 }
 
+_OF_PLACE = {"first 2", "first 4", "first 1/16", "first 1/8", "first 1/8 by count", "middle 3/4", "more bits"}
 
 # A condition -> what it says, after the role: "attn_v (8 experts or more)".
 _WORDS = {
@@ -192,7 +199,8 @@ class MixType(NamedTuple):
 
 @dataclass
 class Mix:
-    """A file type's mix for one model. `select` counts tensors: call it once per quantisable tensor, in the file's order."""
+    """A file type's mix for one model. `select` counts tensors: call it once per quantisable tensor that `tells_apart`
+    from others, in the file's order."""
 
     file_type: str
     model: ModelTraits
@@ -209,18 +217,29 @@ class Mix:
             return self._apply(OUTPUT_ROLE, LayerPosition(), columns)
         if name in ("token_embd.weight", "per_layer_token_embd.weight"):
             return self._apply(EMBEDDING_ROLE, LayerPosition(), columns)
-        key = form_of(name), name.startswith(_FIRST_LAYER), columns
-        if key not in self._roles:
-            self._roles[key] = self._role(name, columns)
-        role = self._roles[key]
+        role = self._role(name, columns)
         return MixType(self.default) if role is None else self._apply(role, self._position(role, name), columns)
 
+    def tells_apart(self, form: str, columns: int) -> bool:
+        """Whether tensors with names of a form may get different types: by their place among those of their role, or where
+        the first layer's have a role of their own."""
+        role = self._role(form, columns)
+        return role is not None and (role.counter in self._used_counters or role.parts[0].startswith(_FIRST_LAYER))
+
+    @cached_property
+    def _section(self) -> tuple[Role, ...]:
+        return next(s.roles for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
+
+    @cached_property
+    def _used_counters(self) -> set[str]:
+        return {r.counter for r in self._section for row in _rows(r.rows, self.file_type) if _OF_PLACE & {*row.conditions}}
+
     def _role(self, name: str, columns: int) -> Role | None:
-        section = next(s for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
-        for role in section.roles:
-            if any(part in name for part in role.parts) and self._holds(role.when, LayerPosition(), columns):
-                return role
-        return None
+        key = form_of(name), name.startswith(_FIRST_LAYER), columns
+        if key not in self._roles:
+            fitting = (role for role in self._section if any(part in name for part in role.parts))
+            self._roles[key] = next((r for r in fitting if self._holds(r.when, LayerPosition(), columns)), None)
+        return self._roles[key]
 
     def _position(self, role: Role, name: str) -> LayerPosition:
         """Counts the tensor. With experts the layer is read from the name: their tensors need not come in the layers' order."""
@@ -239,9 +258,7 @@ class Mix:
 
     def _apply(self, role: Role, at: LayerPosition, columns: int) -> MixType:
         default = self.default
-        for row in _parse_table(role.rows):
-            if row.file_types and self.file_type not in row.file_types:
-                continue
+        for row in _rows(role.rows, self.file_type):
             if all(self._holds(condition, at, columns) for condition in row.conditions):
                 chosen = TYPES[row.types.get("", row.types.get(default.name, default.name))]
                 return MixType(chosen, "" if chosen is default else _reason(role, row.conditions))

@@ -16,7 +16,8 @@ from itertools import islice
 
 from ...data_classes import dataclass
 from ...formats import TYPES, MillError, PlanError, TensorType
-from ...jobs.patterns import NamePattern, PatternError, form_of
+from ...formats.tensor_groups import form_of
+from ...jobs.patterns import NamePattern, PatternError
 from ..encode import can_encode
 from .mixes import default_type, file_type_name, file_types
 
@@ -103,6 +104,16 @@ class RuleMatcher:
             if matches or rule.regex.search(name):
                 return rule
         return self._rules[by_name] if by_name < len(self._rules) else None
+
+    def tells_apart(self, form: str) -> bool:
+        """Whether names of a form may have different first rules."""
+        if not self._rules:
+            return False
+        return form in self._named_forms or not all(matches for _, _, matches in self._candidates(form))
+
+    @cached_property
+    def _named_forms(self) -> set[str]:
+        return {form_of(name) for name in self._by_name}
 
     def _find_candidates(self, form: str) -> list[tuple[int, Rule, bool]]:
         """The rules that may match a name of this form, with their places, and whether they surely do, as the last does."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
-from ...jobs.patterns import form_of
+from ...formats.tensor_groups import form_of
 from .loader_types import LoaderTypes
 from .mixes import Mix, ModelTraits
 from .rules import Rule, RuleMatcher
@@ -104,13 +104,15 @@ def _role(name: str) -> str:
 
 
 class TypeSelector:
-    """Selects types for the tensors of one source. `select` has to be called once per tensor, in the source's order.
+    """Selects types for the tensors of one source. `select` has to be called in the source's order, once for each tensor that
+    `tells_apart` from others of its group, and once for each other group.
 
     default     for tensors that no rule matches: a type, a file type's name (its mix applies), or None (they keep their type)
+    file_type   the default's name, if it is one
     program     that is to load the file, one of `loaders.PROGRAMS`; None: any
     hits        rule -> number of tensors it decided; role -> number of tensors its flag decided
     overridden  rule -> the first tensor that it matches first but does not decide, and what decides instead
-    unselected  names of the tensors that nothing decided
+    unselected  name -> number of tensors that nothing decided
     """
 
     def __init__(
@@ -128,8 +130,9 @@ class TypeSelector:
         self.tied = OUTPUT not in source.tensors
         self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *overrides.roles], 0)
         self.overridden: dict[Rule, tuple[str, str]] = {}
-        self.unselected: list[str] = []
+        self.unselected: dict[str, int] = {}
         self._chosen: dict[tuple[object, ...], Selection] = {}
+        self.file_type = default if isinstance(default, str) else None
         self.default, self.mix = default, None
         if isinstance(default, str):
             embedding = source.tensors.get(EMBEDDINGS[0])
@@ -139,23 +142,30 @@ class TypeSelector:
             if pure or self.default.is_float:
                 self.mix = None
 
-    def select(self, tensor: SourceTensor) -> Selection:
-        """The tensor's type. Raises PlanError if neither the type that was asked for nor a fallback can hold its rows, and for
-        a type that the program does not know."""
+    def tells_apart(self, tensor: SourceTensor) -> bool:
+        """Whether tensors of a group (`TensorSource.groups`) may get different types; tensor: one of them."""
+        form = form_of(tensor.name)
+        if self.matcher.tells_apart(form):
+            return True
+        return self.mix is not None and is_quantizable(tensor) and self.mix.tells_apart(form, tensor.shape[0])
+
+    def select(self, tensor: SourceTensor, n: int = 1) -> Selection:
+        """The type of a tensor, which stands for n alike ones. Raises PlanError if neither the type that was asked for nor a
+        fallback can hold its rows, and for a type that the program does not know."""
         rule = self.matcher.first(tensor.name)
-        selection = self._decide(tensor, rule)
+        selection = self._decide(tensor, rule, n)
         self.types.check(tensor.name, selection.type, selection.rule)
         if rule is not None:
             if selection.rule == str(rule) or selection.type is rule.type:
-                self.hits[rule] += 1
+                self.hits[rule] += n
             else:
                 self.overridden.setdefault(rule, (tensor.name, selection.rule))
         return selection
 
-    def _decide(self, tensor: SourceTensor, rule: Rule | None) -> Selection:
+    def _decide(self, tensor: SourceTensor, rule: Rule | None, n: int) -> Selection:
         if not is_quantizable(tensor):
             return self._unquantized(tensor)
-        # The mix counts tensors by role: it is asked about every tensor, also where something else decides.
+        # The mix counts tensors by role: it is asked about each, also where something else decides.
         of_mix = self.mix.select(tensor.name, tensor.shape[0]) if self.mix is not None else None
         if self.overrides.leave_output and tensor.name == OUTPUT:
             return Selection(_lossless_type(tensor), "--leave-output-tensor")
@@ -166,7 +176,7 @@ class TypeSelector:
         elif rule is not None:
             requested, reason = rule.type, str(rule)
         elif role in self.overrides.roles:
-            self.hits[role] += 1
+            self.hits[role] += n
             requested, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
         elif of_mix is not None:
             assert self.mix is not None
@@ -176,7 +186,7 @@ class TypeSelector:
         elif isinstance(self.default, TensorType):
             requested, reason = self.default, "default"
         else:
-            self.unselected.append(tensor.name)
+            self.unselected[tensor.name] = n
             return Selection(_lossless_type(tensor), UNCHANGED)
         return self._with_fallbacks(tensor, requested, reason)
 

@@ -246,6 +246,46 @@ class RunMemory:
         return cls(rows, states, compute_bytes(metadata, use) if on_gpus else processor_bytes(metadata, use))
 
 
+@dataclass(frozen=True)
+class TensorPlaces:
+    """Where tensors go by their names, whatever their types are.
+
+    places   tensor name -> (device, what decided it)
+    matched  override -> the first tensor that it matches; ''
+    layers   as of `Placement`
+    """
+
+    places: dict[str, tuple[str, str]]
+    matched: dict[str, str]
+    layers: dict[int, str]
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        metadata: Mapping[str, Any],
+        use: Use,
+        overrides: Sequence[TensorOverride],
+        capacities: Mapping[str, int | None],
+    ) -> TensorPlaces:
+        """As `place`."""
+        gpus = [name for name in capacities if name != CPU]
+        for rule in overrides:
+            if rule.device not in capacities:
+                raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
+        n_layer = HParams(dict(metadata), "the model").size("block_count", maximum=MAX_LAYERS)
+        layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
+        made, pairs = cls({}, dict.fromkeys(map(str, overrides), ""), layers), dict[tuple[str, str], tuple[str, str]]()
+        for name in names:
+            rules = [rule for rule in overrides if rule.pattern.search(name)]
+            for rule in rules:
+                made.matched[str(rule)] = made.matched[str(rule)] or name
+            usual = _default_device(name, layers, n_layer), "-ngl" if gpus else ""
+            pair = (rules[0].device, str(rules[0])) if rules else usual
+            made.places[name] = pairs.setdefault(pair, pair)
+        return made
+
+
 def place(
     weights: Collection[TensorSize],
     metadata: Mapping[str, Any],
@@ -253,39 +293,33 @@ def place(
     overrides: Sequence[TensorOverride],
     capacities: Mapping[str, int | None],
     running: RunMemory | None = None,
+    where: TensorPlaces | None = None,
 ) -> Placement:
-    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. running: of the model and the use, if it is known.
-    Raises PlanError for a rule with another device."""
+    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. running, where: of the model and the use, if they are
+    known. Raises PlanError for a rule with another device."""
     devices = {name: Device(name, size) for name, size in capacities.items()}
     gpus = [name for name in devices if name != CPU]
-    for rule in overrides:
-        if rule.device not in devices:
-            raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
-    hparams = HParams(dict(metadata), "the model")
-    n_layer = hparams.size("block_count", maximum=MAX_LAYERS)
-    layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
-    placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
-    matched, pairs = dict.fromkeys(map(str, overrides), ""), dict[tuple[str, str], tuple[str, str]]()
+    where = where or TensorPlaces.of([weight.name for weight in weights], metadata, use, overrides, capacities)
+    running = running or RunMemory.of(metadata, use, where.places, bool(gpus))
+    layers, n_layer = where.layers, len(where.layers) - 1
+    placement = Placement(list(devices.values()), where.places, {str(rule): (0, 0) for rule in overrides}, layers)
+    packed: list[TensorSize] = []
     for weight in weights:
-        rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
-        for rule in rules:
-            matched[str(rule)] = matched[str(rule)] or weight.name
-        device, why = _default_device(weight.name, layers, n_layer), "-ngl" if gpus else ""
-        if rules:
-            device, why = rules[0].device, str(rules[0])
+        device, why = where.places[weight.name]
+        if weight.type.rows > 1 and device != CPU:
+            packed.append(weight)
+        if why in placement.hits:
             count, size = placement.hits[why]
             placement.hits[why] = (count + 1, size + weight.nbytes)
-        placement.places[weight.name] = pairs.setdefault((device, why), (device, why))
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
-    running = running or RunMemory.of(metadata, use, placement.places, bool(gpus))
     _copy_tied_output(placement, weights, layers[n_layer])
     for layer, (rows, state) in enumerate(zip(running.rows, running.states, strict=True)):
         devices[layers[layer]].cache += rows + 2 * state  # one is read and another written; checkpoints stay in RAM
         devices[CPU].cache += Settings.checkpoints * state
     for name in gpus or [CPU]:
         devices[name].compute = running.buffer if not gpus or name in layers.values() else 0
-    _warn(placement, weights, matched, overrides)
+    _warn(placement, packed, where.matched, overrides)
     return placement
 
 
@@ -315,8 +349,10 @@ def _layer_devices(n_layer: int, wanted: int | None, gpus: Mapping[str, float]) 
 
 def _copy_tied_output(placement: Placement, weights: Collection[TensorSize], device: str) -> None:
     """Embeddings that serve as output matrix lie in RAM, to be looked up, and once more where the output is computed."""
+    if device == CPU or "output.weight" in placement.places:
+        return
     table = next((weight for weight in weights if weight.name == "token_embd.weight"), None)
-    if table is None or "output.weight" in placement.places or device == CPU:
+    if table is None:
         return
     if placement.hits.get(placement.places[table.name][1]):
         return
@@ -339,14 +375,14 @@ def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
 
 
 def _warn(
-    placement: Placement, weights: Collection[TensorSize], matched: Mapping[str, str], overrides: Sequence[TensorOverride]
+    placement: Placement, packed: Sequence[TensorSize], matched: Mapping[str, str], overrides: Sequence[TensorOverride]
 ) -> None:
+    """packed: interleaved tensors that lie on other devices than the processor's."""
     for rule in dict.fromkeys(map(str, overrides)):
         if not placement.hits[rule][0]:
             taker = placement.places[matched[rule]][1] if matched[rule] else ""
             why = f"{taker} comes first and takes {matched[rule]}" if taker else "it matches no tensor"
             placement.warnings.append(f"-ot {rule} does nothing: {why}")
-    packed = [w for w in weights if w.type.rows > 1 and placement.places[w.name][0] != CPU]
     if packed:
         more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
         where = placement.places[packed[0].name][0]

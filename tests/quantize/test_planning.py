@@ -6,11 +6,12 @@ import pytest
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
-from ggufmill.quantize.importance import Importance
-from ggufmill.quantize.planning import plan_quantize
+from ggufmill.quantize.importance import AssumedImportance, Importance
+from ggufmill.quantize.planning import outputs_of, plan_quantize
+from ggufmill.quantize.recipes.mixes import file_types
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.quantize.recipes.rules import parse_rules
-from ggufmill.quantize.recipes.type_selection import TypeOverrides
+from ggufmill.quantize.recipes.type_selection import TypeOverrides, TypeSelector
 from ggufmill.recipes import find
 
 
@@ -107,6 +108,43 @@ def test_rows_of_128_fall_back_and_are_reported(v3, tmp_path):
     assert "128 columns are no multiple of 256" in k_b.note
     assert by_name["token_embd.weight"].type.name == "iq4_k"
     assert any("another type than asked for" in w for w in plan.warnings)
+
+
+def chosen_one_by_one(source, default, rules=()):
+    """Type, rule and note of each tensor, and how often each rule decided, without groups of alike tensors."""
+    selector = TypeSelector(source, default, rules, TypeOverrides(), True)
+    found = [selector.select(tensor) for tensor in source.tensors.values()]
+    return [(each.type, each.rule, each.note) for each in found], selector.hits
+
+
+RULES = (
+    r"blk\.[0-2]\.attn=q5_K, ^blk\.4\.ffn_up_exps\.weight$=q6_K, ffn_(up|gate)_exps=iq2_k, ffn_down_exps=iq3_k, "
+    r"^output\.weight$=q8_0, attn_output=iq4_k, blk\..*_shexp=q8_0"
+)
+
+
+@pytest.mark.parametrize("experts", [256, 4])
+def test_tensors_that_nothing_tells_apart_are_chosen_as_one_by_one(experts):
+    """Mixes that count tensors, or single out the first layer; rules with and without numbers, and for single names."""
+    source = source_of(deepseek_v3(layers=9, dense=2, experts=experts))
+    keys = {"block_count": 9, "expert_count": experts, "attention.head_count": 128, "embedding_length": 7168}
+    source.metadata.update({f"deepseek2.{key}": value for key, value in keys.items()})
+    assumed = AssumedImportance({})
+    for name in file_types():
+        expected, _ = chosen_one_by_one(source, name)
+        outputs = outputs_of(source, name, assumed)
+        kinds = {o.name: (o.type, o.rule, o.note) for o in outputs if not o.name.endswith(".scale")}
+        assert list(kinds.items()) == list(zip(source.tensors, expected, strict=True)), name
+        plan = plan_quantize(source, "out.gguf", type=name, importance=assumed)
+        assert plan.outputs == outputs
+        assert plan.outputs.names == outputs.names
+    for default in (None, "Q4_K_M", TYPES["q4_K"]):
+        rules = parse_rules(RULES)
+        plan = plan_quantize(source, "out.gguf", type=default, rules=rules, importance=assumed, recipe_text=RULES)
+        expected, hits = chosen_one_by_one(source, default, rules)
+        assert [(kind.type, kind.rule, kind.note) for _, kind in plan.outputs.entries()] == expected
+        written = dict(entry.split(" ", 1)[::-1] for entry in plan.metadata["ggufmill.rule_hits"])
+        assert {str(rule): str(n) for rule, n in hits.items()} == {str(rule): written[str(rule)] for rule in rules}
 
 
 def test_routers_norms_and_biases_stay_f32(v3, tmp_path):
