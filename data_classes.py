@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(cls=None, /, *, frozen=False, eq=True, kw_only=False):
-        """`dataclasses.dataclass` with these options; other ones (slots, order) and `InitVar` are left to the original."""
+    def dataclass(cls=None, /, *, frozen=False, eq=True, kw_only=False, slots=False):
+        """`dataclasses.dataclass` with these options; `order`, others and `InitVar` are left to the original."""
         if cls is None:
-            return lambda c: dataclass(c, frozen=frozen, eq=eq, kw_only=kw_only)
+            return lambda c: dataclass(c, frozen=frozen, eq=eq, kw_only=kw_only, slots=slots)
         cls.__doc__ = cls.__doc__ or cls.__name__  # else the signature, which takes long
         inherited = [params.frozen for base in cls.__mro__[1:] if (params := getattr(base, "__dataclass_params__", None))]
         inherits = any(inherited)
@@ -40,7 +40,8 @@ else:
         for name in ("__setattr__", "__delattr__") if frozen else ():
             if name in cls.__dict__:
                 raise TypeError(f"Cannot overwrite attribute {name} in class {cls.__name__}")
-        dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and inherits, kw_only=kw_only)(cls)
+        options = {"frozen": frozen and inherits, "kw_only": kw_only, "slots": slots}
+        cls = dataclasses.dataclass(init=False, repr=False, eq=False, **options)(cls)
         cls.__dataclass_params__.frozen = frozen  # of frozen classes only frozen ones may inherit, whoever makes them
         own = cls.__dict__
         _check_order(cls)
@@ -52,6 +53,8 @@ else:
             _set_comparison(cls, frozen)
         if frozen and not inherits:
             cls.__setattr__, cls.__delattr__ = _refusing(cls)
+            if slots:
+                cls.__getstate__, cls.__setstate__ = _state_of, _set_state
         return cls
 
 
@@ -94,6 +97,16 @@ def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 def _repr(self: Any) -> str:
     shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
     return f"{type(self).__qualname__}({shown})"
+
+
+def _state_of(self: Any) -> list[Any]:
+    """What pickle and copy keep of a frozen instance with slots, whose attributes they cannot set."""
+    return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+
+def _set_state(self: Any, state: list[Any]) -> None:
+    for field, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, field.name, value)
 
 
 def _refusing(cls: type) -> tuple[Callable[..., None], Callable[..., None]]:

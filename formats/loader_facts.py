@@ -50,8 +50,7 @@ class Fact:
 
 
 def _has(pattern: str) -> Callable[[Mapping[str, Any], Tensors], bool]:
-    regex = re.compile(pattern)
-    return lambda keys, tensors: any(regex.fullmatch(name) for name in tensors)
+    return lambda keys, tensors: any(re.fullmatch(pattern, name) for name in tensors)  # compiled when it is asked
 
 
 def _lacks(pattern: str) -> Callable[[Mapping[str, Any], Tensors], bool]:

@@ -10,13 +10,14 @@ import json
 import mmap
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import FormatError
 from .deleted_shards import deleted_error, deleted_shard_names, read_record
 from .file_range import check_file_size, check_regular, read_range, read_text

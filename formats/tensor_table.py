@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..errors import FormatError
 from .file_range import check_file_size, read_range
 from .types import TensorType

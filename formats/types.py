@@ -7,9 +7,9 @@ the bits of a block are is the subject of `formats.layouts`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
+from ..data_classes import dataclass
 from ..errors import PlanError
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import compress
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats.lazy_sequence import LazySequence
 from ..formats.source import TensorScale
 from ..formats.types import TensorType

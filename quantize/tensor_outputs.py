@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..data_classes import dataclass
 from ..formats import SourceTensor, TensorScale, TensorType
 from ..jobs.outputs import Output, OutputKind, Outputs
 from ..repack.interleave import ReadRows

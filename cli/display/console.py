@@ -32,9 +32,10 @@ _EVERY = 1.0  # seconds between two states of a line
 def lines_beside(bars: Bars) -> Iterator[None]:
     """Within this, a line about compiling is written above the bars. In a terminal one below them counts its seconds, and those
     in which there is no bar, and each second the bar shows the time that has passed."""
-    from tqdm import tqdm
 
     def write(line: str) -> None:
+        from tqdm import tqdm
+
         bars.leave_out_compilation()
         tqdm.write(line, file=sys.stderr)
 
@@ -61,14 +62,14 @@ def above_bars() -> Iterator[None]:
 
 
 def _count_seconds(ended: threading.Event, bars: Bars) -> None:
-    from tqdm import tqdm
-
     line, idle = None, 0.0
     while not ended.wait(_EVERY):
         now, is_drawn = compiling_now(), bars.refresh()
         idle = 0.0 if is_drawn or now is not None else idle + _EVERY
         if now is not None or idle:
             if line is None:
+                from tqdm import tqdm
+
                 line = tqdm(bar_format="{desc}", leave=False, file=sys.stderr, dynamic_ncols=True)
             line.set_description_str(line_about(*now) if now is not None else f"working: {idle:.0f} s")
         elif line is not None:
@@ -126,13 +127,15 @@ def _fields_of(result: _Result) -> Callable[[], dict[str, Any]]:
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
     """Bars with rate and remaining time, as wide as the terminal."""
-    from tqdm import tqdm
-
-    interval = _SECONDS[not sys.stderr.isatty()]
     quiet = is_quiet()
-    bars = Bars(
-        lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options), _DELAYS
-    )
+
+    def make(**options: Any) -> Any:
+        from tqdm import tqdm  # when there is a bar to draw: it takes as long to import as a short command's work
+
+        interval = _SECONDS[not sys.stderr.isatty()]
+        return tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options)
+
+    bars = Bars(make, _DELAYS)
     try:
         with nullcontext() if quiet else lines_beside(bars):
             yield bars

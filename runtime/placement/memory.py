@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ...data_classes import dataclass
 from ...formats import PlanError, TensorType
 from ...formats.metadata_values import MAX_LAYERS
 from ...jobs.patterns import NamePattern, compile_pattern
