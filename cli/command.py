@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -23,6 +22,8 @@ _LIKENESS = 0.75  # of a typing error: `--only` is none of `--json`
 
 def _alike(option: str, given: str) -> bool:
     """Whether `given` may be a typing error of `option`, or its beginning."""
+    from difflib import SequenceMatcher
+
     option, given = option.lstrip("-"), given.lstrip("-")
     return option.startswith(given) or SequenceMatcher(None, option, given).ratio() >= _LIKENESS
 

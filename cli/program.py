@@ -12,7 +12,6 @@ import traceback
 from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -76,6 +75,8 @@ class _Verbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
             near = _OTHER_NAMES.get(args[0]) or " or ".join(get_close_matches(args[0], VERBS, 2))
             ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near}?" if near else ""))
         return super().resolve_command(ctx, args)

@@ -16,7 +16,7 @@ from ..formats import FormatError, PlanError
 from ..formats.file_range import check_regular
 from .config import FLOAT32_MAX, read_json
 
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = r"(?ms)\A---[ \t]*\n(.*?)^---[ \t]*$"
 _MAX_CHARACTERS, _MAX_NESTING = 1 << 20, 50  # of a front matter; of brackets in it
 _TEXT_KEYS = ("name", "author", "version", "organization", "finetune", "basename", "description", "quantized_by", "size_label")
 _TEXT_KEYS += ("url", "doi", "uuid", "repo_url", "source.url", "source.doi", "source.uuid", "source.repo_url")
@@ -83,7 +83,7 @@ def _front_matter(path: Path, notes: list[str]) -> dict[str, Any]:
     check_regular(path)
     try:
         with path.open(encoding="utf-8") as file:
-            match = _FRONT_MATTER.match(file.read(_MAX_CHARACTERS))
+            match = re.match(_FRONT_MATTER, file.read(_MAX_CHARACTERS))
         if match is None:
             return {}
         import yaml  # takes longer than looking for a card

@@ -6,7 +6,6 @@ import ctypes
 import math
 import os
 import platform
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -77,6 +76,8 @@ def after_fork(function: Callable[[], None]) -> None:
 def low_priority(command: list[str]) -> list[str]:
     """A command that runs as the given one but leaves the processors to others; the same command where there is no `nice`
     (Windows)."""
+    import shutil
+
     nice = shutil.which("nice")
     return [nice, "-n", "10", *command] if nice else command
 

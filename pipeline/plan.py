@@ -14,7 +14,6 @@ from ..formats import TensorSource, TensorType
 from ..jobs.outputs import Outputs
 from ..jobs.streamed_json import StreamedJson
 from ..operating_system.memory import free_bytes
-from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
 from ..quantize.planning import outputs_of
 from ..quantize.recipes.lint import TERNARY_TYPES
@@ -263,7 +262,7 @@ class _Planner:
                     add(candidate)
         for name in file_types():
             first = default_type(name)
-            if can_encode(first) and first.rows == 1 and first.name not in _NOT_OFFERED:
+            if first.has_codec and first.rows == 1 and first.name not in _NOT_OFFERED:
                 try:
                     add(self.candidate(type=name))
                 except PlanError:

@@ -27,18 +27,17 @@ from ..version import __version__
 from .common.arguments import as_adapters, as_bytes, as_file_type, as_type, refuse_unused
 from .common.encoder_device import encoder_device
 from .recipe_search.options import SearchOptions, SearchTarget, parse_target, parse_types, search_options
-from .requests.convert import ConvertRequest
 from .requests.groups import CheckpointOutput, Measuring, moments_of, reading_of
-from .requests.imatrix import ImatrixRequest
 from .requests.quantize import QuantizeRequest, TensorTypes
 from .requests.recipe import GivenRecipe, given_recipe, merged
 
 if TYPE_CHECKING:
     from ..quantize.covariance.source import Covariances
+    from .requests.convert import ConvertRequest
 
 HIGHEST_EFFORT = EFFORTS[-1] + 1  # as the one below, in the order of the model
 KEPT_IN_SEARCH = 4  # triangles of a covariance: types take turns (see `prepare`)
-Q = TypeVar("Q", QuantizeRequest, ConvertRequest)
+Q = TypeVar("Q", QuantizeRequest, "ConvertRequest")
 
 
 class Quantization:
@@ -234,6 +233,7 @@ def in_order(request: QuantizeRequest, given: GivenRecipe) -> QuantizeRequest:
     if request.effort != HIGHEST_EFFORT or moments_of(request) is None:
         return request
     from ..imatrix.texts import parse_text
+    from .requests.imatrix import ImatrixRequest
 
     read, chunks = merged(ImatrixRequest(request.source), given), request.sequential_chunks
     if chunks is None and read.chunks is not None:

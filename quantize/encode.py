@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..formats import TYPES, PlanError, TensorType
+from ..formats import TYPES, PlanError, TensorType, layouts
 from ..formats.floats import bf16_to_f32
-from ..formats.layouts import layout_of
 from ..simd.compile.compile_time import compiling_for
 from .coarse_rows import CoarseRowReport
 from .codecs.codec import NonFiniteError
@@ -271,7 +270,7 @@ def _refine(
     effort: int,
     device: str | None,
 ) -> np.ndarray:
-    if is_gpu(device) and layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
+    if is_gpu(device) and layouts.layout_of(codec_type.name).trellis is None:  # whose search is the processor's alone
         from .torch_encoders.gpu_refinement import refine_on_gpu
 
         assert device is not None

@@ -8,13 +8,16 @@ scales are exact; then larger d are tried with smaller scale codes, and weights 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..formats.layouts import BlockLayout, layout_of
-from ..formats.layouts.block_bits import BlockBits
-from ..formats.layouts.decode import block_scales, signed_values
+from ..formats import layouts
 from .plain_rows import PlainRows
+
+if TYPE_CHECKING:
+    from ..formats.layouts import BlockLayout
+    from ..formats.layouts.block_bits import BlockBits
 
 _SMALLEST = 2.0**-24  # float16
 _STEPS_PER_OCTAVE = 4  # of the scales that are tried
@@ -23,7 +26,7 @@ _WEIGHTS = 1 << 16  # at a time
 
 def has_float16_scales(name: str) -> bool:
     """Whether the type's weights have float16 scales, of a block or a row."""
-    layout = layout_of(name)
+    layout = layouts.layout_of(name)
     return layout.number is None and (layout.row_scale == "f16" or (layout.d is not None and layout.d_format == "f16"))
 
 
@@ -37,8 +40,10 @@ def encode_small(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None)
 
 
 def _refit(x: np.ndarray, plain: PlainRows, importance: np.ndarray | None) -> np.ndarray:
+    from ..formats.layouts.block_bits import BlockBits
+
     name, n_rows = plain.type.name, plain.type.rows
-    layout = layout_of(name)
+    layout = layouts.layout_of(name)
     amax = np.abs(x).max(1)
     exponents = np.frexp(np.where(amax > 0, amax, 1))[1]
     rows = BlockBits.unpack(plain.encode(np.ldexp(x, -exponents[:, None]), importance), name, x.shape[1])
@@ -74,6 +79,8 @@ def _put_minima(layout: BlockLayout, rows: BlockBits, power: np.ndarray, weight:
 
 
 def _put_scales(layout: BlockLayout, rows: BlockBits, power: np.ndarray, target: np.ndarray, weight: np.ndarray) -> None:
+    from ..formats.layouts.decode import block_scales, signed_values
+
     levels = np.ones(1) if layout.levels is None else layout.levels.astype(np.float64)
     d = block_scales(layout, rows) * power
     wanted = d * np.ones((1, rows.bits.shape[1], 1, 1)) if layout.scales is None else d * levels[rows.numbers(layout.scales)]

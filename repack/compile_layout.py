@@ -8,9 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from ..formats import TYPES, TensorType
-from ..formats.layouts import interleaving_of
-from ..formats.layouts.table import plain_parts
+from ..formats import TYPES, TensorType, layouts
 from .bit_permutation import BitPermutation
 
 _ALL_BITS = 0xFFFFFFFF
@@ -22,13 +20,13 @@ _Step = tuple[int, int, int]  # see BitPermutation.step
 @cache
 def block_bytes(packed: TensorType) -> int:
     """Bytes of one row that the permutations of this interleaved type take at a time: a block, for bf16 two elements."""
-    return interleaving_of(packed.name).blocks * packed.block_bytes
+    return layouts.interleaving_of(packed.name).blocks * packed.block_bytes
 
 
 @cache
 def permutations(name: str) -> tuple[BitPermutation, BitPermutation]:
     """(pack, unpack) of the interleaved type of this name. Raises KeyError for a type that is no permutation of another."""
-    tensor_type, interleaving = TYPES[name], interleaving_of(name)
+    tensor_type, interleaving = TYPES[name], layouts.interleaving_of(name)
     rows, size = tensor_type.rows, block_bytes(tensor_type)
     pack_sources: _Sources = [[] for _ in range(8 * size * rows)]
     unpack_sources: list[_Sources] = [[[] for _ in range(8 * size)] for _ in range(rows)]
@@ -53,6 +51,8 @@ def _bits(tensor_type: TensorType, rows: int, size: int) -> list[tuple[int, int,
 
     Raises AssertionError if the layout does not place every bit exactly once.
     """
+    from ..formats.layouts.table import plain_parts
+
     bits: list[tuple[int, int, int, bool]] = []
     for part, plain in plain_parts(tensor_type.name):
         numbers, width = plain.shape

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -300,6 +299,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
     known = sorted(field.name for field in fields_of(Settings))
     for name in values:
         if name not in known:
+            from difflib import get_close_matches
+
             near = " or ".join(get_close_matches(name, known, 2))
             hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
             raise PlanError(f"unknown setting {name!r}; {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -166,6 +165,8 @@ def table(headings: Sequence[str], rows: Sequence[Any], row_of: Callable[[Any], 
 
 def _terminal_width() -> int | None:
     """Columns of the terminal that stdout is, or COLUMNS; None for a file or a pipe, which get tables as they are."""
+    import shutil
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

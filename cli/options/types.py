@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,10 +53,14 @@ def _copy_of_pipe(path: str, ctx: click.Context) -> str:
         return path
     copies = ctx.meta.setdefault(f"{__name__}.copies", {})
     if path not in copies:
+        import tempfile
+
         folder = ctx.with_resource(tempfile.TemporaryDirectory(prefix="ggufmill-"))
         copies[path] = os.path.join(folder, PIPED_TEXTS[path not in ("-", "/dev/stdin")])
         with open(copies[path], "wb") as copy:
             if path == "-":
+                import shutil
+
                 shutil.copyfileobj(sys.stdin.buffer, copy)
             else:
                 copy.writelines(pipe_blocks(Path(path)))

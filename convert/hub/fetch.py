@@ -7,13 +7,11 @@ hub only. HF_ENDPOINT selects another hub.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from functools import partial
 from io import BytesIO
@@ -136,6 +134,8 @@ def fetch_repository(text: str, *, remote: bool = False) -> FetchedRepository:
 
     prefetcher = Prefetcher(Transport(hub.token))
     shards = {f.name: RemoteShard(hub.url(commit, f.name), f.size, prefetcher) for f in shard_files}
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         headers = pool.map(lambda item: item[1].read_header(folder / item[0]), shards.items())
         tensors = dict(zip(shards, headers, strict=True))
@@ -193,6 +193,8 @@ class Hub:
 
     def download(self, commit: str, files: list[_File]) -> Path:
         """Downloads files and checks their hashes; returns the folder in the hub's cache."""
+        import glob
+
         from huggingface_hub import snapshot_download
 
         from .remote_shards import CONNECTIONS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +118,8 @@ def check_new(out: Path, force: bool) -> None:
 
 def check_output_space(out: Path, nbytes: int) -> None:
     """Raises PlanError if the output's folder has less free space than it takes."""
+    import shutil
+
     free = shutil.disk_usage(out.absolute().parent).free
     if nbytes > free:
         raise PlanError(f"writing {out} takes {nbytes} bytes; {free} are free in its folder")

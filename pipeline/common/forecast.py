@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -99,6 +97,8 @@ def predicted(seconds: Mapping[str, float], threads: int, idle: float = 0.0) -> 
 
 def free_space(folder: Path) -> int | None:
     """Bytes that are free where a folder is, or will be; None if unknown."""
+    import shutil
+
     folder = folder.absolute()
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     return shutil.disk_usage(existing).free if existing is not None else None
@@ -107,6 +107,8 @@ def free_space(folder: Path) -> int | None:
 @cache
 def interpreting() -> float:
     """How many times as long as on a Zen 4 that compiles all modules the start of a program takes here, before it computes."""
+    import inspect
+
     text, calls, begun = inspect.getsource(json.decoder), 0, time.thread_time()
     while calls == 0 or time.thread_time() - begun < _TIMED:
         compile(text, "", "exec")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +49,8 @@ def _short(value: Any) -> str:
 
 
 def _table(self: Any) -> str:
+    from html import escape  # which has 2,000 names of characters
+
     name = escape(type(self).__name__)
     for field, value in _fields(self).items():
         records = _records(value)
@@ -72,6 +73,8 @@ def _records(value: Any) -> list[dict[str, Any]]:
 
 
 def _html(headings: list[str], rows: list[list[str]]) -> str:
+    from html import escape
+
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -6,7 +6,6 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from textwrap import wrap
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,6 +35,8 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Callable[P, R]
             try:
                 given = signature.bind(*arguments, **keywords).arguments
             except TypeError as error:
+                from difflib import get_close_matches
+
                 names = [field.name for field in fields]
                 near = [n for name in keywords if name not in names for n in get_close_matches(name, names, 2)]
                 hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -14,7 +14,7 @@ from .rules import Rule
 # Types for models trained with weights -1, 0 and 1; weights of other models are rounded away.
 TERNARY_TYPES = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "q2_0")
 TERNARY_WARNING = "is for models trained with ternary weights; others are lost in it"
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+_RANGE = r"\[(\d+)-(\d+)\]"
 # parts of the names in checkpoints of Hugging Face -> of a GGUF's
 _NAMES_OF_CHECKPOINTS = {
     "gate_up_proj": "ffn_gate_exps and ffn_up_exps",
@@ -32,7 +32,7 @@ _NAMES_OF_CHECKPOINTS = {
     "embed_tokens": "token_embd",
     "model.layers": "blk",
 }
-_NAME_OF_CHECKPOINT = re.compile(r"(?<![a-z])(" + "|".join(n.replace(".", r"\\?\.") for n in _NAMES_OF_CHECKPOINTS) + ")")
+_NAME_OF_CHECKPOINT = r"(?<![a-z])(" + "|".join(n.replace(".", r"\\?\.") for n in _NAMES_OF_CHECKPOINTS) + ")"
 _OUTPUTS = ("output.weight", "blk.0.attn_output.weight")
 _MATCH_ALL_PATTERNS = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")
 
@@ -45,7 +45,7 @@ def suspicious_rules(rules: Sequence[Rule]) -> list[str]:
     wrong_output = of_attention[:1] if len({rule.type.name for rule in of_attention[:2]}) > 1 or len(of_attention) == 1 else []
     for rule in rules:
         where = f"line {rule.line}: "
-        for low, high in _RANGE.findall(rule.pattern):
+        for low, high in re.findall(_RANGE, rule.pattern):
             if len(low) > 1 or len(high) > 1:
                 warnings.append(
                     f"{where}[{low}-{high}] in '{rule.pattern}' is a set of single digits, not the numbers {low} to {high}"
@@ -54,7 +54,7 @@ def suspicious_rules(rules: Sequence[Rule]) -> list[str]:
             warnings.append(
                 f"{where}{rule} takes attn_output.weight of every layer too; ^output\\.weight is the output matrix alone"
             )
-        if (name := _NAME_OF_CHECKPOINT.search(rule.pattern)) is not None:
+        if (name := re.search(_NAME_OF_CHECKPOINT, rule.pattern)) is not None:
             known = _NAMES_OF_CHECKPOINTS[name[1].replace("\\", "")]
             warnings.append(f"{where}{name[1]} in '{rule.pattern}' is a name in checkpoints, which GGUF calls {known}")
         if rule.type.name in TERNARY_TYPES:

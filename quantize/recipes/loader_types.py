@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.loaders import loader_of
 
-_KEEPS_WELL = re.compile(r"i?q\d_(?![01])", re.IGNORECASE)  # k- and i-quants: less error than the older types of the same size
+_KEEPS_WELL = r"(?i)i?q\d_(?![01])"  # k- and i-quants: less error than the older types of the same size
 
 
 class LoaderTypes:
@@ -58,7 +58,7 @@ class LoaderTypes:
             return [plain.name]
         known = [TYPES[n] for n in TYPES if TYPES[n].codec is not None and TYPES[n].ftype is not None and self.reads(TYPES[n])]
         known = [t for t in known if t.rows == 1]
-        near = sorted(known, key=lambda t: (not _KEEPS_WELL.match(t.name), abs(_bits(t) - _bits(tensor_type)), t.name))
+        near = sorted(known, key=lambda t: (not re.match(_KEEPS_WELL, t.name), abs(_bits(t) - _bits(tensor_type)), t.name))
         return [t.name for t in near[:3]]
 
 

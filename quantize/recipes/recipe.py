@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -80,6 +79,8 @@ def parse_recipe(text: str, path: Path, *, is_toml: bool, several: bool = False)
     """A recipe of its text; path: as messages call it. Raises RecipeError as `load_recipe`."""
     if not is_toml:
         return Recipe(path.name, parse_rules(rules_from_shell(text), str(path)), text)
+    import tomllib
+
     _check_dots(text, path)
     try:
         stages = tomllib.loads(text)
@@ -114,13 +115,13 @@ def _recipe_of(file: RecipeVariant, text: str, path: Path) -> Recipe:
 
 
 # What dots mean nothing in: strings of TOML and comments.
-_TEXT_OF_TOML = re.compile(r'''"""(?:\\.|[^\\])*?"""|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+'|#[^\n]*+''', re.DOTALL)
+_TEXT_OF_TOML = r'''(?s)"""(?:\\.|[^\\])*?"""|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+'|#[^\n]*+'''  # compiled if needed
 _MAX_DOTS = 64  # in one line; what tomllib takes for a key grows with the square of its parts
 
 
 def _check_dots(text: str, path: Path) -> None:
     """Raises RecipeError for a line with a dotted key with so many parts that reading it would take gigabytes."""
-    bare = _TEXT_OF_TOML.sub(lambda match: "\n" * match[0].count("\n"), text)
+    bare = re.sub(_TEXT_OF_TOML, lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(bare.split("\n"), 1):
         if line.count(".") > _MAX_DOTS:
             raise RecipeError(
@@ -131,13 +132,13 @@ def _check_dots(text: str, path: Path) -> None:
 # Keys of a TOML recipe with a local path or a list of them, and their strings. Windows separates folders by backslashes too.
 PATH_KEYS = ("model", "text", "file", "covariance", "curvature", "sequential", "lora")
 _QUOTED = r"""(?:"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
-_PATHS = re.compile(rf"""(?<![\w-])(?:{"|".join(PATH_KEYS)})["']?\s*=\s*(?:{_QUOTED}|\[\s*+(?:{_QUOTED}\s*+,?\s*+)*+\])""")
-_FOLDERS = re.compile(r"""^(["'])(?!hf:).*[/\\](?=[^/\\].)""")
+_PATHS = rf"""(?<![\w-])(?:{"|".join(PATH_KEYS)})["']?\s*=\s*(?:{_QUOTED}|\[\s*+(?:{_QUOTED}\s*+,?\s*+)*+\])"""
+_FOLDERS = r"""^(["'])(?!hf:).*[/\\](?=[^/\\].)"""
 
 
 def strip_folders(text: str) -> str:
     """A recipe's text with every local path reduced to its file name, for publishing."""
-    return _PATHS.sub(lambda paths: re.sub(_QUOTED, lambda path: _FOLDERS.sub(r"\1", path[0]), paths[0]), text)
+    return re.sub(_PATHS, lambda paths: re.sub(_QUOTED, lambda path: re.sub(_FOLDERS, r"\1", path[0]), paths[0]), text)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import field
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from itertools import islice
 
@@ -18,7 +17,6 @@ from ...data_classes import dataclass
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.tensor_groups import form_of
 from ...jobs.patterns import NamePattern, PatternError
-from ..encode import can_encode
 from .mixes import default_type, file_type_name, file_types
 
 
@@ -204,11 +202,13 @@ def parse_type(name: str, where: str) -> TensorType:
     where: begins the message of an error. Raises RecipeError with the most similar names.
     """
     if name not in TYPES:
-        known = [t.lower() for t in TYPES if can_encode(TYPES[t])]
+        from difflib import get_close_matches
+
+        known = [t.lower() for t in TYPES if TYPES[t].has_codec]
         similar = [TYPES[n].name for n in get_close_matches(name.lower(), known, 3, 0.5)]
         hint = f"; near it are {', '.join(similar)}" if similar else ""
         raise RecipeError(f"{where}: there is no tensor type {name!r}{hint}")
-    if not can_encode(TYPES[name]):
+    if not TYPES[name].has_codec:
         raise RecipeError(f"{where}: tensors cannot be quantised to {TYPES[name].name} yet")
     return TYPES[name]
 
@@ -230,9 +230,11 @@ def parse_default(name: str, where: str) -> TensorType | str:
     A name of both (IQ4_K) means the file type, whose mix `--pure` turns off. Raises RecipeError.
     """
     file_type = file_type_name(name)
-    if file_type is not None and can_encode(default_type(file_type)):
+    if file_type is not None and default_type(file_type).has_codec:
         return file_type
     if name not in TYPES:
+        from difflib import get_close_matches
+
         similar = _ALIKE.get(name.lower().replace("-", "")) or get_close_matches(name.upper(), file_types(), 3, 0.5)
         hint = f"; near it are {', '.join(similar)}" if similar else ""
         raise RecipeError(f"{where}: there is no file type {name!r}{hint}; `ggufmill quantize --help-all` lists all")

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from .rules import RULE_END
 
 # Places of rules in a shell script; the rules are the last group that matched, or the here-document that the word ends.
-_IN_SHELL = re.compile(
-    r"""^[ \t]*\w+=(?P<mark>["'])(?P<assigned>.*?)(?P=mark)"""
+_IN_SHELL = (
+    r"""(?ms)^[ \t]*\w+=(?P<mark>["'])(?P<assigned>.*?)(?P=mark)"""
     r"""|<<-?[ \t]*+(?P<around>["']?)(?P<word>\w++)(?P=around)"""
-    r"""|--custom-q[= \t]+(?:(?P<quote>["'])(?P<option>.*?)(?P=quote)|(?P<bare>[^\s"']\S*))""",
-    re.MULTILINE | re.DOTALL,
+    r"""|--custom-q[= \t]+(?:(?P<quote>["'])(?P<option>.*?)(?P=quote)|(?P<bare>[^\s"']\S*))"""
 )
 
 
@@ -38,7 +37,8 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
     lines: defaultdict[str, list[int]] | None = None  # where the lines begin that may end a here-document, by their word
     at = seen = 0
     in_comment = False
-    while (match := _IN_SHELL.search(text, at)) is not None:
+    in_shell = re.compile(_IN_SHELL)
+    while (match := in_shell.search(text, at)) is not None:
         before = text[seen : match.start()]
         in_comment = "#" in before[before.rfind("\n") + 1 :] or (in_comment and "\n" not in before)
         seen = at = match.start()

@@ -54,14 +54,14 @@ class TensorOverride:
         return self.origin if self.origin.startswith("--") else f"{self.pattern.text}={self.device}"
 
 
-_PAIR = re.compile(r"=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)", re.IGNORECASE)
+_PAIR = r"(?i)=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)"
 
 
 def parse_overrides(text: str, origin: str = "-ot") -> list[TensorOverride]:
     """'exps=CPU,attn_kv_b=CUDA0' as llama.cpp's -ot takes it; a comma within a regex is no end. Raises PlanError."""
     overrides, at = [], 0
     while text[at:].strip():
-        end = _PAIR.search(text, at)
+        end = re.compile(_PAIR).search(text, at)
         pattern = text[at : end.start()].strip() if end is not None else ""
         if end is None or not pattern:
             raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")

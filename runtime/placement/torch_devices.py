@@ -13,7 +13,7 @@ from ...operating_system.memory import free_bytes
 from ...operating_system.processors import may_have_accelerators
 
 _KINDS = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}  # torch's name -> ours; ROCm's devices are torch's cuda, too
-_NAME = re.compile(r"(cuda|xpu|mps|cpu|torch):?(\d*)", re.IGNORECASE)
+_NAME = r"(?i)(cuda|xpu|mps|cpu|torch):?(\d*)"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def choose_devices(names: Sequence[str]) -> list[TorchDevice]:
     as several devices), 'auto' (all accelerators, if there are any), 'none'. Raises PlanError for one that is not there."""
     chosen: list[TorchDevice] = []
     for text in names:
-        match = _NAME.fullmatch(text)
+        match = re.fullmatch(_NAME, text)
         if text.lower() in ("auto", "none"):
             chosen += accelerators_here()[0] if text.lower() == "auto" else []
             continue
