@@ -30,7 +30,7 @@ _TOKEN = re.compile(
 class NamePattern:
     """A compiled regular expression. Raises PatternError for a text that is none.
 
-    ignores_numbers  whether it finds the same in all names of a form (`tensor_groups.form_of`), as far as its text shows
+    ignores_numbers  whether it finds the same in all names of a form (`formats.source.form_of`), as far as its text shows
     """
 
     def __init__(self, text: str):

@@ -25,7 +25,6 @@ from .common.arguments import as_file_type
 from .common.dropped_config import warn_on_dropped_config
 from .common.messages import note
 from .common.shown import shown
-from .planning import Quantization
 from .requests.quantize import QuantizeRequest
 from .requests.recipes import ExplainRequest, LintRequest
 from .requests.verb import verb
@@ -158,6 +157,8 @@ def _plan(model: str | Path, request: LintRequest | ExplainRequest) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
     as_file_type(request.type, "--type")
     fixed: dict[str, Any] = {"dry_run": True, "strict": False, "ignore_imatrix_rules": True, "allow_requantize": True}
+    from .planning import Quantization
+
     job = Quantization(shared(request, QuantizeRequest, source=model, out="out.gguf", **fixed), is_written=False)
     warn_on_dropped_config(job.source)
     if request.imatrix is None:

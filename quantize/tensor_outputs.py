@@ -12,7 +12,6 @@ import numpy as np
 from ..data_classes import dataclass
 from ..formats import SourceTensor, TensorScale, TensorType
 from ..jobs.outputs import Output, OutputKind, Outputs
-from ..repack.interleave import ReadRows
 from .importance import Importance
 from .plain_rows import GPU_ELEMENTS, is_gpu
 from .recipes.type_selection import Selection
@@ -20,6 +19,7 @@ from .row_producer import UNWEIGHTED, ErrorWeights, RowProducer
 from .tensor_scale import scale_for, scale_outputs
 
 if TYPE_CHECKING:
+    from ..repack.interleave import ReadRows
     from .covariance.matrix.prepared import PreparedCovariance
     from .covariance.source import Covariances
 

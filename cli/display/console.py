@@ -165,9 +165,11 @@ def table(headings: Sequence[str], rows: Sequence[Any], row_of: Callable[[Any], 
 
 def _terminal_width() -> int | None:
     """Columns of the terminal that stdout is, or COLUMNS; None for a file or a pipe, which get tables as they are."""
-    import shutil
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return get_terminal_size().columns
 
 
 def _narrowed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from ...errors import FormatError
 from ...formats.loaders import MLA_LAYOUTS
 from ...formats.safetensors import StoredTensor
 from ...jobs.streamed_json import StreamedJson
-from .rows import Rows
+from .rows import Rows, type_histogram
 from .shown import shown
 
 
@@ -89,15 +89,6 @@ def _describe(tensor: StoredTensor) -> dict[str, Any]:
         "nbytes": tensor.nbytes,
         "n_elements": prod(tensor.shape),
     }
-
-
-def type_histogram(tensors: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """type -> tensors and bytes, most bytes first."""
-    types: dict[str, dict[str, int]] = {}
-    for t in tensors:
-        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
-        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
-    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))
 
 
 def _convertible(checkpoint: Checkpoint) -> tuple[str | None, list[str], str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from ...formats.lazy_sequence import LazySequence
 
@@ -25,3 +25,12 @@ class Rows(LazySequence[Row], Generic[Tensor, Row]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def type_histogram(tensors: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """type -> tensors and bytes, most bytes first."""
+    types: dict[str, dict[str, int]] = {}
+    for t in tensors:
+        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
+        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
+    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))

@@ -13,7 +13,6 @@ from ...jobs.patterns import NamePattern
 from ...jobs.plan import Plan
 from ...quantize.recipes.loader_types import LoaderTypes
 from ...quantize.recipes.rules import parse_type
-from ...quantize.search.quant_error import DEFAULT_TYPES
 from ...recipes import find_text
 from ...request_fields import values_of
 from ..common.arguments import as_bytes, as_pattern
@@ -97,6 +96,8 @@ def parse_types(
 
     program: that is to load the file; the usual set is what it knows, and other types are an error.
     """
+    from ...quantize.search.quant_error import DEFAULT_TYPES
+
     loader = LoaderTypes(program)
     given = types.split(",") if isinstance(types, str) else types or ()
     names = [part.strip() if isinstance(part, str) else part.name for part in given]

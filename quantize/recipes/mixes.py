@@ -9,13 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, TensorType
 from ...formats.metadata_values import whole_number
-from ...formats.tensor_groups import form_of
+from ...formats.source import form_of
 from .mix_tables import (
     ALIASES,
     DEFAULT_TYPES,
@@ -129,13 +129,16 @@ class ModelTraits:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayerPosition:
     """Where a tensor stands among those of its role: `index` out of `count` layers; `seen`: tensors of the role before it."""
 
     index: int = 0
     count: int = 1
     seen: int = 0
+
+
+_ONE = LayerPosition()  # of a tensor that is alone in its role, or whose place does not matter
 
 
 def _use_more_bits(i: int, n: int) -> bool:
@@ -197,6 +200,13 @@ class MixType(NamedTuple):
     reason: str = ""
 
 
+@lru_cache(4096)
+def _fitting_roles(section: int, form: str, is_first: bool) -> list[Role]:
+    """The roles of a section for tensors with names of a form, in the first layer or not."""
+    name = form if is_first else form.replace(_FIRST_LAYER, "blk.1.", 1)
+    return [role for role in SECTIONS[section].roles if any(part in name for part in role.parts)]
+
+
 @dataclass
 class Mix:
     """A file type's mix for one model. `select` counts tensors: call it once per quantisable tensor that `tells_apart`
@@ -205,7 +215,6 @@ class Mix:
     file_type: str
     model: ModelTraits
     _counts: Counter[str] = field(default_factory=Counter)
-    _roles: dict[tuple[str, bool, int], Role | None] = field(default_factory=dict)  # of form, whether in layer 0, columns
 
     @cached_property
     def default(self) -> TensorType:
@@ -214,9 +223,9 @@ class Mix:
     def select(self, name: str, columns: int) -> MixType:
         """The type of the tensor `name` with rows of `columns` elements, before rules, flags and fallbacks."""
         if name == "output.weight" or (self.model.tied and name == "token_embd.weight"):
-            return self._apply(OUTPUT_ROLE, LayerPosition(), columns)
+            return self._apply(OUTPUT_ROLE, _ONE, columns)
         if name in ("token_embd.weight", "per_layer_token_embd.weight"):
-            return self._apply(EMBEDDING_ROLE, LayerPosition(), columns)
+            return self._apply(EMBEDDING_ROLE, _ONE, columns)
         role = self._role(name, columns)
         return MixType(self.default) if role is None else self._apply(role, self._position(role, name), columns)
 
@@ -227,24 +236,22 @@ class Mix:
         return role is not None and (role.counter in self._used_counters or role.parts[0].startswith(_FIRST_LAYER))
 
     @cached_property
-    def _section(self) -> tuple[Role, ...]:
-        return next(s.roles for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
+    def _section(self) -> int:
+        return next(i for i, s in enumerate(SECTIONS) if not s.file_types or self.file_type in s.file_types.split())
 
     @cached_property
     def _used_counters(self) -> set[str]:
-        return {r.counter for r in self._section for row in _rows(r.rows, self.file_type) if _OF_PLACE & {*row.conditions}}
+        roles = SECTIONS[self._section].roles
+        return {r.counter for r in roles for row in _rows(r.rows, self.file_type) if _OF_PLACE & {*row.conditions}}
 
     def _role(self, name: str, columns: int) -> Role | None:
-        key = form_of(name), name.startswith(_FIRST_LAYER), columns
-        if key not in self._roles:
-            fitting = (role for role in self._section if any(part in name for part in role.parts))
-            self._roles[key] = next((r for r in fitting if self._holds(r.when, LayerPosition(), columns)), None)
-        return self._roles[key]
+        fitting = _fitting_roles(self._section, form_of(name), name.startswith(_FIRST_LAYER))
+        return next((role for role in fitting if self._holds(role.when, _ONE, columns)), None)
 
     def _position(self, role: Role, name: str) -> LayerPosition:
         """Counts the tensor. With experts the layer is read from the name: their tensors need not come in the layers' order."""
         if not role.counter:
-            return LayerPosition()
+            return _ONE
         seen = self._counts[role.counter]
         self._counts[role.counter] += 1
         if role.counter == "attn_v":

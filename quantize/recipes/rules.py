@@ -15,7 +15,7 @@ from itertools import islice
 
 from ...data_classes import dataclass
 from ...formats import TYPES, MillError, PlanError, TensorType
-from ...formats.tensor_groups import form_of
+from ...formats.source import form_of
 from ...jobs.patterns import NamePattern, PatternError
 from .mixes import default_type, file_type_name, file_types
 
@@ -95,6 +95,8 @@ class RuleMatcher:
         self._candidates = lru_cache(_FORMS)(self._find_candidates)
 
     def first(self, name: str) -> Rule | None:
+        if not self._rules:
+            return None
         by_name = self._by_name.get(name, len(self._rules))
         for i, rule, matches in self._candidates(form_of(name)):
             if i > by_name:

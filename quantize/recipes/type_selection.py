@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ...data_classes import dataclass
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
-from ...formats.tensor_groups import form_of
+from ...formats.source import form_of
 from .loader_types import LoaderTypes
 from .mixes import Mix, ModelTraits
 from .rules import Rule, RuleMatcher

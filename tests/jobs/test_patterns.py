@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ggufmill.errors import PlanError
-from ggufmill.formats.tensor_groups import form_of
+from ggufmill.formats.source import form_of
 from ggufmill.jobs import patterns
 from ggufmill.jobs.patterns import NamePattern, PatternError
 from ggufmill.quantize.recipes.recipe import load_recipe

@@ -82,8 +82,11 @@ HEAVY = (
         "matplotlib",
         "torch",
         "tqdm",
+        "html",
+        "difflib",
     ),
     *(
+        "ggufmill.formats.layouts.table",
         "ggufmill.runtime.graph.ops",
         "ggufmill.runtime.models.architectures",
         "ggufmill.runtime.backends",
