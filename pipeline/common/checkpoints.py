@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...convert.architectures.registry import model_spec
-from ...convert.checkpoint import Checkpoint, assemble, open_checkpoint
 from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_repository
-from ...convert.tokenizers.vocabulary import read_vocabulary
 from ...data_classes import dataclass
 from ...errors import FormatError
 from ...formats.loaders import MLA_LAYOUTS
@@ -19,6 +16,9 @@ from ...formats.safetensors import StoredTensor
 from ...jobs.streamed_json import StreamedJson
 from .rows import Rows, type_histogram
 from .shown import shown
+
+if TYPE_CHECKING:
+    from ...convert.checkpoint import Checkpoint
 
 
 @shown
@@ -57,6 +57,8 @@ def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
 
     Raises FormatError for a folder without config.json and for damaged files.
     """
+    from ...convert.checkpoint import open_checkpoint
+
     at_hub = is_repository(source)
     fetched = fetch_repository(str(source), remote=True) if at_hub else FetchedRepository(str(source), Path(source))
     if not (fetched.folder / "config.json").is_file():
@@ -93,6 +95,10 @@ def _describe(tensor: StoredTensor) -> dict[str, Any]:
 
 def _convertible(checkpoint: Checkpoint) -> tuple[str | None, list[str], str]:
     """(architecture of the GGUF or None, notes, why it cannot be converted or '')."""
+    from ...convert.architectures.registry import model_spec
+    from ...convert.checkpoint import assemble
+    from ...convert.tokenizers.vocabulary import read_vocabulary
+
     try:
         model = model_spec(checkpoint.config, MLA_LAYOUTS[0], None, checkpoint.stored)
         model, _, notes = assemble(checkpoint, model, None)

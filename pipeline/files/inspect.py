@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +25,13 @@ from ...formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from ...jobs.streamed_json import StreamedJson
 from ...quantize.recipes.type_selection import Selection
 from ..common.arguments import Pattern, as_pattern
+from ..common.checkpoints import CheckpointSummary, summarize_checkpoint
 from ..common.progress import Stage, reporting
 from ..common.rows import Rows, type_histogram
 from ..common.shown import shown
 from ..common.type_rules import type_rules
 from ..requests.files import InspectRequest
 from ..requests.verb import verb
-
-if TYPE_CHECKING:
-    from ..common.checkpoints import CheckpointSummary
 
 _SHOWN = 16  # values of an array that are listed in full
 _FIRST = 8  # values of a longer one
@@ -182,8 +180,6 @@ def inspect_checkpoint(source: str | Path) -> CheckpointSummary:
         >>> summary.gguf_architecture, summary.config["num_hidden_layers"]
         ('deepseek2', 4)
     """
-    from ..common.checkpoints import summarize_checkpoint
-
     return summarize_checkpoint(source)
 
 
