@@ -24,6 +24,11 @@ from ...simd.lanes import (
     splat,
     store,
 )
+from ...simd.target import target
+
+# Whether registers hold what a sweep needs of four times sixteen blocks. With two there is enough to do elsewhere, too, while
+# one of them waits for its last code, and they are done after fewer sweeps.
+_FOUR_AT_ONCE = target().lane_registers > 8
 
 
 @kernel
@@ -167,6 +172,10 @@ def symmetric_scales_by_sweeps(x, at, n, nmax, codes):
     for blocks whose amax is below 1e-15.
     """
     low, high, step = -nmax, nmax - 1, LANES * n
+    if not _FOUR_AT_ONCE:
+        scale0, scale1 = _scales_by_sweeps_of_two(x, at, n, nmax, codes)
+        scale2, scale3 = _scales_by_sweeps_of_two(x, at + 2 * step, n, nmax, codes)
+        return scale0, scale1, scale2, scale3
     zero0, degenerate0, inverse0, sxq0, sqq0 = _start_of_sweeps(x, at, n, nmax, codes)
     zero1, degenerate1, inverse1, sxq1, sqq1 = _start_of_sweeps(x, at + step, n, nmax, codes)
     zero2, degenerate2, inverse2, sxq2, sqq2 = _start_of_sweeps(x, at + 2 * step, n, nmax, codes)
@@ -186,6 +195,25 @@ def symmetric_scales_by_sweeps(x, at, n, nmax, codes):
         _scale_of_sweeps(zero0, degenerate0, inverse0, sxq0, sqq0), _scale_of_sweeps(zero1, degenerate1, inverse1, sxq1, sqq1),
         _scale_of_sweeps(zero2, degenerate2, inverse2, sxq2, sqq2), _scale_of_sweeps(zero3, degenerate3, inverse3, sxq3, sqq3),
     )  # fmt: skip
+
+
+@kernel
+def _scales_by_sweeps_of_two(x, at, n, nmax, codes):
+    """As symmetric_scales_by_sweeps, of two times n elements."""
+    low, high, step = -nmax, nmax - 1, LANES * n
+    zero0, degenerate0, inverse0, sxq0, sqq0 = _start_of_sweeps(x, at, n, nmax, codes)
+    zero1, degenerate1, inverse1, sxq1, sqq1 = _start_of_sweeps(x, at + step, n, nmax, codes)
+    fixed0, fixed1 = zero0 | degenerate0, zero1 | degenerate1
+    for _ in range(5):
+        changed = zero0 & ~zero0
+        for i in range(at, at + step, LANES):
+            sxq0, sqq0, better0 = _sweep_code(x, codes, i, low, high, fixed0, sxq0, sqq0)
+            sxq1, sqq1, better1 = _sweep_code(x, codes, i + step, low, high, fixed1, sxq1, sqq1)
+            changed = changed | better0 | better1
+        if not any_lane(changed):
+            break
+    scale0 = _scale_of_sweeps(zero0, degenerate0, inverse0, sxq0, sqq0)
+    return scale0, _scale_of_sweeps(zero1, degenerate1, inverse1, sxq1, sqq1)
 
 
 @kernel
