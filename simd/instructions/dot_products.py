@@ -342,6 +342,11 @@ _SIGNS = (
 )
 
 
+def apply_signs(builder: Any, value: Any, signs: Any, of: Target | None = None) -> Any:
+    """Byte lanes: value, -127 to 127, negated where signs, which are not 0, are below 0."""
+    return (of or target()).choose(_SIGNS)(builder, value, signs)
+
+
 def signed_byte_pairs(builder: Any, a: Any, b: Any, of: Target | None = None) -> Any:
     """<n x i16> of two <2n x i8>: sums of two products of a, -128 to 127, and b, -127 to 127; for x86 with SSSE3."""
     of = of or target()

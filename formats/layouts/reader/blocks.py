@@ -116,7 +116,7 @@ class BlockReader:
         return 0
 
     def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:
-        """Writes what products get as loaded["numbers"] to an address; only a `GridReader` does."""
+        """Writes what products get as loaded["ahead"] to an address; only a `GridReader` does."""
         raise NotImplementedError
 
     def runs_looked_up(self, of: Target) -> int:

@@ -220,6 +220,10 @@ class Emitter:
         if np.all(np.diff(addresses) == 2):
             return self.half_to_float(self.load(base, int(addresses[0]), vector(I16, len(addresses))))
         unique, where = np.unique(addresses, return_inverse=True)
+        if len(unique) == 1 and self.target.has("f16c") and not self.target.has("avx512f"):
+            # Of a single number LLVM replaces the lowest part of any register, and waits for what was in it.
+            eight = self.half_to_float(self.splat(self.load(base, int(unique[0]), I16), 8))
+            return self.shuffle(eight, where)
         count = 1 << max(len(unique) - 1, 0).bit_length()
         words = ir.Constant(vector(I16, count), ir.Undefined)
         for i in range(count):
@@ -268,6 +272,12 @@ class Emitter:
     def bits_of_bytes(self, source: Any, which: np.ndarray, bits: np.ndarray) -> Any:
         """<64 x i1>: of each lane bit bits[lane] of byte which[lane] of <32 x i8>."""
         return permute.bits_of_bytes(self.builder, source, which, bits, self.target)
+
+    def with_signs(self, value: Any, signs: Any) -> Any:
+        """<64 x i8>: value, -127 to 127, negated where signs are: <64 x i1>, or <64 x i8> below or above 0."""
+        if signs.type.element == I1:
+            return self.builder.select(signs, self.builder.neg(value), value)
+        return dot_products.apply_signs(self.builder, value, signs, self.target)
 
     @staticmethod
     def in_words(places: np.ndarray) -> bool:

@@ -20,7 +20,8 @@ _RUN = 32  # points that are looked up together, words of a register
 _RUNS_AHEAD = 4  # looked up together where tables are too large for the registers
 # Of 64 bytes whose halves are two runs' points in turns, eight of each: instructions interleave bytes within sixteen.
 _INTERLEAVED = np.arange(BYTES) // 16 * 8 + np.arange(BYTES) % 8 + np.arange(BYTES) // 8 % 2 * _RUN
-_LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
+_UNPACKED = np.arange(_RUN).reshape(2, 2, 8).swapaxes(0, 1).reshape(-1)  # bytes in whose order instructions of AVX2 interleave
+_LOW_SEVEN_BITS, _LOW_FOUR_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0F0F0F0F0F0F0F0F, 0x0101010101010101  # of every byte
 
 
 class _Run(NamedTuple):
@@ -89,11 +90,13 @@ class GridReader(BlockReader):
             as_is = emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
             lift = builder.select(as_is, constant(I8, [0] * BYTES), constant(I8, [f.point_shift] * BYTES))
             value = builder.add(value, lift)
-        negative = self.negative(emit, base, code_vector, loaded)
-        if negative is None:
+        signs = self.signs(emit, base, code_vector, loaded)
+        if signs is None:
             return value
         middle = constant(I8, [-subtracted] * BYTES)
-        return builder.select(negative, builder.sub(middle, value), builder.add(middle, value))
+        if signs.type.element == I1:
+            return builder.select(signs, builder.sub(middle, value), builder.add(middle, value))
+        return builder.add(middle, emit.with_signs(value, signs))
 
     def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """<64 x i8>: values of the grid, without signs."""
@@ -111,6 +114,7 @@ class GridReader(BlockReader):
         size = self._point_columns
         points = self._in_all_blocks(f.indices)
         element = ir.IntType(8 * size) if size < 8 else ir.DoubleType()  # numbers of 64 bits are put into a vector as they come
+        numbered = "ahead" in loaded and self._number_bytes_ahead(emit.target) > 0
         table = loaded.get("table")
         if table is None:
             packed = f.grid.copy().view(f"<u{size}")[:, 0]
@@ -125,9 +129,9 @@ class GridReader(BlockReader):
                 values.append(ir.Constant(vector(element, count), None))
             if column < 0:
                 continue
-            if "numbers" in loaded:
+            if numbered:
                 place = int(row) * points.shape[1] + int(column) // size
-                index = builder.zext(emit.load(loaded["numbers"], 2 * place, I16), I64)
+                index = builder.zext(emit.load(loaded["ahead"], 2 * place, I16), I64)
             else:
                 index = emit.number(base, points[row, column // size], self.size)
             value = builder.load(builder.gep(table, [index]), align=size)
@@ -135,7 +139,10 @@ class GridReader(BlockReader):
         return builder.bitcast(emit.concat(values), vector(I8, BYTES))
 
     def bytes_ahead(self, of: Target) -> int:
-        """Bytes that `write_ahead` writes; 0 where numbers of points are not better taken out of their bits by vectors."""
+        return self._number_bytes_ahead(of) + self._sign_bytes_ahead(of)
+
+    def _number_bytes_ahead(self, of: Target) -> int:
+        """0 where numbers of points are not better taken out of their bits by vectors."""
         f = self.layout
         if f.grid is None or f.indices is None or not (of.has("avx2") or of.has("neon")):
             return 0
@@ -146,10 +153,29 @@ class GridReader(BlockReader):
             in_memory = self.rows == 1 and bool((np.diff(f.indices) != 1).any())  # else one load is a number, or nearly
         return 2 * points if in_memory and points % _RUN == 0 else 0
 
+    def _sign_bytes_ahead(self, of: Target) -> int:
+        """0 where signs are not words (see `signs`), whose products would wait for a dozen instructions one after the other."""
+        return 2 * len(self._runs_of(8, _RUN)[0]) if self._has_sign_words(of) else 0
+
+    def _has_sign_words(self, of: Target) -> bool:
+        """Whether the target has an instruction that negates bytes, and the signs of a point are a byte. Points of four weights
+        take as long, or longer, with words."""
+        f = self.layout
+        if not of.has("avx2") or of.has("avx512f") or not self.has_signs or f.grid is None or self._point_columns < 8:
+            return False
+        return f.weight_signs is None or bool((f.weight_signs[..., 0].reshape(-1, 8) % 8 == np.arange(8)).all())
+
     def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:
-        """Writes the numbers of points, 16 bits each, to an address, which products get as loaded["numbers"]: those of runs one
-        after the other for `look_up_ahead`."""
+        """Writes the numbers of points, 16 bits each, to an address, which products get as loaded["ahead"]: those of runs one
+        after the other for `look_up_ahead`; and words of signs."""
         assert self.layout.indices is not None
+        size = self._number_bytes_ahead(emit.target)
+        for run in range(self._sign_bytes_ahead(emit.target) // BYTES):
+            part = slice(_RUN * run, _RUN * (run + 1))
+            rows, octets = (each[part] for each in self._runs_of(8, _RUN))
+            emit.store(to, size + BYTES * run, self._sign_words(emit, base, rows, octets))
+        if not size:
+            return
         points = self._in_all_blocks(self.layout.indices)
         if self.runs_looked_up(emit.target):
             points = points[self._runs_of(8, _RUN)]
@@ -195,12 +221,12 @@ class GridReader(BlockReader):
         assert grid is not None
         size, levels = self._point_columns, np.unique(grid)
         width = 16 // size  # bits of a value
-        fits = len(levels) <= 1 << width and (len(grid) <= _MOST_POINTS or "numbers" in loaded)
+        fits = len(levels) <= 1 << width and (len(grid) <= _MOST_POINTS or "ahead" in loaded)
         found = self._run_of(code_vector, size)
         if not (fits and emit.target.has("avx512bw", "avx512vbmi")) or found is None:
             return None
-        if "numbers" in loaded:
-            loaded["points", found.number] = emit.load(loaded["numbers"], BYTES * found.number, vector(I16, _RUN))
+        if "ahead" in loaded:
+            loaded["points", found.number] = emit.load(loaded["ahead"], BYTES * found.number, vector(I16, _RUN))
         if ("points", found.number) not in loaded:
             self._load_words(emit, base, found, loaded)
         words, byte, place = loaded["points", found.number], np.arange(BYTES), np.repeat(found.places, 4)
@@ -288,6 +314,41 @@ class GridReader(BlockReader):
             loaded[key] = emit.gather(base, octets[:, 0] // 8, self.size)  # type: ignore[index]
         return emit.bits_of_bytes(loaded[key], place, columns % 8)
 
+    def signs(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """Signs of a vector's weights as `Emitter.with_signs` takes them; None for a type without signs. loaded: as for
+        codes_less.
+
+        A multiplication makes a bit of each byte its highest. In words of the signs of eight weights (`_sign_words`) those of
+        even columns stand in the lower byte, a place higher, those of odd columns in the upper one."""
+        found = self._run_of(code_vector, 8)
+        if found is None or not self._has_sign_words(emit.target):
+            return self.negative(emit, base, code_vector, loaded)
+        key = ("sign words", found.number)
+        if key not in loaded and "ahead" in loaded:
+            place = self._number_bytes_ahead(emit.target) + BYTES * found.number
+            loaded[key] = emit.load(loaded["ahead"], place, vector(I16, _RUN))
+        elif key not in loaded:
+            loaded[key] = self._sign_words(emit, base, found.rows, found.points)
+        words = emit.shuffle(loaded[key], np.repeat(found.places, 2))
+        shifted = emit.builder.mul(words, constant(I16, 1 << 6 - code_vector.columns[::2] % 8))
+        return emit.builder.bitcast(shifted, vector(I8, BYTES))
+
+    def _sign_words(self, emit: Emitter, base: Any, rows: np.ndarray, octets: np.ndarray) -> Any:
+        """<32 x i16>: the signs of 32 octets, and, doubled, below them. The lowest bits, which `signs` does not look at, are
+        set: no byte is to be 0."""
+        f, builder = self.layout, emit.builder
+        rows, octets = rows[_UNPACKED], octets[_UNPACKED]
+        if f.weight_signs is not None:
+            bits = self._in_all_blocks(f.weight_signs)[rows, octets * 8, 0]
+            eight = emit.gather(base, bits // 8, self.size)
+        else:
+            assert f.sign_codes is not None
+            eight = self._signs(emit, base, self._in_all_blocks(f.sign_codes)[rows, octets])
+        ones, places = constant(I8, [1] * _RUN), np.argsort(_UNPACKED)
+        odd, even = builder.or_(eight, ones), builder.or_(builder.shl(eight, ones), ones)
+        words = builder.shuffle_vector(even, odd, constant(I32, np.stack([places, places + _RUN], axis=1).reshape(-1)))
+        return builder.bitcast(words, vector(I16, _RUN))
+
     def _run_of(self, code_vector: CodeVector, size: int, length: int = _RUN) -> _Run | None:
         """The 32 points (or octets of signs; `length`) of `size` columns that those of a vector are read with; None if they are
         not read together."""
@@ -342,16 +403,21 @@ class GridReader(BlockReader):
 
     def _signs(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """<n x i8>: eight signs each, of n codes; codes: bit addresses [n, 7], n a multiple of 8."""
-        builder, kind = emit.builder, vector(I64, len(codes) // 8)
+        builder, kind, bytes_kind = emit.builder, vector(I64, len(codes) // 8), vector(I8, len(codes))
         code = self._sevens(emit, base, codes)
         if self.layout.scrambled:
             signs = builder.xor(code, builder.shl(code, constant(kind, 1)))
+        elif emit.target.has("ssse3") or emit.target.has("neon"):  # the parity of four bits is looked up as the eighth
+            folded = builder.and_(builder.xor(code, builder.lshr(code, constant(kind, 4))), constant(kind, _LOW_FOUR_BITS))
+            table = [odd << 7 for odd in (np.bitwise_count(np.arange(16)) & 1).tolist()]
+            parity = emit.look_up(table, builder.bitcast(folded, bytes_kind))
+            return builder.xor(builder.bitcast(code, bytes_kind), parity)
         else:
             odd = code  # the lowest bit of every byte becomes the parity of the byte
             for shift in (4, 2, 1):
                 odd = builder.xor(odd, builder.lshr(odd, constant(kind, shift)))
             signs = builder.or_(code, builder.shl(builder.and_(odd, constant(kind, _LOWEST_BIT)), constant(kind, 7)))
-        return builder.bitcast(signs, vector(I8, len(codes)))
+        return builder.bitcast(signs, bytes_kind)
 
     def _sevens(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """<n / 8 x i64> whose bytes are n numbers of seven bits."""
@@ -362,12 +428,10 @@ class GridReader(BlockReader):
             return builder.and_(builder.lshr(value, constant(kind, int(shift[0]))), constant(kind, _LOW_SEVEN_BITS))
         firsts = codes.reshape(-1, 4, 7)[:, 0, 0] // 8  # 28 bits in a word
         word = builder.bitcast(emit.gather(base, (firsts[:, None] + np.arange(4)).reshape(-1), self.size), kind)
-        total: Any = None
-        for byte in range(4):
-            part = builder.and_(word, constant(kind, 0x7F << 7 * byte | 0x7F << 7 * byte + 32))
-            part = builder.shl(part, constant(kind, byte)) if byte else part
-            total = part if total is None else builder.or_(total, part)
-        return total
+        # Two bits are put between its halves, then one between theirs: what is to move one place on is added to itself.
+        low, high = (constant(kind, mask | mask << 32) for mask in (0x3FFF, 0x3FFF0000))
+        halves = builder.or_(builder.and_(word, low), builder.and_(builder.shl(word, constant(kind, 2)), high))
+        return builder.add(halves, builder.and_(halves, constant(kind, 0x3F803F803F803F80)))
 
 
 def _words_of_table(builder: Any, table: np.ndarray, indices: Any) -> Any:

@@ -12,6 +12,7 @@ from ggufmill.simd.instructions.dot_products import (
     add_byte_dots,
     add_signed_byte_dots,
     add_word_pairs,
+    apply_signs,
     byte_pairs,
     byte_sums,
     multiplies_signed,
@@ -97,6 +98,18 @@ def test_signed_bytes(level, run_piece):
     for a, signed, total in signed_cases():
         out = run_piece(lambda b, *v: add_signed_byte_dots(b, *v, of), np.zeros(16, np.int32), total, a, signed)
         assert np.array_equal(out, total + fours(a, signed))
+
+
+@levels
+def test_bytes_get_signs(level, run_piece):
+    of = target_at(level)
+    if not multiplies_signed(of) or of.has("neon"):
+        pytest.skip("this level has no instruction for it")
+    rng = np.random.default_rng(5)
+    value, signs = (rng.integers(-127, 128, 64).astype(np.int8) for _ in range(2))
+    signs[signs == 0] = 1
+    out = run_piece(lambda b, *v: apply_signs(b, *v, of), np.zeros(64, np.int8), value, signs)
+    assert np.array_equal(out, np.where(signs < 0, -value, value))
 
 
 def scaled(of, largest, order=range(16)):

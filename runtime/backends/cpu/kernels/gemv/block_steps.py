@@ -22,6 +22,7 @@ from ......formats.layouts.reader.blocks import SUPERBLOCK, BlockReader, CodeVec
 from ......formats.layouts.reader.code_layout import CodeLayout
 from ......formats.layouts.reader.emitter import BYTES, F32, I8, I16, I32, LANES, Emitter, constant, vector
 from ......formats.layouts.reader.grids import GridReader
+from ......simd.instructions.dot_products import PairDots, pairs_that_fit
 from ..activations import RUN
 
 _MOST_DECODED = 4  # vectors of codes that stay in 32 registers of 512 bits while token after token is multiplied
@@ -163,12 +164,12 @@ class BlockStep:
     def _codes(
         self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict, begins: bool
     ) -> tuple[Any, Any]:
-        """<64 x i8>: what activations are multiplied with; <64 x i1>: which of these are negated before, None for none."""
+        """<64 x i8>: what activations are multiplied with; the signs that these are given before, None for none."""
         r = self.reader
         if begins or not (isinstance(r, GridReader) and r.has_signs):
             return r.codes_less(subtracted, emit, base, code_vector, loaded), None
         codes = r.unsigned_codes(emit, base, code_vector, loaded)
-        return codes, r.negative(emit, base, code_vector, loaded)
+        return codes, r.signs(emit, base, code_vector, loaded)
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks; loaded: as for codes_less."""
@@ -194,10 +195,10 @@ class BlockStep:
             run = range(first, first + together)
             codes = [self._codes(subtracted, emit, base, self.vectors[position], loaded, begins) for position in run]
             for token in tokens:
-                for position, (values, negative) in zip(run, codes, strict=True):
+                for position, (values, signs) in zip(run, codes, strict=True):
                     if token.products is None:
                         token.products = self._start(emit, token, position) if begins else constant(I32, [0] * LANES)
-                    self._multiply(emit, token, position, values, negative, subtracted)
+                    self._multiply(emit, token, position, values, signs, subtracted)
         for token in tokens:
             token.finish_step(self, emit)
 
@@ -205,19 +206,18 @@ class BlockStep:
         number = list(self._numbers_of_lanes).index(self.reader.keys(self.vectors[position]))
         return emit.load(token.codes, self.columns + BYTES * number, vector(I32, LANES))
 
-    def _multiply(self, emit: Emitter, token: TokenSums, position: int, codes: Any, negative: Any, subtracted: int) -> None:
+    def _multiply(self, emit: Emitter, token: TokenSums, position: int, codes: Any, signs: Any, subtracted: int) -> None:
         """Adds the products of the vector of this number to a token's sums."""
         vectors, key = self.vectors, self.reader.keys(self.vectors[position])
-        before = token.products
         words = self.activation_words(emit, token.codes, position)
-        if negative is not None:
-            words = emit.builder.select(negative, emit.builder.neg(words), words)
-            token.products = emit.dot(before, codes, words, max(self.layout.table))
-        elif subtracted != self.reader.lowest:
-            token.products = emit.signed_dot(before, codes, words)
+        words = words if signs is None else emit.with_signs(words, signs)
+        is_last = position + 1 == len(vectors) or self.reader.keys(vectors[position + 1]) != key
+        if signs is None and subtracted != self.reader.lowest:
+            token.products = emit.signed_dot(token.products, codes, words)
         else:
-            token.products = emit.dot(before, codes, words, self.reader.highest)
-        if position + 1 < len(vectors) and self.reader.keys(vectors[position + 1]) == key:
+            largest = self.reader.highest if signs is None else max(self.layout.table)
+            token.add_products(emit, codes, words, largest, is_last)
+        if not is_last:
             return
         number = self._numbers_of_lanes[key]
         if self._scales_in_lanes:
@@ -240,6 +240,7 @@ class TokenSums:
             emit.builder.store(zero, self.totals[order])
         self.codes = self.scale = self.sums = None
         self.products: Any = None
+        self.pairs: tuple[int, Any] = 0, None  # how many sums of two products, as 16-bit numbers, that are not in `products`
         self.scales: list = []
         self.step: dict = {}
 
@@ -275,6 +276,18 @@ class TokenSums:
     def add(self, order: tuple[int, ...], values: Any, factors: Any, emit: Emitter) -> None:
         before = self.step.get(order)
         self.step[order] = emit.builder.fmul(values, factors) if before is None else emit.fma(values, factors, before)
+
+    def add_products(self, emit: Emitter, unsigned: Any, signed: Any, largest: int, is_last: bool) -> None:
+        """Adds those of <64 x i8>, 0 to `largest` and -127 to 127, to `products`. Where the processor adds two at a time, as
+        many as fit 16 bits are added up before, at the latest with the last vector of the same scales."""
+        run = pairs_that_fit(largest, emit.target) if largest <= 128 else None
+        if not run:
+            self.products = emit.dot(self.products, unsigned, signed, largest)
+            return
+        dots, (count, sums) = PairDots(emit.builder, run, emit.target), self.pairs
+        self.pairs = count + 1, dots.add_pairs(sums, unsigned, signed)
+        if is_last or count + 1 == run:
+            self.products, self.pairs = dots.widen(self.products, self.pairs[1]), (0, None)
 
     def finish_step(self, step: BlockStep, emit: Emitter) -> None:
         factor = emit.splat(emit.load(self.scale, 0, F32)) if step.one_scale else None

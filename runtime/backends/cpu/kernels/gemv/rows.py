@@ -154,8 +154,8 @@ def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[
                     with cgutils.for_range_slice(builder, I64(0), written, I64(looked_up), intp=I64) as (part, _):
                         step.reader.look_up_ahead(emit, builder.add(memory, part))
                 with cgutils.for_range(builder, steps_now, intp=I64) as loop:
-                    numbers = builder.add(memory, builder.mul(loop.index, I64(ahead)))
-                    one(builder.add(start, loop.index), {"numbers": numbers})
+                    written = builder.add(memory, builder.mul(loop.index, I64(ahead)))
+                    one(builder.add(start, loop.index), {"ahead": written})
         else:
             with cgutils.for_range(builder, count, intp=I64) as loop:
                 one(loop.index, {})

@@ -115,10 +115,22 @@ def test_product_equals_that_of_decoded_rows(name):
     check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
 
 
-@pytest.mark.parametrize("name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s"])
-def test_numbers_of_points_are_written_ahead_for_some_steps(name):
+@pytest.mark.parametrize("name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s", "iq2_xxs", "iq3_xxs", "iq2_xs_r4"])
+def test_numbers_of_points_and_signs_are_written_ahead_for_some_steps(name):
     """Twice for sixteen steps of a row, and for those that are left."""
-    check(name, 3, 37 * columns_of(name), 2, 9)
+    check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 2, 9)
+
+
+@pytest.mark.parametrize("name", ["iq2_xxs", "iq2_s", "iq3_xxs", "q4_0"])
+def test_sums_of_pairs_do_not_overflow(name):
+    """Rows of one byte, whichever it is, among them the largest weights, with the largest activations of their signs."""
+    n = columns_of(name)
+    packed = random_rows(name, 256, n, np.random.default_rng(0))
+    packed.reshape(256, -1, TYPES[name].block_bytes)[:, :, 2:] = np.arange(256)[:, None, None]
+    weights = weights_of(packed, name, n)
+    for row, w in zip(packed, weights, strict=True):
+        found = quantise(np.where(w < 0, -127, 127).astype(np.float32)[None], gemv(name).activations)
+        assert multiply(row[None], name, found).item() == pytest.approx(127 * np.abs(w).sum(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", SHAPED)
