@@ -14,7 +14,7 @@ from ....simd.instructions.permute import lookup_floats
 from ....simd.target import Target
 from .blocks import SUPERBLOCK, CodeVector
 from .emitter import BYTES, F32, I1, I8, I16, I32, I64, LANES, Emitter, constant, vector
-from .signs import RUN, Run, SignReader, bytes_of_table
+from .signs import RUN, PointRun, SignReader, bytes_of_table
 
 _MOST_POINTS = 512  # of a grid that is looked up in registers
 _RUNS_AHEAD = 4  # looked up together where tables are too large for the registers
@@ -206,7 +206,7 @@ class GridReader(SignReader):
         bits = bits + code_vector.columns % size * width
         return self._levels(emit, width, x86.vpmultishiftqb(builder, constant(I8, bits), _as_bytes(builder, words)))
 
-    def _load_words(self, emit: Emitter, base: Any, found: Run, loaded: dict) -> None:
+    def _load_words(self, emit: Emitter, base: Any, found: PointRun, loaded: dict) -> None:
         """Puts the words of a run's points, or of two runs', to what is loaded."""
         builder, size = emit.builder, self.point_columns
         assert self.layout.indices is not None

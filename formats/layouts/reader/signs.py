@@ -17,7 +17,7 @@ _UNPACKED = np.arange(RUN).reshape(2, 2, 8).swapaxes(0, 1).reshape(-1)  # bytes 
 _LOW_SEVEN_BITS, _LOW_FOUR_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0F0F0F0F0F0F0F0F, 0x0101010101010101  # of every byte
 
 
-class Run(NamedTuple):
+class PointRun(NamedTuple):
     """Points that are read together, 32 of a step. number: of the run; rows, points: int [32], of each; places: int [16], of
     the points of a vector's lanes among them."""
 
@@ -119,7 +119,7 @@ class SignReader(BlockReader):
         words = builder.shuffle_vector(even, odd, constant(I32, np.stack([places, places + RUN], axis=1).reshape(-1)))
         return builder.bitcast(words, vector(I16, RUN))
 
-    def run_of(self, code_vector: CodeVector, size: int, length: int = RUN) -> Run | None:
+    def run_of(self, code_vector: CodeVector, size: int, length: int = RUN) -> PointRun | None:
         """The 32 points (or octets of signs; `length`) of `size` columns that those of a vector are read with; None if they are
         not read together."""
         rows, points = self.runs_of(size, length)
@@ -130,7 +130,7 @@ class SignReader(BlockReader):
         if (places < 0).any() or (places // length != run).any():
             return None
         part = slice(length * run, length * (run + 1))
-        return Run(run, rows[part], points[part], places % length)
+        return PointRun(run, rows[part], points[part], places % length)
 
     def runs_of(self, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`_points_of_runs`, found once."""
