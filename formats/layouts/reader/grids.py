@@ -114,7 +114,8 @@ class GridReader(SignReader):
                 continue
             if numbered:
                 place = int(row) * points.shape[1] + int(column) // size
-                index = builder.zext(emit.load(loaded["ahead"], self.sign_bytes_ahead(emit.target) + 2 * place, I16), I64)
+                where = self.sign_bytes_ahead(emit.target) + 2 * int(self._places_ahead[place])
+                index = builder.zext(emit.load(loaded["ahead"], where, I16), I64)
             else:
                 index = emit.number(base, points[row, column // size], self.size)
             value = builder.load(builder.gep(table, [index]), align=size)
@@ -133,7 +134,7 @@ class GridReader(SignReader):
         if of.has("avx512bw"):
             in_memory = self.point_columns == 8 and (len(f.grid) > _MOST_POINTS or not of.has("avx512vbmi"))
         else:
-            in_memory = self.rows == 1 and bool((np.diff(f.indices) != 1).any())  # else one load is a number, or nearly
+            in_memory = bool((np.diff(f.indices) != 1).any())  # else one load is a number, or nearly
         return 2 * points if in_memory and points % RUN == 0 else 0
 
     def write_ahead(self, emit: Emitter, base: Any, to: Any) -> None:
@@ -148,8 +149,16 @@ class GridReader(SignReader):
         points = self._in_all_blocks(self.layout.indices)
         if self.runs_looked_up(emit.target):
             points = points[self.runs_of(8, RUN)]
+        else:
+            points = points.reshape(-1, points.shape[-1])[np.argsort(self._places_ahead)]
         for i, part in enumerate(points.reshape(-1, RUN, points.shape[-1])):
             emit.store(to, signs + 2 * RUN * i, emit.numbers(base, part, self.size, I16))
+
+    @cached_property
+    def _places_ahead(self) -> np.ndarray:
+        """Where among the numbers written ahead, in the order of their first bits, that of each row's points is."""
+        assert self.layout.indices is not None
+        return np.argsort(np.argsort(self._in_all_blocks(self.layout.indices)[..., 0].reshape(-1)))
 
     def runs_looked_up(self, of: Target) -> int:
         return _RUNS_AHEAD if of.has("avx512vbmi") else 0

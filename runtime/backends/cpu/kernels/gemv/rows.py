@@ -19,7 +19,7 @@ from .block_steps import BlockStep, TokenSums
 from .float_rows import FLOATS
 from .integer_steps import IntegerStep, has_integer_scales
 
-_AHEAD = 16  # steps whose numbers of points are written together
+_AHEAD = 16  # steps of a row whose numbers of points are written together
 
 
 @cache
@@ -139,12 +139,14 @@ def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[
 
         ahead = step.reader.bytes_ahead(emit.target) if row is not None else 0
         if ahead:
-            memory = cgutils.alloca_once(builder, ir.ArrayType(I8, _AHEAD * ahead))
+            looked_up = BYTES * step.reader.runs_looked_up(emit.target)
+            most = _AHEAD if looked_up else _AHEAD // step.reader.rows
+            memory = cgutils.alloca_once(builder, ir.ArrayType(I8, most * ahead))
             memory.align = BYTES
-            memory, looked_up = builder.ptrtoint(memory, I64), BYTES * step.reader.runs_looked_up(emit.target)
-            with cgutils.for_range_slice(builder, I64(0), count, I64(_AHEAD), intp=I64) as (start, _):
+            memory = builder.ptrtoint(memory, I64)
+            with cgutils.for_range_slice(builder, I64(0), count, I64(most), intp=I64) as (start, _):
                 left = builder.sub(count, start)
-                steps_now = builder.select(builder.icmp_unsigned("<", left, I64(_AHEAD)), left, I64(_AHEAD))
+                steps_now = builder.select(builder.icmp_unsigned("<", left, I64(most)), left, I64(most))
                 before = builder.add(builder.add(row, at), builder.mul(start, I64(size)))
                 with cgutils.for_range(builder, steps_now, intp=I64) as loop:
                     base = builder.add(before, builder.mul(loop.index, I64(size)))
