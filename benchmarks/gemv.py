@@ -42,7 +42,7 @@ from ggufmill.simd.memory import aligned_empty
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip
 COLUMNS = 4096
-_CACHED = 300 << 10  # bytes, of rows of half as many columns, at least 64: half of the smallest second-level caches and more
+_CACHED = 300 << 10  # bytes, of rows of half as many columns, but at least 64 rows: second-level caches have 512 KiB and more
 
 
 def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int) -> float:

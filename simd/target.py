@@ -104,6 +104,11 @@ class Target:
         return count * self.vector_bits // 512
 
     @property
+    def permutes_in_halves(self) -> bool:
+        """Vectors have 256 bits, of which one instruction permutes bytes within each half (AVX2 without AVX-512)."""
+        return self.vector_bits == 256
+
+    @property
     def has_vnni(self) -> bool:
         """Dot products of bytes on 512-bit vectors (vpdpbusd)."""
         return self.has("avx512f", "avx512vnni")

@@ -38,10 +38,10 @@ STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 
 # Words of a team's state, as offsets in bytes: those that different threads write lie in different pairs of cache lines, which
 # some processors fetch together.
-_LINES = 2 * CACHE_LINE
-NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (_LINES * i for i in range(6))
+_LINE_PAIR = 2 * CACHE_LINE
+NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (_LINE_PAIR * i for i in range(6))
 PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # in RUNNING's line, for threads with a part
-STATE_WORDS = 6 * _LINES // 8
+STATE_WORDS = 6 * _LINE_PAIR // 8
 
 NO_COMMAND, STOP = 0, -1  # a positive number: how many Python calls are waiting
 _LOW_HALF = (1 << 32) - 1
@@ -261,11 +261,11 @@ def pauses(n):
 
 def new_state(sched_yield: int) -> np.ndarray:
     """int64 words for one team; those from `state_address` on are used. sched_yield: the address of that function, or 0."""
-    state = np.zeros(STATE_WORDS + _LINES // 8, np.int64)
+    state = np.zeros(STATE_WORDS + _LINE_PAIR // 8, np.int64)
     state[(state_address(state) - state.ctypes.data + YIELD) // 8] = sched_yield
     return state
 
 
 def state_address(state: np.ndarray) -> int:
     """The address that kernels take as `team`: that of the first cache line of a state."""
-    return -(-state.ctypes.data // _LINES) * _LINES
+    return -(-state.ctypes.data // _LINE_PAIR) * _LINE_PAIR

@@ -44,7 +44,8 @@ def align_stack(function: Any, of: Target) -> None:
     bytes), or three of four (of 64), they lie across lines, with which products of q6_K took up to twice as long."""
     if of.has("avx2"):
         function.attributes.alignstack = CACHE_LINE
-        function.attributes.add("uwtable")  # without an attribute of this kind llvmlite writes none
+        # llvmlite writes no alignment without another attribute. Tables for unwinding (debuggers, profilers) are there anyway.
+        function.attributes.add("uwtable")
 
 
 class _Aligned(JITCodeLibrary):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
-
-from ..llvm import I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
+from ..llvm import I16X32, I32, I32X16, concat, constant, shuffle, vector
 from ..target import Forms, Target, target
 from .dot_products import add_byte_dots, add_signed_byte_dots, add_word_pairs, byte_pairs, signed_byte_pairs
 
@@ -34,25 +32,10 @@ _ADD_SCALED: Forms[Added] = ((("neon",), _scaled_fours), ((), _scaled_pairs))
 
 
 def _words_permuted(builder: Any, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
-    """Registers of 256 bits permute bytes within each half in one instruction: of eight scales in both halves. LLVM is not to
-    see that they are the same eight, or it permutes across halves, which takes two or three."""
-    kind, eights = vector(I16, 16), []
-    for first in (0, 8):
-        twice = shuffle(builder, scales, None, 2 * list(range(first, first + 8)))
-        eights.append(builder.asm(ir.FunctionType(kind, [kind]), "", "=x,0", [twice], side_effect=False))
+    """One instruction for 256 bits where lanes take scales from the eight of their half (`Target.permutes_in_halves`)."""
 
-    def permuted(half: Sequence[int]) -> Any:
-        eight = half[0] // 8
-        if [lane // 8 for lane in half] == [0] * 4 + [1] * 4:
-            part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
-            return builder.bitcast(part, vector(I32, 8))
-        if any(lane // 8 != eight for lane in half):
-            part = shuffle(builder, scales, None, [lane for lane in half for _ in range(2)])
-        else:
-            part = shuffle(
-                builder, eights[eight], None, [lane % 8 + i // 4 * 8 for i, lane in enumerate(half) for _ in range(2)]
-            )
-        return builder.bitcast(part, vector(I32, 8))
+    def permuted(lanes: Sequence[int]) -> Any:
+        return builder.bitcast(shuffle(builder, scales, None, [lane for lane in lanes for _ in range(2)]), vector(I32, 8))
 
     return [concat(builder, [permuted(order[:8]), permuted(order[8:])]) for order in orders]
 
@@ -74,11 +57,6 @@ _PERMUTED_SCALES = (
     (("avx2",), _words_permuted),
     ((), _pairs_permuted),
 )
-
-
-def permutes_in_halves(of: Target) -> bool:
-    """Whether `scales_of_dots` takes one instruction where lanes take scales from their half of eight, and else more."""
-    return of.choose(_PERMUTED_SCALES) is _words_permuted
 
 
 def scales_of_dots(builder: Any, scales: Any, orders: Sequence[Sequence[int]], of: Target | None = None) -> list[Any]:

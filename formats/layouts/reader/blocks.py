@@ -187,9 +187,9 @@ class BlockReader:
 
     @staticmethod
     def _shifts_in_halves(emit: Emitter, shift: np.ndarray) -> bool:
-        """Whether registers have 256 bits, and the bytes of each are shifted by one number of bits. shift: int [64, ...]"""
-        registers = shift.reshape(2, BYTES // 2, -1)
-        return emit.target.has("avx2") and not emit.target.has("avx512f") and bool((registers == registers[:, :1]).all())
+        """Whether registers have 256 bits, and the bytes of each are shifted by one number of bits. shift: int [64]"""
+        registers = shift.reshape(2, BYTES // 2)
+        return emit.target.vector_bits == 256 and bool((registers == registers[:, :1]).all())
 
     @staticmethod
     def _digits(emit: Emitter, codes: Any, powers: np.ndarray) -> Any:
@@ -228,10 +228,11 @@ class BlockReader:
 
     def _look_up_and_choose(self, emit: Emitter, table: list[int], base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         """Entries for codes whose highest bits are stored apart: these choose, by the signs of shifted bytes, among entries
-        that the others pick. None but for AVX2 (others have masks and wider look-ups), and where bits are not so stored."""
+        that the others pick. None but with registers of 256 bits (wider ones have masks and larger look-ups, for others it
+        was not tried), and where bits are not so stored."""
         runs, bits = runs_of_bits(self.codes), self._bits(code_vector)
         offsets, low, width = self.layout.code_offset, runs[0][1], bits.shape[-1]
-        if not emit.target.has("avx2") or emit.target.has("avx512f") or len(runs) == 1 or low not in (2, 4):
+        if emit.target.vector_bits != 256 or len(runs) == 1 or low not in (2, 4):
             return None
         in_pairs = offsets is not None and (bits[::2] == bits[1::2]).all()
         if in_pairs:  # of neighbours that share a code: in the order in which registers interleave their bytes
@@ -241,7 +242,7 @@ class BlockReader:
             return None
         stored = [self._stored_bytes(emit, base, bits[:, bit] // 8, loaded) for bit in (0, *range(low, width))]
         parts = [table[first : first + (1 << low)] for first in range(0, len(table), 1 << low)]
-        if low == 2 and (shift[:, 0] == shift[0, 0]).all():
+        if low == 2 and not in_pairs and (shift[:, 0] == shift[0, 0]).all():
             key = (bits[:, 0] // 8).tobytes()
             entries = [self._look_up_pairs(emit, part, stored[0], int(shift[0, 0]), key, loaded) for part in parts]
         else:

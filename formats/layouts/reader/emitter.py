@@ -2,7 +2,7 @@
 
 An `Emitter` binds the pieces of `simd` to one builder and one target, and adds what readers of blocks need: bytes and bits at
 constant places. All targets give the same integers, and floating-point numbers are added up in the order written, so
-results are the same too.
+results are the same too, but of types whose signed bytes, or scaled products as integers, only some targets add.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ PREFETCH_LOCALITY = 1  # the last level of the caches
 # of a step suffices, and all of them take a tenth longer on Zen 5 (where none at all would do).
 SPARSE_PREFETCH = 4096, 1
 # The same with AVX2 and no AVX-512, and of floats: a Zen 3 reads bf16 at 86 % of what memory gives, at 67 with `prefetch` and
-# at 78 with none; bf16_r16 at 81, 57 and 78, q8_0_r8 at 80, 71 and 77. (Intel's without AVX-512 were not measured.)
+# at 78 with none; f16 at 87, 75 and 78, f32 at 88, 81 and 92, bf16_r16 at 81, 57 and 78, q8_0_r8 at 80, 71 and 77. (Intel's
+# without AVX-512 were not measured.)
 NEAR_PREFETCH = 768, 3
-# The same of several streams: the processor itself follows each of them, and finds its next lines by the first that are asked
-# for. Every line of a step takes longer than none (Zen 4).
+# Size, distance, level, of several streams: the processor itself follows each of them, and finds its next lines by the first
+# that are asked for. Every line of a step takes longer than none (Zen 4).
 STREAM_PREFETCH = CACHE_LINE, 2048, 2
 
 
@@ -88,15 +89,11 @@ class Emitter:
 
     def prefetch_floats(self, base: Any, size: int) -> None:
         """`prefetch` for rows of 16 bits and more per weight."""
-        self.prefetch(base, size, *(NEAR_PREFETCH if self._reads_near else ()))
+        self.prefetch(base, size, *(NEAR_PREFETCH if self.target.vector_bits == 256 else ()))
 
     def prefetch_sparsely(self, base: Any) -> None:
         """`prefetch` for interleaved rows of eight bits or more."""
-        self.prefetch(base, CACHE_LINE, *(NEAR_PREFETCH if self._reads_near else SPARSE_PREFETCH))
-
-    @property
-    def _reads_near(self) -> bool:
-        return self.target.has("avx2") and not self.target.has("avx512f")
+        self.prefetch(base, CACHE_LINE, *(NEAR_PREFETCH if self.target.vector_bits == 256 else SPARSE_PREFETCH))
 
     def splat(self, value: Any, count: int = LANES) -> Any:
         return llvm.splat(self.builder, value, count)
@@ -308,11 +305,6 @@ class Emitter:
     def add_byte_sums(self, total: Any, value: Any) -> Any:
         """<16 x i32> total + byte_sums(value)."""
         return dot_products.add_byte_sums(self.builder, total, value, self.target)
-
-    @property
-    def permutes_in_halves(self) -> bool:
-        """Whether `scales_of_dots` takes fewer instructions where lanes take scales from their half of eight."""
-        return scaled_dots.permutes_in_halves(self.target)
 
     def scales_of_dots(self, scales: Any, orders: Sequence[Sequence[int]]) -> list[Any]:
         """<16 x i32>, one for each order: lane i has scales[order[i]] of <16 x i16>, as `scaled_dot` takes them."""

@@ -1,11 +1,12 @@
 """Numbers taken out of packed bits at constant places, with the instructions that some processors have for it.
 
-`Emitter.numbers` takes them where these functions, which return None then, cannot.
+`Emitter.numbers` takes them where `numbers_in_bytes` and `numbers_in_halves`, which return None then, do not. emit: an
+`Emitter`, which is built on this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -13,13 +14,11 @@ from llvmlite import ir
 from ....simd.instructions import x86
 from ....simd.llvm import I1, I8, I16, I32, I64, LANES, constant, split_vector, vector
 
-if TYPE_CHECKING:
-    from .emitter import Emitter
-
-_WORDS = 32  # of 16 bits in a vector of 64 bytes
+_WORD_BITS = 16
+_WORDS = 32  # of them in a vector of 64 bytes
 
 
-def numbers_in_bytes(emit: Emitter, base: Any, bits: np.ndarray, size: int) -> Any:
+def numbers_in_bytes(emit: Any, base: Any, bits: np.ndarray, size: int) -> Any:
     """<16 x i8> of numbers of up to eight bits in several runs, each of which one instruction takes out of eight bytes for
     every eight numbers; None where that is not so."""
     count, width = bits.shape
@@ -49,12 +48,12 @@ def numbers_in_bytes(emit: Emitter, base: Any, bits: np.ndarray, size: int) -> A
     return emit.builder.and_(total, constant(I8, [(1 << width) - 1] * LANES))
 
 
-def numbers_in_halves(emit: Emitter, base: Any, bits: np.ndarray, size: int) -> Any:
+def numbers_in_halves(emit: Any, base: Any, bits: np.ndarray, size: int) -> Any:
     """<16 x i16> of numbers of up to eight bits, eight in each half of a register of 256 bits: sixteen bytes, or twice the same
     eight, are loaded into both halves, and each eight of them shifted by a number of bits, so that a permutation within halves
     takes all numbers. None where that is not so."""
     count, width = bits.shape
-    if not emit.target.has("avx2") or emit.target.has("avx512vbmi") or count != LANES or width > 8:
+    if not emit.target.permutes_in_halves or count != LANES or width > 8:
         return None
     builder, total = emit.builder, None
     for first, stop in runs_of_bits(bits):
@@ -102,7 +101,7 @@ def _shifts_of_eights(place: np.ndarray, shift: np.ndarray, length: int) -> tupl
     return eights, shifts
 
 
-def bits_of_word(emit: Emitter, base: Any, bits: np.ndarray, size: int) -> Any:
+def bits_of_word(emit: Any, base: Any, bits: np.ndarray, size: int) -> Any:
     """<16 x i1>: whether bits, int [16] of addresses, are set; None where they are not in 16 that begin at a byte."""
     start = min(int(bits.min()) // 8, size - 2)
     if start < 0 or bits.max() >= 8 * start + 16:
@@ -114,7 +113,7 @@ def bits_of_word(emit: Emitter, base: Any, bits: np.ndarray, size: int) -> Any:
     return emit.builder.icmp_unsigned("!=", tested, constant(I16, [0] * LANES))
 
 
-def lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, lane: ir.IntType = I32) -> Any:
+def lowest_bits_of_words(emit: Any, base: Any, bits: np.ndarray, lane: ir.IntType = I32) -> Any:
     """<n x i32> (or of i16) of numbers of up to eight bits, bits [n, width]: which are the lowest bits of neighbouring words of
     16 bits among 64 words, those of each number among eight that begin at a multiple of eight."""
     builder, kind = emit.builder, vector(lane, len(bits))
@@ -122,7 +121,7 @@ def lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, lane: ir.In
     total = I64(0)  # as one number: through memory, halves would be read together before they are written
     for half in range(2):
         stored = emit.load(base, 2 * _WORDS * half, vector(I16, _WORDS))
-        if emit.permutes_in_halves:  # LLVM would take bit after bit
+        if emit.target.permutes_in_halves:  # LLVM would take bit after bit
             shifted = builder.shl(stored, constant(I16, [15] * _WORDS))
             signs = x86.packs(builder, *split_vector(builder, shifted, 2))
             lowest, order = builder.icmp_signed("<", signs, constant(I8, [0] * _WORDS)), np.array([0, 2, 1, 3, 4, 6, 5, 7])
@@ -130,7 +129,7 @@ def lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, lane: ir.In
             lowest = builder.trunc(stored, vector(I1, _WORDS))
         total = builder.or_(total, builder.shl(builder.zext(builder.bitcast(lowest, I32), I64), I64(_WORDS * half)))
     numbers = builder.insert_element(ir.Constant(vector(I64, 2), None), total, I32(0))
-    eights, first = np.divmod(bits[:, 0] // LANES, 8)
+    eights, first = np.divmod(bits[:, 0] // _WORD_BITS, 8)
     value = builder.zext(emit.shuffle(builder.bitcast(numbers, vector(I8, LANES)), order[eights]), kind)
     value = builder.lshr(value, constant(lane, first)) if first.any() else value
     return builder.and_(value, constant(lane, [(1 << bits.shape[-1]) - 1] * len(bits)))

@@ -135,7 +135,7 @@ def test_scaled_dots(level, largest, run_piece):
 @levels
 @pytest.mark.parametrize("order", [[0, 2, 4, 6], [0, 1, 8, 9], [13, 12, 5, 3], [1, 9, 14, 0], [2, 11, 7, 8]])
 def test_scales_are_permuted(level, order, run_piece):
-    """Of the first eight, of each eight in turn, and of both for one half."""
+    """Of the first eight, of each eight in turn, of both for one half, and of its own eight for each half."""
     of, places = target_at(level), np.repeat(order, 4)
     for a, b, total in byte_cases(128):
         scales = RANDOM.integers(-200, 200, 16).astype(np.int16)

@@ -29,7 +29,7 @@ def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
     typed = (lambda element: vector(element, count)) if count else (lambda element: element)
     if name == "f32":
         return emit.load(address, 0, typed(F32))
-    if name == "bf16" and count == LANES and emit.permutes_in_halves:
+    if name == "bf16" and count == LANES and emit.target.permutes_in_halves:
         return emit.concat([_permuted_to_floats(emit, address, 16 * half) for half in range(2)])
     words = emit.load(address, 0, typed(I16))
     if name == "f16":

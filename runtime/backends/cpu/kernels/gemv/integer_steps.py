@@ -7,7 +7,8 @@ subtracted number and of flags:
     w . a = d (sum over groups of  S (u . a) + S (subtracted + shift flag) sum(a))
 
 and minima by sums of activations as integers of their own. That is a fifth less work than one float per group, a third with
-registers of 256 bits. (With others it saves nothing where codes need no table, measured, nor do signed ones with groups of 32.)
+registers of 256 bits. (With others it saves nothing where codes need no table, measured, nor do signed ones with groups of 32;
+minima, signed scales and scales in lowest bits were not tried.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from ......formats.layouts.reader.emitter import F32, I16, I32, LANES, Emitter, 
 from ......formats.layouts.reader.packed_numbers import bits_of_word, lowest_bits_of_words
 from ......formats.types import TYPES
 from ......simd.instructions.dot_products import multiplies_signed
-from ......simd.instructions.scaled_dots import permutes_in_halves
 from ......simd.target import Target
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
@@ -33,7 +33,7 @@ _MOST_LEVEL = 4096  # times sixteen products of a lane of bytes, and what is sub
 
 def has_integer_scales(name: str, of: Target) -> bool:
     """Whether the products of a type are computed by `IntegerStep`."""
-    layout, in_halves = code_layout(name), permutes_in_halves(of)
+    layout, in_halves = code_layout(name), of.permutes_in_halves
     assert layout is not None
     if TYPES[name].rows > 1 or (layout.block, layout.d_format, layout.unit) != (256, "f16", 1):
         return False
@@ -41,8 +41,10 @@ def has_integer_scales(name: str, of: Target) -> bool:
         return False
     if layout.level_table is not None or layout.offset is not None:
         return False
-    takes_more = layout.minima is not None or layout.signed_levels or layout.gray_words or (np.diff(layout.table) == 1).all()
-    if takes_more and not in_halves:
+    has_other_scales = layout.minima is not None or layout.signed_levels or layout.gray_words
+    if not in_halves and (has_other_scales or (np.diff(layout.table) == 1).all()):
+        return False
+    if layout.minima is not None and layout.minima.shape[-1] >= 16:
         return False
     lowest, highest = min(layout.table), max(layout.table)
     codes = (128,) if layout.signed_levels else (0, (1 << layout.scales.shape[-1]) - 1)
@@ -70,39 +72,35 @@ class IntegerStep(BlockStep):
         """The run of 16 columns that each lane of scales is of. Where permutations of bytes stay in halves of 256 bits, a scale
         lies in the half in which it is needed, if all its vectors need it there."""
         natural = np.arange(LANES)
-        if not emit.permutes_in_halves:
+        if not emit.target.permutes_in_halves:
             return natural
         runs = np.stack([each.words * 4 // RUN for each in self.vectors]).reshape(-1, 2, LANES // 4)
         order = np.concatenate([np.unique(runs[:, half]) for half in range(2)])
         return order if len(order) == LANES and (np.sort(order) == natural).all() else natural
 
-    def _runs(self, emit: Emitter, bits: np.ndarray) -> np.ndarray:
-        """Bit addresses of the number of the group of each lane's run."""
-        return bits[0][self._order(emit) * RUN // self.layout.group]
+    def _runs(self, order: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """Bit addresses of the number of the group of each run of an order."""
+        return bits[0][order * RUN // self.layout.group]
 
-    def _minima(self, emit: Emitter, base: Any) -> Any:
-        """<16 x i16>: the minimum of each run, in their order."""
-        assert self.layout.minima is not None
-        return emit.numbers(base, self.layout.minima[0][np.arange(LANES) * RUN // self.layout.group], self.reader.size, I16)
-
-    def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
-        """<16 x i16>: the unsigned number of each lane's run."""
-        runs = self._runs(emit, bits)
+    def _numbers(self, emit: Emitter, base: Any, order: np.ndarray, bits: np.ndarray) -> Any:
+        """<16 x i16>: the unsigned number of each run of an order."""
+        runs = self._runs(order, bits)
         if self.layout.gray_words:
             return lowest_bits_of_words(emit, base, runs, I16)
         return emit.numbers(base, runs, self.reader.size, I16)
 
     def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i1>: the bit of each lane's run."""
-        if (are_set := bits_of_word(emit, base, self._runs(emit, bits)[:, 0], self.reader.size)) is not None:
+        order = self._order(emit)
+        if (are_set := bits_of_word(emit, base, self._runs(order, bits)[:, 0], self.reader.size)) is not None:
             return are_set
-        return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, bits), constant(I16, [0] * LANES))
+        return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, order, bits), constant(I16, [0] * LANES))
 
     def _scale(self, emit: Emitter, base: Any) -> Any:
         """<16 x i16>: the level of each run, by which its products are multiplied."""
         f, builder = self.layout, emit.builder
         assert f.scales is not None
-        level = self._numbers(emit, base, f.scales)
+        level = self._numbers(emit, base, self._order(emit), f.scales)
         if f.signed_levels:
             level = builder.sub(builder.xor(level, constant(I16, [128] * LANES)), constant(I16, [128] * LANES))
         if f.level_step != 1:
@@ -113,12 +111,12 @@ class IntegerStep(BlockStep):
             level = builder.select(self._set(emit, base, f.scale_signs), builder.neg(level), level)
         return level
 
-    def _factor(self, emit: Emitter, base: Any, of: np.ndarray | None, token: TokenSums) -> Any:
+    def _factor(self, emit: Emitter, base: Any, bits: np.ndarray | None, token: TokenSums) -> Any:
         """float: d or dmin, of these bits, times the scale of the token's activations."""
         factor = emit.load(token.scale, 0, F32)
-        if of is None:
+        if bits is None:
             return factor
-        stored = emit.load(base, int(of[0, 0, 0]) // 8, I16)
+        stored = emit.load(base, int(bits[0, 0, 0]) // 8, I16)
         return emit.builder.fmul(emit.half_to_float(stored), factor)
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums], loaded: dict) -> None:
@@ -142,7 +140,7 @@ class IntegerStep(BlockStep):
             offset = emit.shuffle(offset, lanes)  # lanes as on other processors, which get the same bits
             nothing = constant(I32, [0] * (LANES // 2))
             totals = [emit.concat([emit.word_pairs(offset, s), nothing]) for s in sums]
-        minima = None if f.minima is None else self._minima(emit, base)
+        minima = None if f.minima is None else self._numbers(emit, base, np.arange(LANES), f.minima)
         factors = emit.scales_of_dots(scale, [lanes[each.words * 4 // RUN].tolist() for each in self.vectors])
         for position, code_vector in enumerate(self.vectors):
             codes = r.codes_less(subtracted, emit, base, code_vector, loaded)
@@ -155,7 +153,7 @@ class IntegerStep(BlockStep):
             value = emit.fma(emit.to_float(totals[t]), factor, builder.load(place))
             if minima is not None:
                 pairs = emit.word_pairs(minima, sums[t])
-                factor = emit.splat(builder.fneg(self._factor(emit, base, f.dmin, token)), LANES // 2)
-                low = emit.fma(emit.to_float(pairs), factor, emit.shuffle(value, range(LANES // 2)))
+                subtracted_factor = emit.splat(builder.fneg(self._factor(emit, base, f.dmin, token)), LANES // 2)
+                low = emit.fma(emit.to_float(pairs), subtracted_factor, emit.shuffle(value, range(LANES // 2)))
                 value = emit.concat([low, emit.shuffle(value, range(LANES // 2, LANES))])
             builder.store(value, place)

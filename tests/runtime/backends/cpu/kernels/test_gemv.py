@@ -1,13 +1,10 @@
 """Products on packed weights against decoded ones, on random bits: every code, scale and flag occurs."""
 
-import ctypes
-import mmap
-import sys
-
 import numpy as np
 import pytest
 from cpu_products import ActivationCodes, multiply, products, quantise
 from digests import assert_same_everywhere
+from guarded_memory import guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +21,7 @@ from ggufmill.simd.target import foreign_target, target
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = [
     *("q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq4_k", "iq6_k", "iq4_k_r4"),
-    *("iq3_xxs", "iq3_s", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4"),
+    *("iq3_xxs", "iq3_s", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4", "q3_K", "iq4_kss", "iq2_kl"),
 ]
 SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
@@ -75,21 +72,6 @@ def activations_for(name: str, x: np.ndarray):
     return found, (found.codes.reshape(len(x), -1, block) * found.scales[:, :, None].astype(np.float64)).reshape(x.shape)
 
 
-def guarded(packed: np.ndarray) -> np.ndarray:
-    """A copy whose end is the end of a page that is followed by one that must not be touched."""
-    if not sys.platform.startswith("linux"):
-        return packed.copy()
-    page = mmap.PAGESIZE
-    size = -(-packed.nbytes // page) * page
-    memory = mmap.mmap(-1, size + page)
-    array = np.frombuffer(memory, np.uint8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + size), ctypes.c_size_t(page), 0) == 0
-    copy = array[size - packed.nbytes : size].reshape(packed.shape)
-    copy[:] = packed
-    return copy
-
-
 def check(name: str, rows: int, n: int, tokens: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     packed = random_rows(name, rows, n, rng)
@@ -115,7 +97,9 @@ def test_product_equals_that_of_decoded_rows(name):
     check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
 
 
-@pytest.mark.parametrize("name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s", "iq2_xxs", "iq3_xxs", "iq2_xs_r4"])
+@pytest.mark.parametrize(
+    "name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s", "iq2_xxs", "iq3_xxs", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"]
+)
 def test_numbers_of_points_and_signs_are_written_ahead_for_some_steps(name):
     """Twice for sixteen steps of a row, and for those that are left."""
     check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 2, 9)
