@@ -14,6 +14,7 @@ from ggufmill.formats.layouts.reader.code_layout import code_layout
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
 from ggufmill.runtime.backends.cpu.kernels.gemv.integer_steps import has_integer_scales
+from ggufmill.runtime.backends.cpu.kernels.gemv.rows import steps
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import foreign_target, target
@@ -97,9 +98,19 @@ def test_product_equals_that_of_decoded_rows(name):
     check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
 
 
-@pytest.mark.parametrize(
-    "name", ["iq1_s", "iq1_m", "iq2_s", "iq3_s", "iq2_xxs", "iq3_xxs", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"]
-)
+# Types of which AVX2 has numbers of points, or signs, written ahead.
+AHEAD = {
+    *("iq2_xxs", "iq2_xs", "iq1_s", "iq3_s", "iq2_s", "iq1_m"),
+    *("iq2_xxs_r4", "iq2_xs_r4", "iq1_s_r4", "iq3_s_r4", "iq2_s_r4", "iq1_m_r4"),
+}
+
+
+def test_types_of_what_is_written_ahead():
+    of = foreign_target("avx2")
+    assert {name for name in products() if gemv(name).activations and steps(name, of)[0].reader.bytes_ahead(of)} == AHEAD
+
+
+@pytest.mark.parametrize("name", sorted(AHEAD))
 def test_numbers_of_points_and_signs_are_written_ahead_for_some_steps(name):
     """Twice for sixteen steps of a row, and for those that are left."""
     check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 2, 9)
