@@ -40,6 +40,7 @@ else:
         for name in ("__setattr__", "__delattr__") if frozen else ():
             if name in cls.__dict__:
                 raise TypeError(f"Cannot overwrite attribute {name} in class {cls.__name__}")
+        given = set(cls.__dict__)
         options = {"frozen": frozen and inherits, "kw_only": kw_only, "slots": slots}
         cls = dataclasses.dataclass(init=False, repr=False, eq=False, **options)(cls)
         cls.__dataclass_params__.frozen = frozen  # of frozen classes only frozen ones may inherit, whoever makes them
@@ -53,8 +54,9 @@ else:
             _set_comparison(cls, frozen)
         if frozen and not inherits:
             cls.__setattr__, cls.__delattr__ = _refusing(cls)
-            if slots:
-                cls.__getstate__, cls.__setstate__ = _state_of, _set_state
+            for name, method in (("__getstate__", _state_of), ("__setstate__", _set_state)) if slots else ():
+                if name not in given:
+                    setattr(cls, name, method)
         return cls
 
 
@@ -158,7 +160,9 @@ def _written_init(cls: Any, frozen: bool) -> Callable[..., None]:
             annotations[name] = field.type
             (by_keyword if field.kw_only else positional).append(name + default)
         elif field.default_factory is dataclasses.MISSING:
-            continue  # the class's attribute, or what __post_init__ sets
+            if field.default is dataclasses.MISSING or "__slots__" not in cls.__dict__:
+                continue  # what __post_init__ sets, or the class's attribute
+            value = f"_default_{name}"
         lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")

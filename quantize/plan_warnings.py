@@ -23,7 +23,7 @@ class PlanWarnings:
     """What planning noticed. `messages` are errors under --strict."""
 
     messages: list[str] = field(default_factory=list)
-    without_importance: list[str] = field(default_factory=list)  # names of tensors
+    without_importance: dict[str, int] = field(default_factory=dict)  # name of a tensor -> how many are like it
     without_covariance: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of tensors
     with_covariance: int = 0
     without_curvature: dict[str, list[str]] = field(
@@ -75,7 +75,8 @@ def warnings_of(noticed: PlanWarnings, selector: TypeSelector, rules: Sequence[R
     if noticed.without_importance:
         missing = noticed.without_importance
         hint = " (imatrix --nextn collects those of draft layers)" * any(n.startswith(noticed.draft_layers) for n in missing)
-        warnings.append(f"the imatrix has no data for {abridged(missing)}: quantised without{hint}")
+        named = abridged_count(next(iter(missing)), sum(missing.values()))
+        warnings.append(f"the imatrix has no data for {named}: quantised without{hint}")
     for reason, names in noticed.without_covariance.items():
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
     for reason, names in noticed.without_curvature.items():

@@ -183,7 +183,7 @@ def _choose(
             noticed.note_covariance(tensor, selection.type, covariances)
             if not tensor_outputs.has_importance(tensor):
                 file_type_needs_it = selector.file_type == "Q2_K_S" and selection.type.name == "q2_K"
-                _check_importance(tensor, selection.type, importance, ignore_soft, noticed, file_type_needs_it)
+                _check_importance(tensor, n, selection.type, importance, ignore_soft, noticed, file_type_needs_it)
         numbers.append(outputs.number(kind_of(tensor, selection)))
         has_own = has_own or tensor_outputs.is_own(tensor, selection.type)
     number_of = np.frombuffer(numbers, np.uint32)[like] if numbers else np.empty(0, np.uint32)
@@ -238,13 +238,15 @@ def _is_quantized(tensor: SourceTensor) -> bool:
 
 def _check_importance(
     tensor: SourceTensor,
+    count: int,
     target: TensorType,
     importance: Importance | None,
     ignore_soft: bool,
     noticed: PlanWarnings,
     file_type_needs_it: bool,
 ) -> None:
-    """For a tensor without importance data: raises PlanError if its type needs them, else notes the tensor for a warning.
+    """For a tensor without importance data: raises PlanError if its type needs them, else notes the tensor, and that as many as
+    `count` are like it, for a warning.
 
     ignore_soft: types that only should have importance do without. file_type_needs_it: the file type asks for importance
     where the tensor type does not.
@@ -256,7 +258,7 @@ def _check_importance(
         have += "; imatrix --nextn collects it" if tensor.name.startswith(noticed.draft_layers) else ""
         raise PlanError(f"{tensor.name} is to become {target.name}, which needs importance data, and {have}")
     if importance is not None and not exempt:
-        noticed.without_importance.append(tensor.name)
+        noticed.without_importance[tensor.name] = count
 
 
 def _metadata(

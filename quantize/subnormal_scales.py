@@ -79,7 +79,7 @@ def _put_minima(layout: BlockLayout, rows: BlockBits, power: np.ndarray, weight:
 
 
 def _put_scales(layout: BlockLayout, rows: BlockBits, power: np.ndarray, target: np.ndarray, weight: np.ndarray) -> None:
-    from ..formats.layouts.decode import block_scales, signed_values
+    from ..formats.layouts.decoding import block_scales, signed_values
 
     levels = np.ones(1) if layout.levels is None else layout.levels.astype(np.float64)
     d = block_scales(layout, rows) * power

@@ -53,6 +53,7 @@ def _classes(decorator):
         x: int
         y: list = field(default_factory=list, repr=False)
         z: str = field(default="z", compare=False)
+        w: int = field(default=3, init=False)
 
     return Base, Derived, Mutable, Identity, Keywords, Slots
 
@@ -126,6 +127,24 @@ def test_instances_are_copied_pickled_and_replaced(made):
     assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == copy.copy(value) == value
     assert dataclasses.replace(value, x=5) == made(5, (2,))
     assert dataclasses.asdict(value) == {"x": 1, "y": (2,)}
+
+
+def test_slots_keep_what_a_class_says_of_pickling_and_defaults():
+    def of(decorator):
+        @decorator(frozen=True, slots=True)
+        class Own:
+            x: int
+            y: int = field(default=3, init=False)
+
+            def __getstate__(self):
+                return [self.x]
+
+            def __setstate__(self, state):
+                object.__setattr__(self, "x", state[0] + 1)
+
+        return Own(1).y, copy.copy(Own(1)).x
+
+    assert of(dataclass) == of(dataclasses.dataclass) == (3, 2)
 
 
 def test_classes_of_both_kinds_inherit_from_each_other():

@@ -4,6 +4,8 @@ Imports within functions and for type checkers count too: they tie modules toget
 """
 
 import ast
+import importlib.util
+import inspect
 import re
 from functools import cache
 from itertools import count
@@ -101,3 +103,14 @@ def test_a_class_name_has_one_meaning():
         for name in re.findall(r"^class ([^_]\w*)", file.read_text("utf-8"), re.MULTILINE):
             found.setdefault(name, []).append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
+def test_what_a_package_imports_when_it_is_asked_for_is_no_module_of_it():
+    """Else the package's attribute of that name is the module, once it is imported, and not what was asked for."""
+    packages = {name: file for name, file in _modules().items() if file.name == "__init__.py"}
+    lazy = [name for name, file in packages.items() if "def __getattr__" in file.read_text("utf-8")]
+    assert len(lazy) >= 4
+    for package in (importlib.import_module(f"ggufmill.{name}".rstrip(".")) for name in lazy):
+        for name in package.__all__:
+            is_module = importlib.util.find_spec(f"{package.__name__}.{name}") is not None
+            assert not is_module or inspect.ismodule(getattr(package, name)), f"{package.__name__}.{name}"

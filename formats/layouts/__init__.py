@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode import decode
+    from .decoding import decode
     from .description import BlockLayout
     from .table import interleaving_of, layout_of
 
-_MODULES = {"BlockLayout": "description", "decode": "decode", "interleaving_of": "table", "layout_of": "table"}
+_MODULES = {"BlockLayout": "description", "decode": "decoding", "interleaving_of": "table", "layout_of": "table"}
 __all__ = ["BlockLayout", "decode", "interleaving_of", "layout_of"]
 
 

@@ -343,7 +343,7 @@ _SIGNS = (
 
 
 def apply_signs(builder: Any, value: Any, signs: Any, of: Target | None = None) -> Any:
-    """Byte lanes: value, -127 to 127, negated where signs, which are not 0, are below 0."""
+    """Byte lanes: value, -127 to 127, negated where signs, which are not 0, are below 0; for x86 with SSSE3."""
     return (of or target()).choose(_SIGNS)(builder, value, signs)
 
 

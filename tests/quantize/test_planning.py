@@ -6,7 +6,7 @@ import pytest
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
-from ggufmill.quantize.importance import AssumedImportance, Importance
+from ggufmill.quantize.importance import AssumedImportance, Importance, PendingImportance
 from ggufmill.quantize.planning import outputs_of, plan_quantize
 from ggufmill.quantize.recipes.mixes import file_types
 from ggufmill.quantize.recipes.recipe import load_recipe
@@ -271,6 +271,12 @@ def test_importance_of_another_model_is_an_error(tmp_path):
 def test_missing_importance_is_a_warning(tmp_path):
     plan = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", type=TYPES["iq4_k"], importance=Importance({}))
     assert any("no data for blk.0.ffn_up.weight and 1 more" in w for w in plan.warnings)
+
+
+def test_a_warning_counts_tensors_that_were_looked_at_as_one():
+    source = source_of({f"enc.blk.{i}.attn_q.weight": (256, 256) for i in range(6)}.items())
+    plan = plan_quantize(source, "o.gguf", type=TYPES["iq4_k"], importance=PendingImportance({}))
+    assert any("no data for enc.blk.0.attn_q.weight and 5 more" in w for w in plan.warnings)
 
 
 def test_requantising_and_repacking(tmp_path):

@@ -196,7 +196,9 @@ class SignReader(BlockReader):
         if (shift == shift[0]).all() and shift[0] < 2:
             value = builder.bitcast(emit.gather(base, codes[:, 0] // 8, self.size), kind)
             return builder.and_(builder.lshr(value, constant(kind, int(shift[0]))), constant(kind, _LOW_SEVEN_BITS))
-        firsts = codes.reshape(-1, 4, 7)[:, 0, 0] // 8  # 28 bits in a word
+        fours = codes.reshape(-1, 28)
+        assert (fours - np.arange(28) == fours[:, :1] // 8 * 8).all(), "four codes from a byte on"
+        firsts = fours[:, 0] // 8
         word = builder.bitcast(emit.gather(base, (firsts[:, None] + np.arange(4)).reshape(-1), self.size), kind)
         # Two bits are put between its halves, then one between theirs: what is to move one place on is added to itself.
         low, high = (constant(kind, mask | mask << 32) for mask in (0x3FFF, 0x3FFF0000))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError
+from ggufmill.quantize.recipes import mixes
 from ggufmill.quantize.recipes.mixes import Mix, ModelTraits, default_type, file_type_id, file_type_name, file_types
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_mixes.npz")
@@ -30,6 +31,12 @@ def _traits(about, imatrix):
     metadata = {f"{arch}.{key}": about[name] for key, name in (keys | heads).items()}
     names = [name for name, _ in about["tensors"]]
     return ModelTraits.of(metadata | {"general.architecture": arch}, names, about["vocab"], imatrix)
+
+
+def test_conditions_that_look_at_places_are_known():
+    """Where none of them holds, tensors that differ in their place alone are looked at as one."""
+    names = {name: {*condition.__code__.co_names} for name, condition in mixes._CONDITIONS.items()}
+    assert {name for name, read in names.items() if {"index", "count", "seen"} & read} == mixes._OF_PLACE
 
 
 def _selected(mix, name, shape):

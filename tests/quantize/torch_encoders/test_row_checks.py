@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of
-from ggufmill.formats.layouts.decode import decode
+from ggufmill.formats.layouts.decoding import decode
 from ggufmill.quantize.codecs.fields import BlockFields
 from ggufmill.quantize.plain_rows import GPU_TYPES, plain_rows
 from ggufmill.quantize.torch_encoders.row_checks import block_sums, check_rows, field_tables

@@ -103,7 +103,7 @@ def test_signed_bytes(level, run_piece):
 @levels
 def test_bytes_get_signs(level, run_piece):
     of = target_at(level)
-    if not multiplies_signed(of) or of.has("neon"):
+    if not of.has("ssse3"):
         pytest.skip("this level has no instruction for it")
     rng = np.random.default_rng(5)
     value, signs = (rng.integers(-127, 128, 64).astype(np.int8) for _ in range(2))

@@ -19,7 +19,7 @@ from .block_steps import BlockStep, TokenSums
 from .float_rows import FLOATS
 from .integer_steps import IntegerStep, has_integer_scales
 
-_AHEAD = 16  # steps of a row whose numbers of points are written together
+_AHEAD = 16  # steps of a row whose numbers of points, and signs, are written together
 
 
 @cache
@@ -141,7 +141,8 @@ def _along_row(emit: Emitter, of: list[BlockStep], columns: Any, body: Callable[
         if ahead:
             looked_up = BYTES * step.reader.runs_looked_up(emit.target)
             most = _AHEAD if looked_up else _AHEAD // step.reader.rows
-            memory = cgutils.alloca_once(builder, ir.ArrayType(I8, most * ahead))
+            with builder.goto_entry_block():  # without zeros, which `alloca_once` writes
+                memory = builder.alloca(ir.ArrayType(I8, most * ahead))
             memory.align = BYTES
             memory = builder.ptrtoint(memory, I64)
             with cgutils.for_range_slice(builder, I64(0), count, I64(most), intp=I64) as (start, _):

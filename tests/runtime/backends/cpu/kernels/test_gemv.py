@@ -116,7 +116,7 @@ def test_numbers_of_points_and_signs_are_written_ahead_for_some_steps(name):
     check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 2, 9)
 
 
-@pytest.mark.parametrize("name", ["iq2_xxs", "iq2_s", "iq3_xxs", "q4_0"])
+@pytest.mark.parametrize("name", ["iq2_xxs", "iq3_xxs"])  # of more vectors of one scale than fit
 def test_sums_of_pairs_do_not_overflow(name):
     """Rows of one byte, whichever it is, among them the largest weights, with the largest activations of their signs."""
     n = columns_of(name)
