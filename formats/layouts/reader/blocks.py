@@ -22,6 +22,7 @@ from .packed_numbers import lowest_bits_of_words, runs_of_bits
 
 SUPERBLOCK = 256
 _INDEX = 6  # bits of a byte by which AVX512-VBMI looks up
+_NIBBLE = 4  # likewise by which others do
 
 
 @dataclass(frozen=True)
@@ -227,12 +228,12 @@ class BlockReader:
         return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[part])
 
     def _look_up_and_choose(self, emit: Emitter, table: list[int], base: Any, code_vector: CodeVector, loaded: dict) -> Any:
-        """Entries for codes whose highest bits are stored apart: these choose, by the signs of shifted bytes, among entries
-        that the others pick. None but with registers of 256 bits (wider ones have masks and larger look-ups, for others it
-        was not tried), and where bits are not so stored."""
+        """Entries for codes whose bits above the lowest four are stored apart: these choose, by the signs of shifted bytes,
+        among entries that the four pick. None but with registers of 256 bits (wider ones have masks and larger look-ups, for
+        others it was not tried), and where bits are not so stored."""
         runs, bits = runs_of_bits(self.codes), self._bits(code_vector)
-        offsets, low, width = self.layout.code_offset, runs[0][1], bits.shape[-1]
-        if emit.target.vector_bits != 256 or len(runs) == 1 or low not in (2, 4):
+        offsets, width = self.layout.code_offset, bits.shape[-1]
+        if emit.target.vector_bits != 256 or len(runs) == 1 or runs[0][1] != _NIBBLE:
             return None
         in_pairs = offsets is not None and (bits[::2] == bits[1::2]).all()
         if in_pairs:  # of neighbours that share a code: in the order in which registers interleave their bytes
@@ -240,15 +241,10 @@ class BlockReader:
         shift, count = bits % 8, len(bits)
         if (shift.reshape(-1, 4, width) != shift[::4, None]).any() or len(table) != (1 + in_pairs) << width:
             return None
-        stored = [self._stored_bytes(emit, base, bits[:, bit] // 8, loaded) for bit in (0, *range(low, width))]
-        parts = [table[first : first + (1 << low)] for first in range(0, len(table), 1 << low)]
-        if low == 2 and not in_pairs and (shift[:, 0] == shift[0, 0]).all():
-            key = (bits[:, 0] // 8).tobytes()
-            entries = [self._look_up_pairs(emit, part, stored[0], int(shift[0, 0]), key, loaded) for part in parts]
-        else:
-            codes = emit.builder.and_(emit.byte_shift(stored[0], shift[:, 0]), constant(I8, [(1 << low) - 1] * count))
-            entries = [emit.look_up(part, codes) for part in parts]
-        for bit, value in enumerate(stored[1:], low):
+        low, *high = (self._stored_bytes(emit, base, bits[:, bit] // 8, loaded) for bit in (0, *range(_NIBBLE, width)))
+        codes = emit.builder.and_(emit.byte_shift(low, shift[:, 0]), constant(I8, [15] * count))
+        entries = [emit.look_up(table[first : first + 16], codes) for first in range(0, len(table), 16)]
+        for bit, value in enumerate(high, _NIBBLE):
             upper = emit.builder.icmp_signed("<", emit.byte_shift(value, shift[:, bit] - 7), constant(I8, [0] * count))
             entries = [emit.builder.select(upper, b, a) for a, b in zip(entries[::2], entries[1::2], strict=True)]
         if not in_pairs:
