@@ -71,15 +71,20 @@ _LEAST_STEP_BYTES = 96  # of a step that is multiplied in several streams
 _BLOCK_BYTES = 1 << 16  # of rows that one pass takes before the next tokens get theirs: they stay in a second-level cache
 
 
-def tokens_per_pass(name: str, of: Target) -> int:
-    """Most tokens that are multiplied together, in one pass over the codes of a group of rows.
+def tokens_per_pass(name: str, of: Target) -> tuple[int, int]:
+    """Most tokens that are multiplied together, in one pass over the codes of a group of rows; and most but for these: there is
+    code for each number up to it.
 
     Sums of eight take half of the registers of AVX-512; those of one token of floats take half of NEON's: four at a time are a
-    fifth more instructions than one after the other (docs/instructions.md says how they are counted). LLVM takes twice as long
-    for interleaved rows of eight tokens as of four, up to five seconds."""
+    fifth more instructions than one after the other (docs/instructions.md says how they are counted). With registers of 256
+    bits sums of eight are kept in memory, which takes less than taking codes out of their bits twice (docs/experiments.md), and
+    as long to compile as those of one to four. LLVM takes twice as long for interleaved rows of eight tokens as of four, up to
+    five seconds."""
     if name in FLOATS:
-        return 1 if of.has("neon") else 4
-    return 8 if of.has("avx512f") and TYPES[name].rows == 1 else 4
+        return (1, 1) if of.has("neon") else (4, 4)
+    if TYPES[name].rows > 1 or of.vector_bits < 256:
+        return 4, 4
+    return (8, 8) if of.vector_bits == 512 else (8, 4)
 
 
 def streams_of(name: str, of: Target) -> int:
@@ -107,9 +112,11 @@ def reads_one_stream() -> bool:
 
 
 @intrinsic
-def _multiply(typingctx, name, streams, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride):
-    """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with 1 to `most` tokens:
-    literals, numbers, addresses.
+def _multiply(
+    typingctx, name, streams, most, each, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride
+):
+    """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with so many tokens, among
+    the numbers up to `each`, and `most`: literals, numbers, addresses.
 
     They are functions of their own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to
     a sixth off short ones, and LLVM weighs it against the registers of nothing else."""
@@ -119,8 +126,8 @@ def _multiply(typingctx, name, streams, most, tokens, groups, group_bytes, weigh
     def generate(context, builder, signature, args):
         of = target()
         end = builder.append_basic_block("multiplied")
-        switch = builder.switch(args[3], end)
-        for tokens in range(1, most.literal_value + 1):
+        switch = builder.switch(args[4], end)
+        for tokens in dict.fromkeys([*range(1, each.literal_value + 1), most.literal_value]):
             block = builder.append_basic_block(f"tokens.{tokens}")
             switch.add_case(I64(tokens), block)
             builder.position_at_end(block)
@@ -129,20 +136,20 @@ def _multiply(typingctx, name, streams, most, tokens, groups, group_bytes, weigh
                 for whole in _forms(name.literal_value)
             ]
             if len(functions) == 1:
-                builder.call(functions[0], args[4:])
+                builder.call(functions[0], args[5:])
             else:
                 columns = steps(name.literal_value, of)[0].columns
-                is_whole = builder.icmp_unsigned("==", builder.urem(args[7], I64(columns)), I64(0))
+                is_whole = builder.icmp_unsigned("==", builder.urem(args[8], I64(columns)), I64(0))
                 with builder.if_else(is_whole) as (then, otherwise):
                     with then:
-                        builder.call(functions[0], args[4:])
+                        builder.call(functions[0], args[5:])
                     with otherwise:
-                        builder.call(functions[1], args[4:])
+                        builder.call(functions[1], args[5:])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(name, streams, most, *[types.int64] * 10), generate
+    return types.void(name, streams, most, each, *[types.int64] * 10), generate
 
 
 @intrinsic
@@ -197,11 +204,13 @@ def write_product(
         emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride, whole)
 
 
-def _part(name: str, group: int, code_bytes: int, activations: int, together: int, streams: int) -> Callable[[int, int], None]:
+def _part(
+    name: str, group: int, code_bytes: int, activations: int, together: tuple[int, int], streams: int
+) -> Callable[[int, int], None]:
     """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
-    together: most tokens of a pass; streams: of one token. A token's sums are the same with whichever others, and in however
+    together: `tokens_per_pass`; streams: of one token. A token's sums are the same with whichever others, and in however
     many streams, it is multiplied."""
-    arranged = arranges(name)
+    arranged, (most, each) = arranges(name), together
     step_columns, start_bytes = bytes_of_starts(name, target()) if arranged else (1, 0)
 
     def product(argument, number):
@@ -233,7 +242,7 @@ def _part(name: str, group: int, code_bytes: int, activations: int, together: in
             count = (stop - start) // streams
             if n == 1 and table[ONE_STREAM] == 0 and count * group_bytes >= _LEAST_STREAM_BYTES:
                 w, out = matrix + start * group_bytes, table[OUT] + job[TARGET] * stride + start * group * 4
-                _multiply(name, streams, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
+                _multiply(name, streams, 1, 1, 1, count, group_bytes, w, columns, codes, scales, sums, out, stride)
                 start += count * streams
         if table[ONE_STREAM] != 0:  # the lines of a slice that no step asks for, since steps ask for those that far ahead
             w = matrix + start * group_bytes
@@ -241,16 +250,17 @@ def _part(name: str, group: int, code_bytes: int, activations: int, together: in
                 prefetch_lines(w + at, CACHE_LINE)
         block = max(1, _BLOCK_BYTES // group_bytes)
         for first in range(start, stop, block):
-            count, t, passes = min(block, stop - first), 0, -(-n // together)
+            count, t = min(block, stop - first), 0
             weights = matrix + first * group_bytes
-            while passes > 0:
-                some = -(-(n - t) // passes)
+            while t < n:
+                left = n - t
+                some = most if left >= most > each else -(-left // -(-left // each))
                 c = codes + t * token_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
-                _multiply(name, 1, together, some, count, group_bytes, weights, columns, c, s, u, out, stride)
-                t, passes = t + some, passes - 1
+                _multiply(name, 1, most, each, some, count, group_bytes, weights, columns, c, s, u, out, stride)
+                t += some
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
 
