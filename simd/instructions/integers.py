@@ -41,7 +41,7 @@ def bytes_of_words(builder: Any, words: Sequence[Any], of: Target | None = None)
 
 def truncated_bytes(builder: Any, values: Sequence[Any], of: Target | None = None) -> tuple[Any, Any]:
     """<64 x i8>: four <16 x float> truncated to integers, from above -1 to below 128; and marks, <16 x i32>: some byte is
-    negative if a value is NaN, and only then."""
+    negative if a value is NaN, and else only if one is infinite, whose byte is any."""
     bits = (of or target()).choose(_PACKED_BITS)
     if bits:
         codes = bytes_of_words(builder, [by_parts(builder, bits, x86.cvttps2dq, value) for value in values], of)

@@ -1,4 +1,5 @@
-"""Signs of weights that are stored apart from them, a bit for each weight or a code of seven bits for eight of them."""
+"""Signs of weights that are stored apart from them, a bit for each weight or a code of seven bits for eight of them; and the
+runs of 32 points, or octets of signs, that are read together."""
 
 from __future__ import annotations
 
