@@ -217,7 +217,7 @@ class Emitter:
         if np.all(np.diff(addresses) == 2):
             return self.half_to_float(self.load(base, int(addresses[0]), vector(I16, len(addresses))))
         unique, where = np.unique(addresses, return_inverse=True)
-        if len(unique) == 1 and self.target.has("f16c") and not self.target.has("avx512f"):
+        if len(unique) == 1 and self.target.vector_bits == 256:
             # Of a single number LLVM replaces the lowest part of any register, and waits for what was in it.
             eight = self.half_to_float(self.splat(self.load(base, int(unique[0]), I16), 8))
             return self.shuffle(eight, where)

@@ -51,7 +51,7 @@ class SignReader(BlockReader):
         """Whether the target has an instruction that negates bytes, and the signs of a point are a byte. Points of four weights
         take as long, or longer, with words."""
         f = self.layout
-        if not of.has("avx2") or of.has("avx512f") or not self.has_signs or f.grid is None or self.point_columns < 8:
+        if of.vector_bits != 256 or not self.has_signs or f.grid is None or self.point_columns < 8:
             return False
         return f.weight_signs is None or bool((f.weight_signs[..., 0].reshape(-1, 8) % 8 == np.arange(8)).all())
 

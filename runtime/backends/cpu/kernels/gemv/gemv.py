@@ -77,9 +77,9 @@ def tokens_per_pass(name: str, of: Target) -> tuple[int, int]:
 
     Sums of eight take half of the registers of AVX-512; those of one token of floats take half of NEON's: four at a time are a
     fifth more instructions than one after the other (docs/instructions.md says how they are counted). With registers of 256
-    bits sums of eight are kept in memory, which takes less than taking codes out of their bits twice (docs/experiments.md), and
-    as long to compile as those of one to four. LLVM takes twice as long for interleaved rows of eight tokens as of four, up to
-    five seconds."""
+    bits sums of eight are kept in memory, which takes less than taking codes out of their bits twice, and half as long to
+    compile as those of one to four together (docs/experiments.md). LLVM takes twice as long for interleaved rows of eight
+    tokens as of four, up to five seconds."""
     if name in FLOATS:
         return (1, 1) if of.has("neon") else (4, 4)
     if TYPES[name].rows > 1 or of.vector_bits < 256:
