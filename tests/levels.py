@@ -39,7 +39,7 @@ TESTS = [
     "tests/runtime/backends/cpu/test_ops.py",
     "tests/runtime/backends/cpu/test_flash.py",
 ]
-# What CI runs: the golden files of all codecs, encoding under a covariance, products of every type. Operations on lanes:
+# What `--quick` runs: the golden files of all codecs, encoding under a covariance, products of every type. Operations on lanes:
 # tests/simd/test_levels.py, always.
 SAME_BITS = "::test_all_processors_get_the_same_bits"
 QUICK = [
