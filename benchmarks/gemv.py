@@ -32,6 +32,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import (
     FIELDS,
     JOBS,
     ONE_STREAM,
+    SEVERAL,
     gemv,
     reads_one_stream,
     run_parts,
@@ -99,6 +100,7 @@ class Product:
         self.arrays = (memory, inputs, out, jobs)
         begin = time.perf_counter()
         self.address = product.address
+        self.table[SEVERAL] = product.several if tokens > 1 else 0
         self.compile = time.perf_counter() - begin
 
     def __call__(self, first: int, stop: int) -> None:

@@ -26,7 +26,7 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime.backends.cpu import kernels
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.gemm import gemm_unit
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, gemv_unit
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv_unit, several_unit
 from ggufmill.runtime.backends.cpu.kernels.task_kernel import OperandKernel
 from ggufmill.runtime.backends.cpu.lower import SLOW_KERNELS
 
@@ -58,10 +58,10 @@ def main() -> None:
 
 def products(name: str) -> None:
     """The products of a type with one token, with several, and with a prompt."""
-    stored, one = TYPES[name], gemv(name)
-    if one is not None:
-        assert one.address
-    gemv_unit(name).mark()
+    stored = TYPES[name]
+    for unit in (gemv_unit(name), several_unit(name)):
+        unit.compile()
+        unit.mark()
     for fast in (False, True):
         gemm_unit(name, fast).mark()
     columns = int(np.lcm(512, stored.block))

@@ -16,7 +16,7 @@ from .common.shown import shown
 from .requests.running import WarmUpRequest, settings_of
 from .requests.verb import verb
 
-_PASSES = (33, 4, 1)  # tokens: as for a prompt, for several requests at once, for generation
+_PASSES = (33,), (1,), (1, 1)  # tokens of sequences: as for a prompt, for generation, for several requests at once
 
 
 @shown
@@ -73,7 +73,6 @@ def warm_up(request: WarmUpRequest) -> WarmUpResult:
 def _compile_model(model: ModelLike, settings: dict[str, Any], report: OnProgress) -> None:
     opened = open_model(model, settings)
     stage = Stage(report, "model", len(_PASSES), "pass")
-    session = opened.session(sum(_PASSES))
-    for count in _PASSES:
-        session.feed([0] * count)
+    for counts in _PASSES:
+        opened.feed([(opened.session(count + 1), [0] * count) for count in counts])
         stage.advance(1)

@@ -10,7 +10,7 @@ from ggufmill.formats import TYPES
 from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import PANEL
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import AMX_TOKENS, STEP, _fill_blocks, panel_part
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import Gemv, gemv, run_parts
 from ggufmill.simd import team
 from ggufmill.simd.memory import aligned_empty, scratch
 
@@ -47,15 +47,29 @@ def products() -> list[str]:
     return [name for name in TYPES if gemv(name) is not None]
 
 
+def types_of_several(monkeypatch) -> list[str]:
+    """Gets the types of which code for several tokens is asked for, from now on."""
+    names, several = list[str](), Gemv.several.fget
+
+    def ask(product: Gemv) -> int:
+        names.append(product.name)
+        return several(product)
+
+    monkeypatch.setattr(Gemv, "several", property(ask))
+    return names
+
+
 def multiply(
     packed: np.ndarray,
     type_name: str,
     activations: ActivationCodes | np.ndarray,
     one_stream: bool = False,
+    several: bool = True,
 ) -> np.ndarray:
     """uint8 [rows, row_bytes] of a type times n tokens -> float32 [n, rows], on one thread.
 
-    activations: quantised with the block that gemv(type_name).activations says, or float32 [n, columns] if that is 0.
+    activations: quantised with the block that gemv(type_name).activations says, or float32 [n, columns] if that is 0. several:
+    whether several tokens are multiplied together.
     """
     product = gemv(type_name)
     if product is None:
@@ -64,11 +78,12 @@ def multiply(
     arrays = [np.ascontiguousarray(a) for a in arrays]
     (n, columns), rows = arrays[0].shape, len(packed)
     packed = np.ascontiguousarray(packed)
-    out = np.empty((n, rows), np.float32)
+    out = np.full((n, rows), np.nan, np.float32)
     jobs = np.array([[0, 0, n, 0]], np.int64)
     inputs = [a.ctypes.data for a in arrays] + [0, 0]
     weights, results = (packed.ctypes.data, 0, packed.shape[1], rows, columns, 1), (out.ctypes.data, rows)
-    table = np.array([*weights, *inputs[:3], *results, jobs.ctypes.data, 1, one_stream], np.int64)
+    together = product.several if n > 1 and several else 0
+    table = np.array([*weights, *inputs[:3], *results, jobs.ctypes.data, 1, one_stream, together], np.int64)
     run_parts(product.address, table.ctypes.data, 0, 1)
     return out
 

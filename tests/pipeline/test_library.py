@@ -5,6 +5,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from cpu_products import types_of_several
 
 import ggufmill
 from ggufmill import CheckFailed, MillError, UsageError
@@ -217,10 +218,12 @@ def test_text(mill, models, reports):
     assert "".join(chat.answer("Hello")) == chat.messages[-1]["content"]
 
 
-def test_warm_up(mill, models, reports):
+def test_warm_up(mill, models, reports, monkeypatch):
+    asked = types_of_several(monkeypatch)
     result = ggufmill.warm_up(models.q4, types=["q4_0", "Q4_0_R8"], threads=1, progress=reports)
     assert (result.types, result.model) == (("q4_0", "q4_0_r8"), str(models.q4))
     assert reports.stages() == ["codecs", "model"]
+    assert "q4_0" in asked
     again = ggufmill.warm_up(models.q4, types=["q4_0", "Q4_0_R8"], threads=1)
     assert again.kernels == 0
     same(mill, again, "warm-up", models.q4, "--types", "q4_0,q4_0_r8", "-t", 1)

@@ -21,7 +21,7 @@ from .. import CACHED_BYTES, Executable, last_rows
 from ..reference.functions import SUPPORT
 from .compiled_graph import CompiledGraph
 from .kernels.gemm.gemm import gemm_unit
-from .kernels.gemv.gemv import gemv_unit
+from .kernels.gemv.gemv import gemv_unit, several_unit
 from .kv_cache import KVCache
 from .lower import slow_kernels, steps_of
 from .lower.step import Step
@@ -41,7 +41,7 @@ def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> CpuEx
 
 def compile_ahead(types: Iterable[TensorType]) -> None:
     """Has processes of low priority compile products with weights of these types, for models that will be run later: of prompts
-    without `Settings.fast`, then of generated tokens."""
+    without `Settings.fast`, then of one generated token."""
     names = [each.name for each in types]
     compile_in_background([*map(gemm_unit, names), *map(gemv_unit, names)], urgent=False)
 
@@ -139,7 +139,7 @@ class CpuExecutable(Executable):
         key = (counts, caches[0][0].names, generated)
         current = self._take((*key, is_short, stop)) if observer is None else None
         if current is None:
-            self._compile_in_background(generated, is_short)
+            self._compile_in_background(generated, is_short, sum(counts))
             current = PassProgram(self.compiled, *key, observer, is_short)
             self._write(current, self.steps, range(stop))
         current.run(tokens, list(caches), inputs)
@@ -234,7 +234,7 @@ class CpuExecutable(Executable):
         _release(kept)
         self.store.release()
 
-    def _compile_in_background(self, generated: bool, is_short: bool) -> None:
+    def _compile_in_background(self, generated: bool, is_short: bool, tokens: int) -> None:
         """Has other processes compile what takes longest of this graph's parts, or of products for generated tokens; of a short
         prompt of a mixture both."""
         if self.workers.count > 1:
@@ -245,7 +245,8 @@ class CpuExecutable(Executable):
                 types = ["f32", *(name for name in types if name != "f32")]
             parts = [part.unit for op in ops for part in slow_kernels(op, self.settings.cache_types)]
             units = [gemm_unit(name, self.store.fast) for name in reversed(types)]
-            few = list(map(gemv_unit, types)) if generated or is_short else []
+            kinds = (gemv_unit, several_unit) if tokens > 1 else (gemv_unit,)
+            few = [unit(name) for name in types for unit in kinds] if generated or is_short else []
             compile_in_background([*few, *parts] if generated else [*parts[:1], *units, *few, *parts[1:]])
 
     def _share_done(self, share: float) -> None:

@@ -20,9 +20,9 @@ from ...cache_layout import CachePart
 from ...graph.ops import LatentAttention
 from ...graph.values import Weight
 from .attention import AttentionParams
-from .kernels import gemv_plan
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm_kernels import BF16
+from .kernels.gemv_plan import GemvPlan
 from .kv_cache import encode_with_nan, rotate
 from .weights import HeadWeights, WeightMatrix, WeightStore, multiplies_as_stored
 
@@ -68,24 +68,14 @@ class HeadMatrices:
             self._into_output.append(HeadWeights(self.kv_b, shape.heads, (shape.nope, shape.nope + shape.v)))
 
     @property
-    def query_plan(self) -> np.ndarray | None:
+    def query_plan(self) -> GemvPlan | None:
         """The GEMV plan of products of each head's queries with K; None if its packed rows cannot be multiplied."""
         return next((weights.gemv_plan for weights in self._into_query if weights.gemv_plan is not None), None)
 
     @property
-    def output_plan(self) -> np.ndarray | None:
+    def output_plan(self) -> GemvPlan | None:
         """The GEMV plan of products of each head's weighted latents with V, or None."""
         return next((weights.gemv_plan for weights in self._into_output if weights.gemv_plan is not None), None)
-
-    @property
-    def query_block(self) -> int:
-        """Numbers that share a scale in the inputs of `query_plan`; 0: they are float32."""
-        return _block(self.query_plan)
-
-    @property
-    def output_block(self) -> int:
-        """As `query_block`, of `output_plan`."""
-        return _block(self.output_plan)
 
     def _transposed(self) -> WeightMatrix | None:
         """k_b made from kv_b, when it is first used and if `cache_bytes` allow it; None where it cannot be made."""
@@ -207,11 +197,6 @@ class HeadMatrices:
 def _packed_weights(candidates: Sequence[HeadWeights], use_gemv: bool) -> HeadWeights | None:
     """The first whose packed rows are multiplied; None: none."""
     return next((weights for weights in candidates if use_gemv and weights.gemv_plan is not None), None)
-
-
-def _block(plan: np.ndarray | None) -> int:
-    assert plan is not None
-    return int(plan[gemv_plan.BLOCK])
 
 
 @dataclass(frozen=True, eq=False)

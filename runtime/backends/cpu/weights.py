@@ -21,11 +21,10 @@ import numpy as np
 from ....formats import TYPES, FormatError, SourceTensor, TensorSource
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD, Workers
-from .kernels import gemv_plan, row_kernels
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Activations
 from .kernels.gemm.gemm_kernels import BYTES, FLOAT32
-from .kernels.gemv_plan import GEMV_TOKENS
+from .kernels.gemv_plan import GEMV_TOKENS, GemvPlan, multiply_jobs, plan_gemv
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile
 PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
@@ -184,23 +183,23 @@ class WeightMatrix:
         return None if self._packed is None or self.tensor.scale is None else np.ascontiguousarray(self.tensor.scale.factors())
 
     @cached_property
-    def gemv_plan(self) -> np.ndarray | None:
-        """The plan of GEMV products with the packed rows, int64 words (see kernels.gemv_plan); None if there is no GEMV."""
+    def gemv_plan(self) -> GemvPlan | None:
+        """The plan of GEMV products with the packed rows; None if there is no GEMV."""
         return self.head_plan(self.matrices)
 
     @property
     def gemv_block(self) -> int:
         """Activations that share a scale in products by `gemv_plan`; 0: they are float32."""
         assert self.gemv_plan is not None
-        return int(self.gemv_plan[gemv_plan.BLOCK])
+        return self.gemv_plan.product.activations
 
-    def head_plan(self, heads: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
+    def head_plan(self, heads: int, part: tuple[int, int] | None = None) -> GemvPlan | None:
         """A GEMV plan, or None. The rows are `heads` equal matrices, of each the rows part[0] to part[1] - 1 (None: all)."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
         threads = self.store.workers.count
-        return gemv_plan.plan_gemv(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
+        return plan_gemv(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
 
     @cached_property
     def gemm_plan(self) -> gemm.GemmPlan | None:
@@ -244,8 +243,7 @@ class WeightMatrix:
         if not out.size:
             return out
         if use_gemv and self.gemv_plan is not None:
-            jobs = gemm.one_job(n, matrix)
-            gemv_plan.multiply_jobs(workers.ready(), row_kernels.quantise.address, self.gemv_plan, jobs, activations.x, out)
+            multiply_jobs(workers.ready(), self.gemv_plan, gemm.one_job(n, matrix), activations.x, out)
         elif self.gemm_plan is not None:
             program, plan = gemm.ProductList(workers.count), self.gemm_plan
             program.product(1, plan, program.blocks_of(0, plan.form, activations), out, gemm.one_job(n, matrix))
@@ -325,7 +323,7 @@ class HeadWeights:
         self.part, self.rows = (first, stop), stop - first
 
     @cached_property
-    def gemv_plan(self) -> np.ndarray | None:
+    def gemv_plan(self) -> GemvPlan | None:
         return self.weights.head_plan(self.heads, self.part)
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
@@ -335,7 +333,7 @@ class HeadWeights:
         out = np.empty((heads * n, self.rows), np.float32)
         rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
         team = self.weights.store.workers.ready()
-        gemv_plan.multiply_jobs(team, row_kernels.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
+        multiply_jobs(team, self.gemv_plan, _head_jobs(heads, n), rows, out)
         return out.reshape(heads, n, self.rows)
 
 
@@ -347,8 +345,8 @@ def _head_jobs(heads: int, n: int) -> np.ndarray:
 
 def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> np.ndarray:
     """x float32 [n, columns] times decoded rows [rows, columns] by GEMV: float32 [n, rows]."""
-    plan = gemv_plan.plan_gemv(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
+    plan = plan_gemv(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
     assert plan is not None
     out = np.empty((len(x), len(rows)), np.float32)
-    gemv_plan.multiply_jobs(team, row_kernels.quantise.address, plan, gemm.one_job(len(x)), x, out)
+    multiply_jobs(team, plan, gemm.one_job(len(x)), x, out)
     return out

@@ -121,6 +121,12 @@ def test_running_tasks_share_passes(engine, passes):
     assert all(len(each) == 1 for each in passes if max(each) > 8)  # a pass reads one prompt only, unless they are short
 
 
+def test_warm_up_has_a_pass_of_two_sequences(engine, passes):
+    """So that code for several tokens is compiled before the first requests are worked on side by side."""
+    engine().warm_up()
+    wait_until(lambda: [1, 1] in passes)
+
+
 def test_more_tasks_than_a_batch(engine, passes):
     many = engine(parallel=11)
     clients = [Client(many, [0, 70 + i], n_predict=60) for i in range(11)]

@@ -135,7 +135,7 @@ class GroupedLinearStep(Step):
                 word for group in range(groups) for t in range(n) for word in (group, t * groups + group, 1, t * groups + group)
             )
             by_group = replace(to, rows=n * groups, row_bytes=4 * matrix.rows, heads=1, head_bytes=0, width=matrix.rows)
-            gemv_task(out, matrix.gemv_plan, codes, by_group, jobs, n * groups)
+            gemv_task(out, matrix.gemv_plan, codes, by_group, jobs, n * groups, several=False)
             return
         source, target = x.array, with_heads(to, groups, matrix.rows).array
 

@@ -102,7 +102,8 @@ class ExpertLinearStep(Step):
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
-        gemv_task(out, self.matrix.gemv_plan, stored.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
+        codes, jobs = stored.inputs[key], (arranged.jobs,)
+        gemv_task(out, self.matrix.gemv_plan, codes, view, first, arranged.n_jobs, out.n > 1, jobs)
         scale_and_add_bias(out, view, out.by_cells(view), self.matrix.factors, self.bias, arranged.matrices)
 
     def emit_gemm(self, out: PassProgram, arranged: Arranged, jobs: np.ndarray | None = None) -> None:

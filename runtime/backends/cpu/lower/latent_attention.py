@@ -160,10 +160,11 @@ class LatentAttentionStep(Step):
         jobs = out.schedule.numbers(
             word for head in range(s.heads) for t in range(n) for word in (head, t * s.heads + head, 1, t * s.heads + head)
         )
-        plan, block = self.matrices.query_plan, self.matrices.query_block
+        plan = self.matrices.query_plan
         assert plan is not None
+        block = plan.product.activations
         codes = gemv_inputs(out, nope, block, replace(partition, columns=s.nope, column_step=s.nope), temporary)
-        gemv_task(out, plan, codes, wide.columns(0, s.rank), jobs, rows, stride=s.rank + s.rope)
+        gemv_task(out, plan, codes, wide.columns(0, s.rank), jobs, rows, several=False, stride=s.rank + s.rope)
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
         layer, params, selection = self.op.layer, self.layer.params, self.op.selection
@@ -172,12 +173,13 @@ class LatentAttentionStep(Step):
         else:
             values = "v" if self.mode == 1 else "kv"
             attend(out, CachedAttention(layer, queries, weighted, "kv", values, 1, params, self.layer.until), partition)
-        plan, block = self.matrices.output_plan, self.matrices.output_block
+        plan = self.matrices.output_plan
         assert plan is not None
+        block = plan.product.activations
         by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
         step = max(1, 1024 // s.rank)
         codes = gemv_inputs(
             out, by_head, block, replace(partition, row_step=step, columns=s.rank, column_step=s.rank), temporary
         )
         to = replace(result, rows=rows, row_bytes=4 * s.v, heads=1, head_bytes=0, width=s.v)
-        gemv_task(out, plan, codes, to, jobs, rows)
+        gemv_task(out, plan, codes, to, jobs, rows, several=False)

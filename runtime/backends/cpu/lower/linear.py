@@ -38,7 +38,7 @@ def multiply_matrix(out: PassProgram, x: Value, matrix: WeightMatrix, to: View) 
                 return out.keep_with(x, memory)
 
             stored.inputs[block] = gemv_inputs(out, view, block, input_partition(out, stored), take)
-        gemv_task(out, plan, stored.inputs[block], to, out.all_tokens, 1)
+        gemv_task(out, plan, stored.inputs[block], to, out.all_tokens, 1, several=out.n > 1)
     elif matrix.gemm_plan is not None:
         panels = panels_of(out, x, matrix.gemm_plan.form)
         gemm_task(out, matrix.gemm_plan, panels, to, gemm.Jobs(out.all_tokens, 1, 1.0))

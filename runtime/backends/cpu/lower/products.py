@@ -10,9 +10,10 @@ import numpy as np
 from .....data_classes import dataclass
 from .....simd.memory import CACHE_LINE
 from ....graph import Value
-from ..kernels import gemv_plan, row_kernels
+from ..kernels import row_kernels
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm, gemm_kernels
+from ..kernels.gemv_plan import GemvPlan
 from ..memory import Partition, View
 from ..pass_memory import PassValue
 from ..pass_program import PassProgram
@@ -58,25 +59,23 @@ def gemv_inputs(out: PassProgram, x: View, block: int, partition: Partition, tak
 
 def gemv_task(
     out: PassProgram,
-    plan: np.ndarray,
+    plan: GemvPlan,
     codes: Codes,
     to: View,
     jobs: int,
     n_jobs: int,
+    several: bool,
     reads: tuple[View, ...] = (),
     stride: int = 0,
 ) -> None:
-    """Multiplies with the weights of a plan (see kernels.gemv_plan).
+    """Multiplies with the weights of a plan.
 
-    jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to the next, 0: as in `to`.
+    jobs: address of int64 [n_jobs, 4] (see gemv.gemv); several: whether one of them may have more tokens than one; stride:
+    numbers from one row of the result to the next, 0: as in `to`.
     """
-    p = plan.tolist()
-    sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
-    weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]
-    ways = p[gemv_plan.EQUAL_SLICES], p[gemv_plan.ONE_STREAM]
-    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, *ways)
+    table = plan.table(codes.words, to.address, stride or to.row_bytes // 4, jobs, several)
     argument = out.schedule.numbers(table)
-    out.schedule.place(p[gemv_plan.FUNCTION], argument, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
+    out.schedule.place(plan.product.address, argument, n_jobs * plan.slices, (*codes.views, *reads), (to,))
 
 
 def gemm_inputs(

@@ -15,6 +15,7 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
     EQUAL_SLICES                       number of slices of one size, a divisor of SLICES: the first EQUAL_SLICES share half of
                                        the rows, the next ones half of what is left, and so on; the last ones share the rest
     ONE_STREAM                         not 0: rows of one token are read one after the other, too (see `reads_one_stream`)
+    SEVERAL                            a Gemv's `several`, which takes the jobs of several tokens; 0: they are taken one by one
 
 Part number p is slice p % SLICES of job p // SLICES, so a program's PARTS is jobs * SLICES. A slice reads its weights from
 memory once for all of its tokens, and for one token in several places at once (see `streams_of`). A plain product is one job; a
@@ -25,7 +26,8 @@ fifth faster than short ones in alternation, and the small slices at the end let
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -62,8 +64,9 @@ from .rows import arranges, bytes_of_starts, emit_arrangement, emit_product, ste
     JOBS,
     EQUAL_SLICES,
     ONE_STREAM,
-) = range(14)
-FIELDS = 14
+    SEVERAL,
+) = range(15)
+FIELDS = 15
 MATRIX, FIRST, TOKENS, TARGET = range(4)
 _MOST_STREAMS = 4
 _LEAST_STREAM_BYTES = 1 << 16  # of each of several streams: the processor takes shorter ones for one that it cannot follow
@@ -71,20 +74,16 @@ _LEAST_STEP_BYTES = 96  # of a step that is multiplied in several streams
 _BLOCK_BYTES = 1 << 16  # of rows that one pass takes before the next tokens get theirs: they stay in a second-level cache
 
 
-def tokens_per_pass(name: str, of: Target) -> tuple[int, int]:
-    """Most tokens that are multiplied together, in one pass over the codes of a group of rows; and most but for these: there is
-    code for each number up to it.
+def tokens_per_pass(name: str, of: Target) -> int:
+    """Most tokens that are multiplied together, in one pass over the codes of a group of rows: there is code for each number.
 
     Sums of eight take half of the registers of AVX-512; those of one token of floats take half of NEON's: four at a time are a
     fifth more instructions than one after the other (docs/instructions.md says how they are counted). With registers of 256
-    bits sums of eight are kept in memory, which takes less than taking codes out of their bits twice, and half as long to
-    compile as those of one to four together (docs/experiments.md). LLVM takes twice as long for interleaved rows of eight
-    tokens as of four, up to five seconds."""
+    bits sums of eight are kept in memory, which takes less than taking codes out of their bits twice (docs/experiments.md).
+    LLVM takes twice as long for interleaved rows of eight tokens as of four, up to five seconds."""
     if name in FLOATS:
-        return (1, 1) if of.has("neon") else (4, 4)
-    if TYPES[name].rows > 1 or of.vector_bits < 256:
-        return 4, 4
-    return (8, 8) if of.vector_bits == 512 else (8, 4)
+        return 1 if of.has("neon") else 4
+    return 8 if of.vector_bits >= 256 and TYPES[name].rows == 1 else 4
 
 
 def streams_of(name: str, of: Target) -> int:
@@ -113,10 +112,10 @@ def reads_one_stream() -> bool:
 
 @intrinsic
 def _multiply(
-    typingctx, name, streams, most, each, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride
+    typingctx, name, streams, least, most, tokens, groups, group_bytes, weights, columns, codes, scales, sums, out, stride
 ):
-    """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with so many tokens, among
-    the numbers up to `each`, and `most`: literals, numbers, addresses.
+    """Multiplies `streams` times so many groups of rows, those of each stream one after the other, with `least` to `most`
+    tokens: literals, numbers, addresses.
 
     They are functions of their own: what every row needs (tables, permutations) is loaded once for all rows, which takes up to
     a sixth off short ones, and LLVM weighs it against the registers of nothing else."""
@@ -127,7 +126,7 @@ def _multiply(
         of = target()
         end = builder.append_basic_block("multiplied")
         switch = builder.switch(args[4], end)
-        for tokens in dict.fromkeys([*range(1, each.literal_value + 1), most.literal_value]):
+        for tokens in range(least.literal_value, most.literal_value + 1):
             block = builder.append_basic_block(f"tokens.{tokens}")
             switch.add_case(I64(tokens), block)
             builder.position_at_end(block)
@@ -149,7 +148,7 @@ def _multiply(
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(name, streams, most, each, *[types.int64] * 10), generate
+    return types.void(name, streams, least, most, *[types.int64] * 10), generate
 
 
 @intrinsic
@@ -205,18 +204,22 @@ def write_product(
 
 
 def _part(
-    name: str, group: int, code_bytes: int, activations: int, together: tuple[int, int], streams: int
+    name: str, group: int, code_bytes: int, activations: int, least: int, most: int, streams: int
 ) -> Callable[[int, int], None]:
-    """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
-    together: `tokens_per_pass`; streams: of one token. A token's sums are the same with whichever others, and in however
-    many streams, it is multiplied."""
-    arranged, (most, each) = arranges(name), together
+    """A part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale; least,
+    most: tokens of a pass, of which `least` is 1 or 2; streams: of one token. A token's sums are the same with whichever
+    others, and in however many streams, it is multiplied."""
+    assert least == 1 or most > 2  # no pass may be left with one token
+    arranged = arranges(name)
     step_columns, start_bytes = bytes_of_starts(name, target()) if arranged else (1, 0)
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
         job = view(table[JOBS] + number // table[SLICES] * 32, 4, np.int64)
         columns, n = table[COLUMNS], job[TOKENS]
+        if least == 1 and n > 1 and table[SEVERAL] != 0:
+            call_part(table[SEVERAL], argument, number)
+            return
         groups = table[ROWS] // group
         equal = table[EQUAL_SLICES]
         halving, place = number % table[SLICES] // equal, number % equal
@@ -254,17 +257,21 @@ def _part(
             weights = matrix + first * group_bytes
             while t < n:
                 left = n - t
-                some = most if left >= most > each else -(-left // -(-left // each))
+                some = -(-left // -(-left // most))
                 c = codes + t * token_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
                 out = table[OUT] + (job[TARGET] + t) * stride + first * group * 4
-                _multiply(name, 1, most, each, some, count, group_bytes, weights, columns, c, s, u, out, stride)
+                _multiply(name, 1, least, most, some, count, group_bytes, weights, columns, c, s, u, out, stride)
                 t += some
         if arranged:
             keep_alive(memory)  # type: ignore[possibly-undefined]
 
     return product
+
+
+_entries: dict[Unit, Any] = {}  # the compiled parts
+_lock = RLock()  # one for all: who waits for a unit compiles others meanwhile
 
 
 @dataclass(frozen=True)
@@ -282,18 +289,28 @@ class Gemv:
     rows: int
     columns: int
 
-    @cached_property
-    def _native(self):
-        code_bytes, block = (1, self.activations) if self.activations else (4, 1)
-        together, streams = tokens_per_pass(self.name, target()), streams_of(self.name, target())
-        function = _part(self.name, self.rows, code_bytes, block, together, streams)
-        with compiling(gemv_unit(self.name)):
-            return native_entry(types.void(types.int64, types.int64), function)
-
     @property
     def address(self) -> int:
-        """The address of the compiled part (compiled or loaded at the first use)."""
-        return self._native.address
+        """The address of the part, compiled or loaded at the first use. It takes jobs of one token, and hands others to the one
+        that SEVERAL names: products of generated tokens start without that one."""
+        return _compiled(self, gemv_unit(self.name), 1, 1, streams_of(self.name, target())).address
+
+    @property
+    def several(self) -> int:
+        """What SEVERAL of a table has to be, compiled or loaded at the first use; 0 if tokens are multiplied one by one."""
+        most = tokens_per_pass(self.name, target())
+        return _compiled(self, several_unit(self.name), 2, most, 1).address if most > 1 else 0
+
+
+def _compiled(product: Gemv, unit: Unit, least: int, most: int, streams: int) -> Any:
+    """A compiled part of a product (see `_part`)."""
+    with _lock:
+        if unit not in _entries:
+            code_bytes, block = (1, product.activations) if product.activations else (4, 1)
+            with compiling(unit):
+                function = _part(product.name, product.rows, code_bytes, block, least, most, streams)
+                _entries[unit] = native_entry(types.void(types.int64, types.int64), function)
+        return _entries[unit]
 
 
 @cache
@@ -309,9 +326,20 @@ def gemv(type_name: str) -> Gemv | None:
     return Gemv(stored.name, activations, stored.rows, max(layout.block, activations))
 
 
+def gemv_of_several(type_name: str) -> int:
+    """The unit of `several_unit`."""
+    product = gemv(type_name)
+    return 0 if product is None else product.several
+
+
 def gemv_unit(type_name: str) -> Unit:
-    """What is compiled for the products of a type."""
+    """What is compiled for the products of a type with one token."""
     return Unit(__name__, "gemv", type_name)
+
+
+def several_unit(type_name: str) -> Unit:
+    """What is compiled for those with several tokens, too."""
+    return Unit(__name__, "gemv_of_several", type_name)
 
 
 @kernel

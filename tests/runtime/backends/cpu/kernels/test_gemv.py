@@ -24,6 +24,7 @@ OF_EACH_KIND = [
     *("q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq4_k", "iq6_k", "iq4_k_r4"),
     *("iq3_xxs", "iq3_s", "iq2_k", "iq3_k", "iq2_xs_r4", "iq3_s_r4", "q3_K", "iq4_kss", "iq2_kl"),
 ]
+MOST_TOKENS = 8  # of a pass
 SHAPED = ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"]
 
 
@@ -73,7 +74,15 @@ def activations_for(name: str, x: np.ndarray):
     return found, (found.codes.reshape(len(x), -1, block) * found.scales[:, :, None].astype(np.float64)).reshape(x.shape)
 
 
-def check(name: str, rows: int, n: int, tokens: int, seed: int) -> np.ndarray:
+def first_tokens(activations: ActivationCodes | np.ndarray, count: int) -> ActivationCodes | np.ndarray:
+    """What the product takes of the first tokens, at the end of memory that can be read."""
+    if isinstance(activations, ActivationCodes):
+        return ActivationCodes(*(guarded(each[:count]) for each in activations[:3]), activations.block)
+    return guarded(activations[:count])
+
+
+def check(name: str, rows: int, n: int, tokens: int, seed: int) -> None:
+    """Products with so many tokens, and with fewer."""
     rng = np.random.default_rng(seed)
     packed = random_rows(name, rows, n, rng)
     packed[: TYPES[name].rows] *= rng.integers(0, 2, dtype=np.uint8)  # now and then a group of rows whose bits are all 0
@@ -84,7 +93,9 @@ def check(name: str, rows: int, n: int, tokens: int, seed: int) -> np.ndarray:
     assert result.shape == (tokens, rows)
     bound = 2e-6 * (np.abs(exact) @ np.abs(w).T) + 1e-30
     assert (np.abs(result - exact @ w.T) <= bound).all()
-    return result
+    for count in range(1, min(tokens, MOST_TOKENS + 1)):  # a pass of each number of tokens
+        some = multiply(packed, name, first_tokens(given_activations, count))
+        assert np.array_equal(some, result[:count])
 
 
 def columns_of(name: str) -> int:
@@ -95,7 +106,7 @@ def columns_of(name: str) -> int:
 @pytest.mark.parametrize("name", products())
 def test_product_equals_that_of_decoded_rows(name):
     unit = columns_of(name)
-    check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
+    check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 13, 1)
 
 
 # Types of which AVX2 has numbers of points, or signs, written ahead.
@@ -113,7 +124,7 @@ def test_types_of_what_is_written_ahead():
 @pytest.mark.parametrize("name", sorted(AHEAD))
 def test_numbers_of_points_and_signs_are_written_ahead_for_some_steps(name):
     """Twice for sixteen steps of a row, and for those that are left."""
-    check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 2, 9)
+    check(name, 3 * TYPES[name].rows, 37 * columns_of(name), 9, 9)
 
 
 @pytest.mark.parametrize("name", ["iq2_xxs", "iq3_xxs"])  # of more vectors of one scale than fit
@@ -137,11 +148,11 @@ def test_any_shape(name, groups, units, tokens, seed):
 
 @pytest.mark.parametrize("name", ["q4_0", "iq4_k", "q4_k_r4"])
 def test_rows_of_several_blocks(name):
-    """Passes of four tokens, of two and of one take some rows, then the next ones."""
+    """Two passes, or four, of seven tokens at most take some rows, then the next ones."""
     n = 4096
     rows = 3 * module._BLOCK_BYTES // TYPES[name].row_bytes(n) // 8 * 8 + 8
     assert rows * TYPES[name].row_bytes(n) > 2 * module._BLOCK_BYTES
-    check(name, rows, n, 7, 6)
+    check(name, rows, n, 13, 6)
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16_r16", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k"])
@@ -166,6 +177,30 @@ def test_rows_that_memory_bounds_are_read_in_streams():
     found = {name: module.streams_of(name, wide) for name in ("f32", "q8_0", "q8_0_r8", "q4_k_r4", "q4_K", "iq2_k", "iq3_kt")}
     assert found == {"f32": 4, "q8_0": 4, "q8_0_r8": 4, "q4_k_r4": 2, "q4_K": 2, "iq2_k": 1, "iq3_kt": 1}
     assert module.streams_of("q8_0", foreign_target("avx2")) == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "most"),
+    [
+        ("portable", [4, 4, 4]),
+        ("x86-64-v2", [4, 4, 4]),
+        ("avx2", [8, 4, 4]),
+        ("avx512-bf16", [8, 4, 4]),
+        ("neon-dotprod", [4, 4, 1]),
+    ],
+)
+def test_tokens_of_a_pass(level, most):
+    of = foreign_target(level)
+    assert [module.tokens_per_pass(name, of) for name in ("q4_K", "q4_k_r4", "bf16")] == most
+
+
+@pytest.mark.parametrize("name", ["q4_K", "q8_0", "q4_0_r8", "bf16"])
+def test_several_tokens_one_by_one(name):
+    """Where a table names no part for them."""
+    rng, n = np.random.default_rng(10), columns_of(name) * 4
+    packed = random_rows(name, 16, n, rng)
+    x = activations_for(name, rng.standard_normal((5, n)).astype(np.float32))[0]
+    assert np.array_equal(multiply(packed, name, x, several=False), multiply(packed, name, x))
 
 
 @pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "iq2_xxs", "f16", "bf16_r16"])
@@ -241,6 +276,7 @@ def test_experts_in_slices(name):
         table[: module.CODES] = packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, n, slices
         table[module.CODES : module.CODES + len(arrays)] = [a.ctypes.data for a in arrays]
         table[module.OUT : module.ONE_STREAM] = out.ctypes.data, rows + 8, jobs.ctypes.data, equal
+        table[module.SEVERAL] = gemv(name).several
         program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
         team.run(0, program)
         for matrix, first, tokens, start in jobs:

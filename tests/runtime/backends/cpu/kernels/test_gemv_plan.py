@@ -4,9 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cpu_products import types_of_several
+from small_models import llama
 
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
+from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import SEVERAL
 from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GEMV_TOKENS
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 
@@ -48,6 +52,32 @@ def test_a_product_is_that_of_the_decoded_matrix(x, type_name):
         error = np.abs(found - expected).max() / np.abs(expected).max()
         assert error < (1e-5 if type_name == "f32" else 0.02)
         assert np.array_equal(found, np.concatenate([weights.multiply(row[None], 2) for row in x[:n]]))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    return types_of_several(monkeypatch)
+
+
+def test_code_for_several_tokens_is_asked_for_by_products_of_several(x, asked):
+    weights = store_of(packed("w", (N_EMBD, 8, 2), "q8_0", np.random.default_rng(0))).matrix("w")
+    weights.multiply(x[:1])
+    assert asked == []
+    weights.multiply(x[:2])
+    assert asked == ["q8_0"]
+    plan = weights.gemv_plan
+    assert plan.table((0, 0, 0), 0, 0, 0, several=False)[SEVERAL] == 0
+    assert plan.table((0, 0, 0), 0, 0, 0, several=True)[SEVERAL] == plan.product.several
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_generated_tokens_ask_for_it_side_by_side(experts, asked):
+    model = load_model(llama("q8_0", experts), threads=2)
+    model.feed([(model.session(4), [1, 2, 3])])
+    model.feed([(model.session(4), [1])])
+    assert asked == []
+    model.feed([(model.session(4), [1]), (model.session(4), [2])])
+    assert asked
 
 
 def test_what_cannot_be_multiplied_packed_is_decoded(x):
