@@ -270,7 +270,7 @@ def _part(
     return product
 
 
-_entries: dict[Unit, Any] = {}  # the compiled parts
+_entries: dict[tuple[str, bool], Any] = {}  # the compiled parts: by type, and whether they are for several tokens
 _lock = RLock()  # one for all: who waits for a unit compiles others meanwhile
 
 
@@ -293,24 +293,25 @@ class Gemv:
     def address(self) -> int:
         """The address of the part, compiled or loaded at the first use. It takes jobs of one token, and hands others to the one
         that SEVERAL names: products of generated tokens start without that one."""
-        return _compiled(self, gemv_unit(self.name), 1, 1, streams_of(self.name, target())).address
+        return _compiled(self, several=False).address
 
     @property
     def several(self) -> int:
         """What SEVERAL of a table has to be, compiled or loaded at the first use; 0 if tokens are multiplied one by one."""
-        most = tokens_per_pass(self.name, target())
-        return _compiled(self, several_unit(self.name), 2, most, 1).address if most > 1 else 0
+        return _compiled(self, several=True).address if tokens_per_pass(self.name, target()) > 1 else 0
 
 
-def _compiled(product: Gemv, unit: Unit, least: int, most: int, streams: int) -> Any:
-    """A compiled part of a product (see `_part`)."""
+def _compiled(product: Gemv, several: bool) -> Any:
+    """The compiled part of a product for one token, or for several."""
     with _lock:
-        if unit not in _entries:
+        if (product.name, several) not in _entries:
+            name, of = product.name, target()
+            passes = (2, tokens_per_pass(name, of), 1) if several else (1, 1, streams_of(name, of))
             code_bytes, block = (1, product.activations) if product.activations else (4, 1)
-            with compiling(unit):
-                function = _part(product.name, product.rows, code_bytes, block, least, most, streams)
-                _entries[unit] = native_entry(types.void(types.int64, types.int64), function)
-        return _entries[unit]
+            with compiling(several_unit(name) if several else gemv_unit(name)):
+                function = _part(name, product.rows, code_bytes, block, *passes)
+                _entries[name, several] = native_entry(types.void(types.int64, types.int64), function)
+        return _entries[product.name, several]
 
 
 @cache
