@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import field
 from functools import partial
 from itertools import pairwise
@@ -314,7 +315,7 @@ def write_by_threads(
 
     writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, tell, on_bytes)
     number = 0
-    with ThreadPoolExecutor(threads) as pool:
+    with closing(writer), ThreadPoolExecutor(threads) as pool:
         for output, location in pending:
             sink = files.sink(output, location)
             for start, stop in row_chunks(output):

@@ -98,6 +98,11 @@ class OrderedWriter:
         self.failures.append(error)
         self.put(number, sink, None)
 
+    def close(self) -> None:
+        """Returns when nothing is written any more: before files are closed."""
+        if self._direct is not None:
+            self._direct.wait()
+
     def _write(self, sink: Sink, data: np.ndarray | None) -> None:
         if data is None or sink.failed:
             sink.failed = True
@@ -121,6 +126,7 @@ class OrderedWriter:
         if self._direct is None:
             return False
         if sink is not self._direct_sink:
+            self._direct.wait()  # for bytes of one that failed
             if sink.remaining < MIN_TENSOR_BYTES or not self._direct.usable:
                 return False
             self._direct_sink = sink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,17 +123,17 @@ class ClusterWriter:
         self, files: OpenFiles, cuts: Sequence[Cut], pending: Pending, record: Callable[[str, str], None], progress: Progress
     ) -> None:
         """Workers send what they make, and this process writes it in order."""
-        writer = ordered_writer(pending, PER_THREAD, record, progress)
         sinks = {output.name: files.sink(output, location) for output, location in pending}
         number = 0
-        for done in map_ordered(self.cluster, run, (Collect(self.job, one) for one in cuts), near=self._first_file):
-            self._count(done, done.piece.cut)
-            for span, data in zip(done.piece.cut.spans, done.value.data, strict=True):
-                writer.slots.acquire()
-                writer.put(number, sinks[span.tensor], data)
-                number += 1
-            if writer.failures:
-                raise writer.failures[0]
+        with closing(ordered_writer(pending, PER_THREAD, record, progress)) as writer:
+            for done in map_ordered(self.cluster, run, (Collect(self.job, one) for one in cuts), near=self._first_file):
+                self._count(done, done.piece.cut)
+                for span, data in zip(done.piece.cut.spans, done.value.data, strict=True):
+                    writer.slots.acquire()
+                    writer.put(number, sinks[span.tensor], data)
+                    number += 1
+                if writer.failures:
+                    raise writer.failures[0]
 
     def _first_file(self, piece: Store | Collect | Checksum) -> str:
         """The file of the source that a piece reads first; for a checksum and where that is not known, the tensor's name."""

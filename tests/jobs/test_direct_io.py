@@ -1,5 +1,7 @@
 import errno
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -130,6 +132,7 @@ def test_a_full_disk_raises(file, monkeypatch):
     writer = DirectWriter()
     writer.start(file[0], 0)
     monkeypatch.setattr(files.os, "pwrite", full)
+    writer.write(memoryview(bytes(4 * BLOCK)))
     with pytest.raises(OSError, match="No space"):
         writer.write(memoryview(bytes(4 * BLOCK)))
     monkeypatch.undo()
@@ -146,6 +149,62 @@ def test_a_slow_disk_is_written_through_the_cache(file, monkeypatch):
     assert writer.usable  # not yet judged
     check_runs(writer, file, 5)
     assert not writer.usable
+
+
+def test_writes_to_a_file_do_not_overlap(tmp_path, monkeypatch):
+    """Blocks of a tensor that failed are written to the end before those of the next, which may go through the cache."""
+    monkeypatch.setattr("ggufmill.jobs.ordered_writer.MIN_TENSOR_BYTES", 10 * BLOCK)
+    running, real = [], os.pwrite
+
+    def pwrite(fd, data, offset):
+        running.append(offset)
+        time.sleep(0.02)
+        assert running == [offset]
+        try:
+            return real(fd, data, offset)
+        finally:
+            running.remove(offset)
+
+    monkeypatch.setattr(files.os, "pwrite", pwrite)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    bad, small, whole = (
+        Sink("bad", fd, 0, 20 * BLOCK),
+        Sink("small", fd, 20 * BLOCK, 77),
+        Sink("whole", fd, 21 * BLOCK, 12 * BLOCK),
+    )
+    done = []
+    writer = OrderedWriter(9, lambda sink: done.append(sink.name), lambda count, name: None, direct=True)
+    writer.put(0, bad, np.full(7 * BLOCK, 1, np.uint8))
+    writer.fail(1, bad, ValueError())
+    writer.put(2, small, np.full(77, 2, np.uint8))
+    writer.put(3, whole, np.full(12 * BLOCK, 3, np.uint8))
+    writer.close()
+    assert running == []
+    os.close(fd)
+    assert (done, len(writer.failures)) == (["small", "whole"], 1)
+    content = (tmp_path / "file").read_bytes()
+    assert content[20 * BLOCK :] == b"\2" * 77 + bytes(BLOCK - 77) + b"\3" * 12 * BLOCK
+
+
+def test_closing_waits_for_what_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("ggufmill.jobs.ordered_writer.MIN_TENSOR_BYTES", 1)
+    written, real, goes_on = [], os.pwrite, threading.Event()
+
+    def pwrite(fd, data, offset):
+        assert goes_on.wait(60)
+        time.sleep(0.01)
+        written.append(offset)
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(files.os, "pwrite", pwrite)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    writer = OrderedWriter(9, lambda sink: None, lambda count, name: None, direct=True)
+    writer.put(0, Sink("some", fd, 0, 9 * BLOCK), np.full(4 * BLOCK, 1, np.uint8))
+    assert written == []  # by another thread, while this one goes on
+    goes_on.set()
+    writer.close()
+    assert written
+    os.close(fd)
 
 
 def test_buffered_bytes_of_a_failed_tensor_are_dropped(tmp_path, monkeypatch):
