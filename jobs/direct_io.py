@@ -40,11 +40,13 @@ class DirectWriter:
         self._buffer, self._other = memoryview(b""), memoryview(b"")  # the one that is filled, the one that may be written
         self._fd, self._offset, self._filled = -1, 0, 0  # the buffer's bytes go to byte _offset of the file _fd
         self._bytes, self._seconds = 0, 0.0
-        self._thread, self._writing = ThreadPoolExecutor(1, "direct writing"), _nothing()
+        self._thread = ThreadPoolExecutor(1, "direct writing")
+        self._writing: Future[None] | None = None  # what it was last given
 
     def start(self, fd: int, offset: int) -> None:
         """The next bytes go to this offset of this file; bytes written before and not flushed are dropped."""
         self.wait()
+        self._writing = None
         if not self._buffer:  # shared mappings, so that a fork in the middle of a write is safe (open(2) on O_DIRECT)
             self._buffer, self._other = (memoryview(mmap.mmap(-1, BUFFER_BYTES)) for _ in range(2))
         self._fd, self._offset, self._filled = fd, offset, 0
@@ -70,7 +72,8 @@ class DirectWriter:
 
     def wait(self) -> None:
         """Returns when nothing is being written any more, whether that succeeded or not."""
-        self._writing.exception()
+        if self._writing is not None:
+            self._writing.exception()
 
     def _begin_full(self) -> None:
         self._finish()
@@ -85,8 +88,8 @@ class DirectWriter:
 
     def _finish(self) -> None:
         """Waits for what the thread writes. Raises OSError."""
-        writing, self._writing = self._writing, _nothing()
-        writing.result()
+        if self._writing is not None:
+            self._writing.result()
 
     def _write(self, fd: int, offset: int, data: memoryview) -> None:
         if self.usable and offset % BLOCK == 0:
@@ -115,12 +118,6 @@ class DirectWriter:
         if self._bytes >= TRIAL_BYTES and self._bytes < SLOW * self._seconds:
             self.usable = False
         return offset - first_offset
-
-
-def _nothing() -> Future[None]:
-    done = Future[None]()
-    done.set_result(None)
-    return done
 
 
 def _copy(destination: memoryview, source: memoryview) -> None:

@@ -140,6 +140,26 @@ def test_a_full_disk_raises(file, monkeypatch):
     assert file[1]() == b"\1" * BLOCK + b"\7" * BLOCK + b"\1" * (SIZE - 2 * BLOCK)
 
 
+def test_an_interrupt_while_it_waits_leaves_nothing_that_is_written_later(file, monkeypatch):
+    real, goes_on = os.pwrite, threading.Event()
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "pwrite", lambda *arguments: goes_on.wait(60) and real(*arguments))
+    writer = DirectWriter()
+    writer.start(file[0], 0)
+    writer.write(memoryview(bytes(3 * BLOCK)))
+    with monkeypatch.context() as patch:
+        patch.setattr(direct_io.Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    assert file[1]() == b"\1" * SIZE
+    goes_on.set()
+    writer.wait()
+    assert file[1]() == bytes(3 * BLOCK) + b"\1" * (SIZE - 3 * BLOCK)
+
+
 def test_a_slow_disk_is_written_through_the_cache(file, monkeypatch):
     monkeypatch.setattr(direct_io, "SLOW", 1e300)
     writer = DirectWriter()
