@@ -29,7 +29,7 @@ SLOW = 150e6  # bytes per second; spinning disks and network storage are below i
 class DirectWriter:
     """Writes runs of bytes to open files, each from front to back: `start`, `write` as often as needed, `flush`.
 
-    For one thread at a time; nothing else may write to the file between `start` and the end of `flush`, or of `wait`.
+    For one thread at a time; nothing else may write to the file between `start` and the end of `flush`, `wait` or `close`.
 
     usable  False once it has turned out that the file system cannot do it or that the disk is slow; from then on everything is
             written through the page cache
@@ -54,37 +54,34 @@ class DirectWriter:
     def write(self, data: memoryview) -> None:
         """Takes the next bytes; they reach the file when the buffer is full, at the latest with `flush`. Raises OSError of
         these or of earlier ones."""
-        if not self._filled and (unaligned := min(-self._offset % BLOCK, len(data))):
-            self._begin(data[:unaligned])
-            self._finish()
-            data = data[unaligned:]
+        if not self._filled:
+            unaligned = min(-self._offset % BLOCK, len(data))
+            self._write(self._fd, self._offset, data[:unaligned])
+            self._offset, data = self._offset + unaligned, data[unaligned:]
         while data:
             count = min(len(data), BUFFER_BYTES - self._filled)
             _copy(self._buffer[self._filled : self._filled + count], data[:count])
             self._filled, data = self._filled + count, data[count:]
             if self._filled == BUFFER_BYTES:
-                self._begin_full()
+                self._finish()
+                self._writing = self._thread.submit(self._write, self._fd, self._offset, self._buffer)
+                self._buffer, self._other = self._other, self._buffer
+                self._offset, self._filled = self._offset + BUFFER_BYTES, 0
 
     def flush(self) -> None:
         """Writes what is in the buffer, and returns when all is written. Raises OSError."""
-        self._begin_full()
         self._finish()
+        self._write(self._fd, self._offset, self._buffer[: self._filled])
+        self._offset, self._filled = self._offset + self._filled, 0
 
     def wait(self) -> None:
         """Returns when nothing is being written any more, whether that succeeded or not."""
         if self._writing is not None:
             self._writing.exception()
 
-    def _begin_full(self) -> None:
-        self._finish()
-        filled, self._filled = self._buffer[: self._filled], 0
-        self._buffer, self._other = self._other, self._buffer
-        self._begin(filled)
-
-    def _begin(self, data: memoryview) -> None:
-        """Has the thread write the next bytes of the file."""
-        self._writing = self._thread.submit(self._write, self._fd, self._offset, data)
-        self._offset += len(data)
+    def close(self) -> None:
+        """As `wait`, also for what an interrupt left to the thread, which then ends."""
+        self._thread.shutdown()
 
     def _finish(self) -> None:
         """Waits for what the thread writes. Raises OSError."""
@@ -92,7 +89,7 @@ class DirectWriter:
             self._writing.result()
 
     def _write(self, fd: int, offset: int, data: memoryview) -> None:
-        if self.usable and offset % BLOCK == 0:
+        if self.usable and offset % BLOCK == 0 and len(data) >= BLOCK:
             count = self._write_direct(fd, offset, data[: len(data) // BLOCK * BLOCK])
             offset, data = offset + count, data[count:]
         while data:

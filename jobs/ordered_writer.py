@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from threading import Lock, Semaphore
+from threading import Condition, Semaphore
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,9 @@ class OrderedWriter:
         self.slots = Semaphore(slots)
         self.failures: list[BaseException] = []
         self._on_finished, self._on_written, self._on_bytes = on_finished, on_written, on_bytes
-        self._lock = Lock()
+        self._lock = Condition()
         self._arrived: dict[int, tuple[Sink, np.ndarray | None]] = {}
-        self._next, self._is_writing = 0, False
+        self._next, self._is_writing, self._is_closed = 0, False, False
         self._writeback_from: dict[int, int] = {}  # fd -> offset up to which writing to disk was requested
         self._direct = DirectWriter() if direct else None
         self._direct_sink: Sink | None = None  # the tensor whose bytes the direct writer takes
@@ -78,20 +78,33 @@ class OrderedWriter:
             if self._is_writing:
                 return
             self._is_writing = True
-        while True:
-            with self._lock:
-                item = self._arrived.pop(self._next, None)
-                if item is None:
-                    self._is_writing = False
-                    return
+        try:
+            while (item := self._take()) is not None:
+                try:
+                    self._write(*item)
+                except BaseException as error:
+                    item[0].failed = True
+                    self.failures.append(error)
+                finally:
+                    self.slots.release()
+        except BaseException:  # an interrupt beside `_write`
+            self._stop_writing()
+            raise
+
+    def _take(self) -> tuple[Sink, np.ndarray | None] | None:
+        """The chunk that is due; None: it has not arrived, and this thread does not write any more."""
+        with self._lock:
+            item = None if self._is_closed else self._arrived.pop(self._next, None)
+            if item is None:
+                self._stop_writing()
+            else:
                 self._next += 1
-            try:
-                self._write(*item)
-            except BaseException as error:
-                item[0].failed = True
-                self.failures.append(error)
-            finally:
-                self.slots.release()
+            return item
+
+    def _stop_writing(self) -> None:
+        with self._lock:
+            self._is_writing = False
+            self._lock.notify_all()
 
     def fail(self, number: int, sink: Sink, error: BaseException) -> None:
         """Chunk `number` could not be made: its tensor will not be finished."""
@@ -99,9 +112,12 @@ class OrderedWriter:
         self.put(number, sink, None)
 
     def close(self) -> None:
-        """Returns when nothing is written any more: before files are closed."""
+        """Returns when nothing is written any more, whatever other threads bring: before files are closed."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.wait_for(lambda: not self._is_writing)
         if self._direct is not None:
-            self._direct.wait()
+            self._direct.close()
 
     def _write(self, sink: Sink, data: np.ndarray | None) -> None:
         if data is None or sink.failed:

@@ -157,8 +157,8 @@ class Engine:
         return computation.done
 
     def warm_up(self) -> None:
-        """Queues a short prompt, and a token of two sequences side by side, so that kernels are compiled and weights in memory
-        before the first request. Does not wait."""
+        """Queues a short prompt, and a token of two sequences side by side if there may be such, so that kernels are compiled
+        and weights in memory before the first request. Does not wait."""
         tokenizer = self.model.tokenizer
         first = tokenizer.bos if tokenizer.bos is not None else 0
         prompt = [first] * min(32, self.model.n_ctx - 2)
@@ -167,8 +167,9 @@ class Engine:
             return
         options = {"n_predict": 2, "temp": 0, "ignore_eos": True}
         self.submit(Task(prompt, options, lambda event: None, reported=False))
-        pair = [(self.model.session(2), [first]) for _ in range(2)]
-        self.compute(map(self.model.feed, [pair], [True]))
+        if self.n_slots > 1:
+            pair = [(self.model.session(2), [first]) for _ in range(2)]
+            self.compute(map(self.model.feed, [pair], [True]))
 
     def stop(self) -> None:
         """Ends all tasks and accepts no more; returns at once, so that a signal handler may call it."""

@@ -147,11 +147,15 @@ def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
     assert mill(*command, "--force")[0] == 0
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize(
     ("call", "code", "said"), [("preadv", errno.EIO, "Input/output"), ("pwrite", errno.ENOSPC, "No space")]
 )
-def test_read_errors_and_a_full_disk(job, mill, tmp_path, monkeypatch, call, code, said):
+def test_read_errors_and_a_full_disk(job, mill, tmp_path, monkeypatch, call, code, said, direct):
     command, _, bytes_ = job
+    if direct:
+        monkeypatch.setattr("ggufmill.jobs.execute.MIN_DIRECT_BYTES", 0)
+        monkeypatch.setattr("ggufmill.jobs.ordered_writer.MIN_TENSOR_BYTES", 1)
     real, calls = getattr(os, call), []
 
     def fails(*arguments):

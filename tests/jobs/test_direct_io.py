@@ -172,7 +172,8 @@ def test_a_slow_disk_is_written_through_the_cache(file, monkeypatch):
 
 
 def test_writes_to_a_file_do_not_overlap(tmp_path, monkeypatch):
-    """Blocks of a tensor that failed are written to the end before those of the next, which may go through the cache."""
+    """Blocks of a tensor that failed are written to the end before those of the next, which may go through the cache; and a
+    tensor is finished when its last block is written."""
     monkeypatch.setattr("ggufmill.jobs.ordered_writer.MIN_TENSOR_BYTES", 10 * BLOCK)
     running, real = [], os.pwrite
 
@@ -193,7 +194,7 @@ def test_writes_to_a_file_do_not_overlap(tmp_path, monkeypatch):
         Sink("whole", fd, 21 * BLOCK, 12 * BLOCK),
     )
     done = []
-    writer = OrderedWriter(9, lambda sink: done.append(sink.name), lambda count, name: None, direct=True)
+    writer = OrderedWriter(9, lambda sink: done.append((sink.name, *running)), lambda count, name: None, direct=True)
     writer.put(0, bad, np.full(7 * BLOCK, 1, np.uint8))
     writer.fail(1, bad, ValueError())
     writer.put(2, small, np.full(77, 2, np.uint8))
@@ -201,7 +202,7 @@ def test_writes_to_a_file_do_not_overlap(tmp_path, monkeypatch):
     writer.close()
     assert running == []
     os.close(fd)
-    assert (done, len(writer.failures)) == (["small", "whole"], 1)
+    assert (done, len(writer.failures)) == ([("small",), ("whole",)], 1)
     content = (tmp_path / "file").read_bytes()
     assert content[20 * BLOCK :] == b"\2" * 77 + bytes(BLOCK - 77) + b"\3" * 12 * BLOCK
 
@@ -225,6 +226,38 @@ def test_closing_waits_for_what_is_written(tmp_path, monkeypatch):
     writer.close()
     assert written
     os.close(fd)
+
+
+def test_what_threads_bring_after_the_end_is_not_written(tmp_path, monkeypatch):
+    """They go on for a moment after an interrupt: the files are closed then."""
+    begun, goes_on, real = threading.Event(), threading.Event(), os.pwrite
+
+    def pwrite(*arguments):
+        begun.set()
+        assert goes_on.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(files.os, "pwrite", pwrite)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    sink, done = Sink("some", fd, 0, 2 * BLOCK), []
+    writer = OrderedWriter(9, lambda sink: done.append(sink.name), lambda count, name: None)
+    bringing = threading.Thread(target=writer.put, args=(0, sink, np.full(BLOCK, 1, np.uint8)))
+    bringing.start()
+    assert begun.wait(60)
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    writer.put(1, sink, np.full(BLOCK, 2, np.uint8))  # the other thread is to write it
+    while not writer._is_closed:
+        time.sleep(0.001)
+    assert closing.is_alive()
+    goes_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    os.close(fd)
+    bringing.join(60)
+    writer.put(2, sink, np.full(BLOCK, 3, np.uint8))
+    assert (done, writer.failures) == ([], [])
+    assert (tmp_path / "file").read_bytes() == b"\1" * BLOCK
 
 
 def test_buffered_bytes_of_a_failed_tensor_are_dropped(tmp_path, monkeypatch):

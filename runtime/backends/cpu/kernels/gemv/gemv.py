@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -270,10 +269,6 @@ def _part(
     return product
 
 
-_entries: dict[tuple[str, bool], Any] = {}  # the compiled parts: by type, and whether they are for several tokens
-_lock = RLock()  # one for all: who waits for a unit compiles others meanwhile
-
-
 @dataclass(frozen=True)
 class Gemv:
     """The product of one type of weights.
@@ -301,17 +296,14 @@ class Gemv:
         return _compiled(self, several=True).address if tokens_per_pass(self.name, target()) > 1 else 0
 
 
+@cache  # without a lock: who waits for a unit compiles others meanwhile, and two threads could wait for each other
 def _compiled(product: Gemv, several: bool) -> Any:
     """The compiled part of a product for one token, or for several."""
-    with _lock:
-        if (product.name, several) not in _entries:
-            name, of = product.name, target()
-            passes = (2, tokens_per_pass(name, of), 1) if several else (1, 1, streams_of(name, of))
-            code_bytes, block = (1, product.activations) if product.activations else (4, 1)
-            with compiling(several_unit(name) if several else gemv_unit(name)):
-                function = _part(name, product.rows, code_bytes, block, *passes)
-                _entries[name, several] = native_entry(types.void(types.int64, types.int64), function)
-        return _entries[product.name, several]
+    name, of = product.name, target()
+    passes = (2, tokens_per_pass(name, of), 1) if several else (1, 1, streams_of(name, of))
+    code_bytes, block = (1, product.activations) if product.activations else (4, 1)
+    with compiling(several_unit(name) if several else gemv_unit(name)):
+        return native_entry(types.void(types.int64, types.int64), _part(name, product.rows, code_bytes, block, *passes))
 
 
 @cache
