@@ -8,7 +8,15 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError
 from ggufmill.quantize.recipes import mixes
-from ggufmill.quantize.recipes.mixes import Mix, ModelTraits, default_type, file_type_id, file_type_name, file_types
+from ggufmill.quantize.recipes.mixes import (
+    LayerPosition,
+    Mix,
+    ModelTraits,
+    default_type,
+    file_type_id,
+    file_type_name,
+    file_types,
+)
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_mixes.npz")
 ABOUT = json.loads(str(GOLDEN["about"]))
@@ -35,8 +43,16 @@ def _traits(about, imatrix):
 
 def test_conditions_that_look_at_places_are_known():
     """Where none of them holds, tensors that differ in their place alone are looked at as one."""
-    names = {name: {*condition.__code__.co_names} for name, condition in mixes._CONDITIONS.items()}
-    assert {name for name, read in names.items() if {"index", "count", "seen"} & read} == mixes._OF_PLACE
+    places = [LayerPosition(i, count, seen) for count in (8, 32, 80) for i in range(count) for seen in (0, i, count - 1)]
+    models = [
+        (_traits(about, imatrix), columns) for about in ABOUT["models"].values() for imatrix in (0, 1) for columns in (96, 256)
+    ]
+    found = {
+        name
+        for name, holds in mixes._CONDITIONS.items()
+        if any(len({holds(model, at, columns) for at in places}) > 1 for model, columns in models)
+    }
+    assert found == mixes._OF_PLACE
 
 
 def _selected(mix, name, shape):
