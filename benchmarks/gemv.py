@@ -27,16 +27,8 @@ from peak import read_all
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import (
-    EQUAL_SLICES,
-    FIELDS,
-    JOBS,
-    ONE_STREAM,
-    SEVERAL,
-    gemv,
-    reads_one_stream,
-    run_parts,
-)
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GemvPlan
 from ggufmill.simd.compile import kernel
 from ggufmill.simd.memory import aligned_empty
 
@@ -71,7 +63,7 @@ class Product:
         product = gemv(name)
         assert product is not None
         self.name, self.product, self.columns = name, product, columns
-        row_bytes = TYPES[name].row_bytes(columns)
+        row_bytes = self.row_bytes = TYPES[name].row_bytes(columns)
         rows = len(memory) // row_bytes // 64 * 64
         self.bytes, self.slices = rows * row_bytes, rows // 64
         x = aligned_empty((tokens, columns), np.float32)
@@ -81,34 +73,22 @@ class Product:
             kinds = ((1, np.uint8), (product.activations, np.float32), (RUN, np.int16))
             inputs = [aligned_empty((x.size // run,), kind) for run, kind in kinds]
             quantise_run(x.reshape(-1), product.activations, *inputs)
-        addresses = [a.ctypes.data for a in inputs] + [0, 0]
+        codes, scales, sums = ([a.ctypes.data for a in inputs] + [0, 0])[:3]
         out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
-        self.table = np.zeros(FIELDS, np.int64)
-        self.table[:JOBS] = [
-            memory.ctypes.data,
-            0,
-            row_bytes,
-            rows,
-            columns,
-            self.slices,
-            *addresses[:3],
-            out.ctypes.data,
-            rows,
-        ]
-        self.table[JOBS], self.table[EQUAL_SLICES] = jobs.ctypes.data, self.slices
-        self.table[ONE_STREAM] = reads_one_stream()
         self.arrays = (memory, inputs, out, jobs)
+        plan = GemvPlan(product, memory.ctypes.data, 0, row_bytes, rows, columns, self.slices, self.slices)
         begin = time.perf_counter()
         self.address = product.address
-        self.table[SEVERAL] = product.several if tokens > 1 else 0
+        table = plan.table((codes, scales, sums), out.ctypes.data, rows, jobs.ctypes.data, several=tokens > 1)
         self.compile = time.perf_counter() - begin
+        self.table = np.array(table, np.int64)
 
     def __call__(self, first: int, stop: int) -> None:
         run_parts(self.address, self.table.ctypes.data, first, stop)
 
     def decode_seconds_per_byte(self) -> float:
         """Processor seconds per byte of decoding 8 MiB of the rows to float32, on one thread."""
-        row_bytes = int(self.table[2])
+        row_bytes = self.row_bytes
         rows = self.arrays[0][: (8 << 20) // row_bytes // 16 * 16 * row_bytes].reshape(-1, row_bytes)
         decode(rows, self.name, self.columns)
         begin = time.thread_time()
@@ -145,7 +125,7 @@ def seconds_in_cache(name: str, memory: np.ndarray, tokens: int, repeats: int = 
         begin = time.thread_time()
         product(0, product.slices)
         seconds.append(time.thread_time() - begin)
-    return min(seconds) / (product.bytes // int(product.table[2]) * columns)
+    return min(seconds) / (product.bytes // product.row_bytes * columns)
 
 
 def measure(name: str, memory: np.ndarray, tokens: int, threads: int, clock: float, repeats: int = 5) -> dict:
@@ -162,7 +142,7 @@ def measure(name: str, memory: np.ndarray, tokens: int, threads: int, clock: flo
         best = product.bytes / run_on_threads(read, threads, threads) / 1e9
         rates.append(product.bytes / run_on_threads(product, product.slices, threads) / 1e9)
         shares.append(rates[-1] / best)
-    rate, weights = float(np.median(rates)), product.bytes / product.table[2] * COLUMNS
+    rate, weights = float(np.median(rates)), product.bytes / product.row_bytes * COLUMNS
     block = 256 * clock  # cycles of 256 weights for each second of one
     cycles = {
         "cycles": round(seconds_in_cache(name, memory, tokens) * block, 1),

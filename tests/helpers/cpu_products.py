@@ -10,7 +10,8 @@ from ggufmill.formats import TYPES
 from ggufmill.runtime.backends.cpu.kernels.activations import RUN, quantise_run
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import PANEL
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import AMX_TOKENS, STEP, _fill_blocks, panel_part
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import Gemv, gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import ONE_STREAM, Gemv, gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GemvPlan
 from ggufmill.simd import team
 from ggufmill.simd.memory import aligned_empty, scratch
 
@@ -80,10 +81,11 @@ def multiply(
     packed = np.ascontiguousarray(packed)
     out = np.full((n, rows), np.nan, np.float32)
     jobs = np.array([[0, 0, n, 0]], np.int64)
-    inputs = [a.ctypes.data for a in arrays] + [0, 0]
-    weights, results = (packed.ctypes.data, 0, packed.shape[1], rows, columns, 1), (out.ctypes.data, rows)
-    together = product.several if n > 1 and several else 0
-    table = np.array([*weights, *inputs[:3], *results, jobs.ctypes.data, 1, one_stream, together], np.int64)
+    codes, scales, sums = ([a.ctypes.data for a in arrays] + [0, 0])[:3]
+    plan = GemvPlan(product, packed.ctypes.data, 0, packed.shape[1], rows, columns, 1, 1)
+    fields = plan.table((codes, scales, sums), out.ctypes.data, rows, jobs.ctypes.data, several=n > 1 and several)
+    table = np.array(fields, np.int64)
+    table[ONE_STREAM] = one_stream
     run_parts(product.address, table.ctypes.data, 0, 1)
     return out
 

@@ -15,6 +15,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv
 from ggufmill.runtime.backends.cpu.kernels.gemv.integer_steps import has_integer_scales
 from ggufmill.runtime.backends.cpu.kernels.gemv.rows import steps
+from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GemvPlan
 from ggufmill.simd import team
 from ggufmill.simd.instructions.dot_products import multiplies_signed
 from ggufmill.simd.target import foreign_target, target
@@ -268,15 +269,14 @@ def test_experts_in_slices(name):
     packed = random_rows(name, matrices * rows, n, rng)
     x = rng.standard_normal((6, n)).astype(np.float32)
     found, _ = activations_for(name, x)
-    arrays = list(found[:3]) if isinstance(found, ActivationCodes) else [found]
+    arrays = found[:3] if isinstance(found, ActivationCodes) else (found,)
+    addresses = ([a.ctypes.data for a in arrays] + [0, 0])[:3]
     jobs = np.array([[2, 0, 1, 3], [0, 1, 5, 4], [1, 0, 2, 0]], np.int64)
     for slices, equal in ((1, 1), (3, 3), (50, 50), (5, 1), (6, 2), (20, 2), (12, 4)):  # of one size, or ever smaller ones
         out = np.full((9, rows + 8), -1, np.float32)
-        table = np.zeros(module.FIELDS, np.int64)
-        table[: module.CODES] = packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, n, slices
-        table[module.CODES : module.CODES + len(arrays)] = [a.ctypes.data for a in arrays]
-        table[module.OUT : module.ONE_STREAM] = out.ctypes.data, rows + 8, jobs.ctypes.data, equal
-        table[module.SEVERAL] = gemv(name).several
+        size = packed.shape[1]
+        plan = GemvPlan(gemv(name), packed.ctypes.data, rows * size, size, rows, n, slices, equal)
+        table = np.array(plan.table(addresses, out.ctypes.data, rows + 8, jobs.ctypes.data, several=True), np.int64)
         program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
         team.run(0, program)
         for matrix, first, tokens, start in jobs:
