@@ -104,16 +104,21 @@ def free_space(folder: Path) -> int | None:
     return shutil.disk_usage(existing).free if existing is not None else None
 
 
-@cache
 def interpreting() -> float:
     """How many times as long as on a Zen 4 that compiles all modules the start of a program takes here, before it computes."""
+    return _compiling_seconds() / _COMPILED * (1.0 if sys.dont_write_bytecode else _BYTECODE)
+
+
+@cache
+def _compiling_seconds() -> float:
+    """Of the processor, for the source of `json.decoder`."""
     import inspect
 
     text, calls, begun = inspect.getsource(json.decoder), 0, time.thread_time()
     while calls == 0 or time.thread_time() - begun < _TIMED:
         compile(text, "", "exec")
         calls += 1
-    return (time.thread_time() - begun) / calls / _COMPILED * (1.0 if sys.dont_write_bytecode else _BYTECODE)
+    return (time.thread_time() - begun) / calls
 
 
 @shown

@@ -107,7 +107,7 @@ def test_a_dry_run_knows_of_covariances_before_they_are_collected(mill, folder, 
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 96)  # of both layers' matrices
     assert weights / 2 < weighed["seconds"]["quantize"] < 2 * weights
     assert weighed["seconds"]["search"] > 2 * weights
-    assert plain["seconds"]["quantize"] < 1
+    assert plain["seconds"]["quantize"] < weights / 100  # what it takes depends on the machine
     assert weighed["memory"]["search"] > plain["memory"]["search"]
 
 
@@ -239,6 +239,7 @@ def test_a_model_that_the_memory_does_not_hold_runs_as_a_copy(mill, folder, monk
 
 def test_a_dry_run_says_the_time_of_what_runs(mill, folder, monkeypatch):
     """Products of a copy in q8_0 take less time than those of floats."""
+    from ggufmill.pipeline.common import forecast
     from ggufmill.pipeline.making import fit
     from ggufmill.runtime import timing
 
@@ -247,6 +248,7 @@ def test_a_dry_run_says_the_time_of_what_runs(mill, folder, monkeypatch):
 
     monkeypatch.setattr(timing, "product_speed", speed)
     monkeypatch.setattr(timing, "attention_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(forecast, "_compiling_seconds", lambda: 0.0)  # what a start takes depends on the machine
     arguments = "--fit", "80k", "-f", folder / "long.txt", "--effort", "1", "--dry-run"
     floats = made(mill, folder, *arguments)["forecast"]["seconds"]
     monkeypatch.setattr(fit, "total_bytes", lambda: 100_000)
