@@ -6,7 +6,7 @@
     python benchmarks/true_size.py WORK_FOLDER --model DeepSeek-V3 --json out/true_size.json --page docs/true-size.md
 
 Every job is a process of its own. Seconds: of the clock and of the processor. Memory is the largest that was no file's
-(RssAnon), looked at each two milliseconds. Predicted are seconds of the processor, and memory; a job that is a
+(RssAnon and RssShmem), looked at each two milliseconds. Predicted are seconds of the processor, and memory; a job that is a
 sixth away from them runs once more. The folder is emptied at the end.
 --page writes the table of all models in the file of --json between two marks of the page.
 """
@@ -77,10 +77,10 @@ def measured(command: list[str], log: Path | None = None) -> tuple[float, float,
 
 def _anonymous(pid: int) -> int:
     try:
-        found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text("utf-8"))
+        kibibytes = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", Path(f"/proc/{pid}/status").read_text("utf-8"))
     except OSError:
         return 0
-    return int(found[1]) << 10 if found else 0
+    return sum(map(int, kibibytes)) << 10
 
 
 def predicted(command: list[str]) -> tuple[float | None, int | None]:

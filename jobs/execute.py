@@ -338,10 +338,15 @@ def ordered_writer(
     on_bytes: Callable[[str, memoryview], None] | None = None,
 ) -> OrderedWriter:
     """A writer of these tensors that records each when it is finished; slots: chunks in flight."""
-    use_direct_io = sum(output.nbytes for output, _ in pending) >= MIN_DIRECT_BYTES
+    is_direct = goes_past_the_cache(sum(output.nbytes for output, _ in pending))
     return OrderedWriter(
-        slots, lambda sink: record(sink.name, sink.digest.hexdigest()), progress, direct=use_direct_io, on_bytes=on_bytes
+        slots, lambda sink: record(sink.name, sink.digest.hexdigest()), progress, direct=is_direct, on_bytes=on_bytes
     )
+
+
+def goes_past_the_cache(nbytes: int) -> bool:
+    """Whether the large tensors of a job of so many bytes are written by `DirectWriter`."""
+    return nbytes >= MIN_DIRECT_BYTES
 
 
 def encoded_rows(output: Output, start: int, stop: int) -> np.ndarray:

@@ -140,3 +140,15 @@ def test_a_thread_has_a_chunk_that_is_encoded_and_others_that_wait(tmp_path):
     assert mapped[1] - mapped[0] == two - one
     copied = [said(tmp_path / "m.gguf", "bf16", n) for n in (1, 2)]
     assert copied[1] - copied[0] == pytest.approx(largest * 2 * written._COPIES, rel=0.01)
+
+
+def test_a_large_file_is_written_from_two_buffers(tmp_path, monkeypatch):
+    """Those past the page cache, of 16 MiB together, were not said."""
+    from ggufmill.jobs import direct_io, execute
+
+    def said():
+        return ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", "q8_0", threads=1, dry_run=True).forecast.memory
+
+    small = said()
+    monkeypatch.setattr(execute, "MIN_DIRECT_BYTES", 0)
+    assert said() - small == 2 * direct_io.BUFFER_BYTES
