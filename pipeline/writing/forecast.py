@@ -49,12 +49,13 @@ def forecast(
     threads: int | None = None,
     has_manifest: bool = False,
     verifies: bool = False,
+    left: Plan | None = None,
 ) -> Forecast:
     """What carrying out a plan of a source takes.
 
     disk_needed: bytes, if the job takes others than the plan's. timing: predicts the seconds, on so many threads (None: all
     processors). has_manifest: sha256 of tensors and of files are taken while they are written. verifies: samples are compared
-    with the source afterwards.
+    with the source afterwards. left: what is to be written, if parts of the plan are there (they are compared, too).
     """
     threads = threads or available_cpus()
     tokens = plan.metadata.get("tokenizer.ggml.tokens")
@@ -67,14 +68,14 @@ def forecast(
     seconds, idle = None, 0.0
     if timing is not None:
         begun = time.process_time() - compilation_seconds()
-        parts = timing(plan, threads)
+        parts = timing(left or plan, threads)
         taken = max(0.0, time.process_time() - compilation_seconds() - begun) if is_timed_first(plan) else 0.0
         seconds = {"start": (interpreting() * starting + taken) / threads, **parts}
-    if seconds is not None and has_manifest:
-        seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
-    if seconds is not None and verifies:
-        seconds["verify"] = verifying_seconds(plan, seconds, threads)
-        idle = (threads - 1) * seconds["verify"]
+        if has_manifest:
+            seconds["checksums"] = 2 * plan.total_bytes * hashing_seconds() / threads
+        if verifies:
+            seconds["verify"] = verifying_seconds(plan, parts if left is None else timing(plan, threads), threads)
+            idle = (threads - 1) * seconds["verify"]
     memory = _STARTED + max(
         before,
         _TOKEN * count

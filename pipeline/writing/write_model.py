@@ -165,15 +165,15 @@ def write_model(
         warn(plan.warnings, detail=True)
         from ...quantize.timing import predict_seconds
 
-        timing, left = options.timing or predict_seconds, without_files(plan, existing)
         taken = forecast(
             plan,
             source,
             deleter.needed_bytes() if deleter is not None else plan.missing_bytes(existing),
-            timing=(lambda _, threads: timing(left, threads)) if options.is_timed else None,
+            timing=(options.timing or predict_seconds) if options.is_timed else None,
             threads=options.threads,
             has_manifest=options.manifest,
             verifies=options.verify,
+            left=without_files(plan, existing) if existing else None,
         )
         if options.sequential is not None:
             taken = options.sequential.added_to(taken, plan)

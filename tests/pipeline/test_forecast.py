@@ -152,3 +152,22 @@ def test_a_large_file_is_written_from_two_buffers(tmp_path, monkeypatch):
     small = said()
     monkeypatch.setattr(execute, "MIN_DIRECT_BYTES", 0)
     assert said() - small == 2 * direct_io.BUFFER_BYTES
+
+
+def test_files_that_stay_are_compared_with_the_source_too(tmp_path, monkeypatch):
+    """What is encoded again for that was said to take as long as if all weights of its type were in the files that are left."""
+    from ggufmill.quantize import timing
+
+    def seconds(plan, threads):
+        return {"q8_0": sum(float(kind.n_elements * n) for kind, n in plan.outputs.counts() if kind.type.name == "q8_0")}
+
+    monkeypatch.setattr(timing, "predict_seconds", seconds)
+    ggufmill.split_model(ggufmill.convert_model(DEMO, tmp_path / "m.gguf").files[0], tmp_path / "s", split_max_tensors=20)
+    first = sorted(tmp_path.glob("s-*.gguf"))[0]
+    given = {"type": "q8_0", "keep_split": True, "verify": True}
+    files = ggufmill.quantize_model(first, tmp_path / "q.gguf", **given).files
+    whole = ggufmill.quantize_model(first, tmp_path / "q.gguf", **given, force=True, dry_run=True).forecast.seconds
+    files[1].unlink()
+    left = ggufmill.quantize_model(first, tmp_path / "q.gguf", **given, partial_requant=True, dry_run=True).forecast.seconds
+    assert 0 < left["q8_0"] < whole["q8_0"] / 2
+    assert left["verify"] == whole["verify"] > 1
