@@ -242,7 +242,8 @@ class Settings(CacheTypes, PlacementOptions):
         "where that is faster, weights of types of up to 6.625 bits to eight bits with a scale per 256 of a row, of up to "
         "five bits with activations alike (else each group keeps its scale, and activations have one per 32). Attention over "
         "caches of f16 or bf16 rounds queries, the keys' weights and cached rows to bf16 where heads are multiples of 32 "
-        "numbers and there is AVX512-BF16 without AMX; queries for keys of q8_0 are rounded to bytes with VNNI.",
+        "numbers and there is AVX512-BF16 without AMX; queries for keys of q8_0 are rounded to bytes with VNNI: of generated "
+        "tokens, too, where at least sixteen heads share keys (latents).",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",
@@ -281,6 +282,11 @@ class Settings(CacheTypes, PlacementOptions):
     def cache_choices(self) -> tuple[object, ...]:
         """All that decides in which form keys and values are cached."""
         return *self.cache_types, *self.cache_rotations, *(getattr(self, name) for name in _TYPES_OF_LAYERS)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether attention may round what it multiplies."""
+        return bool(self.fast) and not self.exact
 
     def of_layer(self, layer: int, n_layers: int) -> Settings:
         """With the cache's types of one layer. The types of the last layers go before those of the first ones."""

@@ -3,6 +3,7 @@ into passes: with every architecture, kind of attention and type of weights. A g
 prompt, and always the same."""
 
 import dataclasses
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 from recorded_models import LATENT, kept_cases, record_of
 
 from ggufmill import quantize_model
+from ggufmill.convert import open_source
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.cpu.kernels.attention import job_parts
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import has_bf16_dots
 from ggufmill.runtime.backends.cpu.lower import experts
+from ggufmill.simd.target import target
 
 DEMO = FOLDER / "demo"  # fp8, latent attention, experts
 LENGTH = 150  # more than a block of keys, and than all windows
@@ -158,6 +163,41 @@ def test_settings(build, case, settings):
     models = [load_model(source, threads=1, **settings), load_model(source, threads=2, ubatch=24, **settings)]
     check_prompts(models, text_of(models[0], case))
     check_generated(models, text_of(models[0], case))
+
+
+def with_wide_rotations(case):
+    """A record of latent attention whose rotated keys are of 32 numbers in place of 16."""
+    record = record_of(case)
+    config = json.loads(record.config) | {"qk_rope_head_dim": 32}
+    rows = {
+        "self_attn.kv_a_proj_with_mqa.weight": config["kv_lora_rank"] + 32,
+        "self_attn.q_b_proj.weight": config["num_attention_heads"] * (config["qk_nope_head_dim"] + 32),
+    }
+    table = {
+        name: ((next((n for end, n in rows.items() if name.endswith(end)), shape[0]), *shape[1:]), mean)
+        for name, (shape, mean) in record.table.items()
+    }
+    return dataclasses.replace(record, config=json.dumps(config), table=table)
+
+
+@pytest.mark.slow(keep=["v3-f16", "minimax-m3-q8_0"])
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("case", ["v3", "deepseek32", "minimax-m3"])
+def test_generated_tokens_that_are_rounded(case, cache, monkeypatch, tmp_path):
+    """As where many heads share keys: over latents, chosen ones, and blocks."""
+    (with_wide_rotations(case) if case in LATENT else record_of(case)).write(tmp_path)
+    source, found = packed(open_source(tmp_path, vocab=False), "q8_0"), []
+    for least in (1, 1000):
+        monkeypatch.setattr(job_parts, "_ROUNDED_QUERIES", least)
+        settings = {"cache_k": cache, "cache_v": cache, "fast": True}
+        models = [load_model(source, threads=1, **settings), load_model(source, threads=2, ubatch=24, **settings)]
+        tokens = text_of(models[0], case)
+        check_generated(models, tokens)
+        found.append(models[0].hidden([(models[0].new_cache(LENGTH), tokens)], generated=True)[0])
+    has_dots = has_bf16_dots() if cache == "f16" else target().has_vnni or target().has_avx_vnni
+    assert np.array_equal(*found) != has_dots
+    differences = np.linalg.norm(found[0] - found[1], axis=1) / np.linalg.norm(found[1], axis=1)
+    assert np.median(differences) < 0.03  # some have other experts, or select other keys
 
 
 CACHES = [

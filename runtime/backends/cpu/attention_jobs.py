@@ -75,8 +75,7 @@ class AttentionJobs:
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
         k_type, v_type = (TYPE_IDS[owner.compiled.part(attention.layer, name).type] for name in names)
         group, kv_heads, window, k_width, v_width, _ = attention.shape
-        rounds = bool(owner.settings.fast) and not owner.settings.exact
-        parts = parts_of(k_type, v_type, owner.gemv, group, k_width, rounds)
+        parts = parts_of(k_type, v_type, owner.gemv, group, k_width, owner.settings.rounds)
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0
         for sequence, n in enumerate(owner.counts):

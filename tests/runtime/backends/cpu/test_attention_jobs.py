@@ -41,7 +41,7 @@ def test_prompts_are_rounded_where_there_are_dot_products(cache, width, monkeypa
     asked.clear()
     assert np.array_equal(model(exact=True, fast=True).logits(TOKENS), exact)
     assert asked == 2 * [(False, False)]
-    # Tokens that are generated are not, over whatever is cached.
+    # Tokens that are generated are not, over whatever is cached: few heads share keys.
     cached = plain.new_cache(len(TOKENS) + 4)
     plain.hidden([(cached, TOKENS)])
     following = [(cached.fork(), TOKENS[:2]), (cached, TOKENS[:2])]

@@ -363,6 +363,35 @@ def test_prompts_may_be_rounded(n, group, widths, past, options, types):
         array[at] = kept
 
 
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0")])
+@pytest.mark.parametrize(
+    ("group", "widths", "past", "window"),
+    [(15, (64, 64), 300, 0), (16, (64, 64), 301, 0), (24, (96, 64), 1500, 200), (130, (160, 128), 700, 0)],
+)
+def test_generated_tokens_are_rounded_where_many_queries_share_keys(group, widths, past, window, types):
+    """One by one or several at a time, whatever threads and tasks there are."""
+    n, params = 5, AttentionParams(widths[0] ** -0.5, window)
+    q, k, v = random(np.random.default_rng(15), n, 2 * group, 2, *widths, past)
+
+    def results(start, stop, workers=ALONE, rounds=True):
+        end = past + stop
+        made = cached(k[:, :end], v[:, :end], past + start, *types)
+        return result(q[start:stop], made, past + start, params, workers, generated=True, rounds=rounds)
+
+    got, expected = results(0, n), plain(q, k, v, past, params)
+    assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < (1.2e-2 if types[0] == "q8_0" else 5e-3)
+    assert np.array_equal(got, results(0, n, rounds=False)) != (group >= 16 and is_rounded(*types))
+    assert np.array_equal(results(0, n, MANY), got)
+    for start, stop in ((0, 1), (1, 3), (4, 5)):
+        assert np.array_equal(results(start, stop, TWO), got[start:stop])
+    for array, at in ((q, (0, 0, 5)), (k, (0, past, 5)), (v, (0, past, 5))):
+        array[at] = np.nan
+        broken = results(0, n)
+        assert np.isnan(broken[0, 0]).any()
+        assert np.isfinite(broken[:, group:]).all()
+        array[at] = 1
+
+
 @pytest.mark.parametrize("types", [("f16", "f16"), ("bf16", "bf16"), ("q8_0", "f16")])
 def test_rounding_does_not_make_results_larger(types):
     """Values of one sign, of f16: one in eight is halfway between two of bf16."""

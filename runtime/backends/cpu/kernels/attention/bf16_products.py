@@ -1,4 +1,4 @@
-"""Attention of prompts over cached rows of f16 or bf16 with everything rounded to bf16, by dot products of pairs
+"""Attention of many queries over cached rows of f16 or bf16 with everything rounded to bf16, by dot products of pairs
 (AVX512-BF16): twice as many products per instruction as of float32. See `Settings.fast`.
 
 Queries and weights are rounded where they lie. A pair are two numbers of a key, or a column's of two values. What is rounded
@@ -130,7 +130,7 @@ def _rounded_products(type_name: str) -> RoundedProducts:
                 value_pairs(value + size * column, following + size * column, is_pair, to)
         _multiply(
             *(task.weights, task.step, task.rows, task.memory, 4 * PANEL, panel_bytes, task.panels, pairs, task.sums),
-            *(task.sums_step, np.bool_(False), task.first, task.last, (task.seen, task.members, KEY_ROWS)),
+            *(task.sums_step, task.replaces != 0, task.first, task.last, (task.seen, task.members, KEY_ROWS)),
         )
 
     score.__qualname__, add.__qualname__ = f"score_rounded_{type_name}", f"add_rounded_{type_name}"

@@ -1,5 +1,5 @@
 """Scores of keys in blocks of bytes (BYTES), by products of bytes: queries are rounded to bytes, too, with a scale for each
-block of 32. Such keys are made of latents in blocks; of cached ones those of q8_0, in prompts with `fast` (see
+block of 32. Such keys are made of latents in blocks; of cached ones those of q8_0, with `fast` (see
 `job_parts`). With VNNI an instruction makes twice as many products as with the 16-bit queries of `block_products`; without
 it scores take a fifth longer than those, and are the same.
 

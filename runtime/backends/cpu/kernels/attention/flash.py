@@ -360,7 +360,7 @@ def _attend(name: str, has_key_blocks: bool, has_value_blocks: bool) -> TaskKern
                         products[3], products[4], products[5], products[6] = v, job[_V_ROW_BYTES], in_rows, count
                         products[7], products[8], products[9], products[10] = to, 4 * width, v_decoded, decoded_at
                         products[11], products[12], products[13] = v_ahead, v_next, v_last
-                        products[14], products[15] = seen_keys, members
+                        products[14], products[15], products[16] = seen_keys, members, np.int64(split_blocks > 0)
                         call_part(job[_VALUE_PART], address(products), 0)
                     v += PANEL * (4 if job[_V_TYPE] == _F32 else 2) * in_rows
                     panels, to, v_rest = panels - in_rows, to + 4 * PANEL * in_rows, v_decoded - PANEL * in_rows

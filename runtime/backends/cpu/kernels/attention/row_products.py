@@ -78,13 +78,13 @@ SCORES = np.dtype(
     ]
 )
 # Operands: values of `count` keys, `panels` of PANEL numbers, weighted by float32 [rows, count], are written to `sums`. The
-# others are for values that are unpacked, of `width` numbers, to `memory`, and added to the sums.
+# others are for values that are unpacked, of `width` numbers, to `memory`, and added to the sums, unless `replaces` is 1.
 VALUES = np.dtype(
     [
         (name, np.int64)
         for name in (
             *("weights", "step", "rows", "values", "value_step", "panels", "count", "sums", "sums_step"),
-            *("width", "memory", "ahead", "first", "last", "seen", "members"),
+            *("width", "memory", "ahead", "first", "last", "seen", "members", "replaces"),
         )
     ]
 )
