@@ -186,7 +186,7 @@ def with_wide_rotations(case):
 def test_generated_tokens_that_are_rounded(case, cache, monkeypatch, tmp_path):
     """As where many heads share keys: over latents, chosen ones, and blocks."""
     (with_wide_rotations(case) if case in LATENT else record_of(case)).write(tmp_path)
-    source, found = packed(open_source(tmp_path, vocab=False), "q8_0"), []
+    source, found = packed(open_source(tmp_path, vocab=False), "f32"), []
     for least in (1, 1000):
         monkeypatch.setattr(job_parts, "_ROUNDED_QUERIES", least)
         settings = {"cache_k": cache, "cache_v": cache, "fast": True}
