@@ -3,8 +3,8 @@
 \b
     python benchmarks/depth.py --rival path/to/llama-sweep-bench --caches f16,q8_0
 
-Two models of four layers with random weights as q8_0: `dense` with 4 key heads for 16 heads of 64, `latent` with latent
-attention of 512 + 64 (-mla 3). Runs of the contenders alternate, with one thread; all is processor time: the rival's clock is
+Models of four layers with random weights as q8_0: `dense` with 4 key heads for 16 heads of 64, `latent` with latent attention
+of 512 + 64 (-mla 3); `latent-128` is one layer of that with 128 heads, as DeepSeek-V3 has. Runs of the contenders alternate, with one thread; all is processor time: the rival's clock is
 replaced by that of its process (by a small library, for which a C compiler is needed). Best of the rounds.
 """
 
@@ -65,7 +65,11 @@ class _Latent(Size):
         return values | {"general.architecture": "deepseek2"}
 
 
-SIZES = {"dense": _DENSE, "latent": _Latent(layers=4, n_embd=1024, n_ff=2048, heads=16, kv_heads=16)}
+SIZES = {
+    "dense": _DENSE,
+    "latent": _Latent(layers=4, n_embd=1024, n_ff=2048, heads=16, kv_heads=16),
+    "latent-128": _Latent(layers=1, n_embd=1024, n_ff=2048, heads=128, kv_heads=128),
+}
 Speeds = dict[int, tuple[float, float]]  # tokens -> of a prompt after them, and of generated ones, tokens per second
 
 
