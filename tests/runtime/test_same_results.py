@@ -180,18 +180,20 @@ def with_wide_rotations(case):
     return dataclasses.replace(record, config=json.dumps(config), table=table)
 
 
-@pytest.mark.slow(keep=["v3-f16", "minimax-m3-q8_0"])
+@pytest.mark.slow(keep=["v3-3-f16", "minimax-m3-None-q8_0"])
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
-@pytest.mark.parametrize("case", ["v3", "deepseek32", "minimax-m3"])
-def test_generated_tokens_that_are_rounded(case, cache, monkeypatch, tmp_path):
-    """As where many heads share keys: over latents, chosen ones, and blocks."""
+@pytest.mark.parametrize(("case", "mla"), [("v3", 3), ("v3", 1), ("deepseek32", 3), ("minimax-m3", None)])
+def test_attention_that_rounds(case, mla, cache, monkeypatch, tmp_path):
+    """Over latents, chosen ones, and blocks; in generated tokens as where many heads share keys."""
     (with_wide_rotations(case) if case in LATENT else record_of(case)).write(tmp_path)
     source, found = packed(open_source(tmp_path, vocab=False), "f32"), []
     for least in (1, 1000):
         monkeypatch.setattr(job_parts, "_ROUNDED_QUERIES", least)
-        settings = {"cache_k": cache, "cache_v": cache, "fast": True}
+        settings = {"cache_k": cache, "cache_v": cache, "fast": True} | ({} if mla is None else {"mla": mla})
         models = [load_model(source, threads=1, **settings), load_model(source, threads=2, ubatch=24, **settings)]
         tokens = text_of(models[0], case)
+        if least == 1:
+            check_prompts(models, tokens)
         check_generated(models, tokens)
         found.append(models[0].hidden([(models[0].new_cache(LENGTH), tokens)], generated=True)[0])
     has_dots = has_bf16_dots() if cache == "f16" else target().has_vnni or target().has_avx_vnni
