@@ -4,8 +4,9 @@
     python benchmarks/depth.py --rival path/to/llama-sweep-bench --caches f16,q8_0
 
 Models of four layers with random weights as q8_0: `dense` with 4 key heads for 16 heads of 64, `latent` with latent attention
-of 512 + 64 (-mla 3); `latent-128` is one layer of that with 128 heads, as DeepSeek-V3 has. Runs of the contenders alternate, with one thread; all is processor time: the rival's clock is
-replaced by that of its process (by a small library, for which a C compiler is needed). Best of the rounds.
+of 512 + 64 (-mla 3); `latent-128` is one layer of that with 128 heads, as DeepSeek-V3 has. Runs of the contenders alternate,
+with one thread; all is processor time: the rival's clock is replaced by that of its process (by a small library, for which a C
+compiler is needed). Best of the rounds.
 """
 
 from __future__ import annotations

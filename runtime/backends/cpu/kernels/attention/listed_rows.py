@@ -25,8 +25,8 @@ from .tiles import PANEL
     JOB_FIELDS.index(name)
     for name in (
         "tasks", "q", "k", "v", "out", "sinks", "n", "group", "kv_heads", "k_width", "v_width", "k_type", "v_type",
-        "k_row_bytes", "v_row_bytes", "past", "splits", "split_blocks", "query_part", "score_part", "value_part", "gather_part", "gathered",
-        "scale", "maxima", "sums",
+        "k_row_bytes", "v_row_bytes", "past", "splits", "split_blocks", "query_part", "score_part", "value_part", "gather_part",
+        "gathered", "scale", "maxima", "sums",
     )
 )  # fmt: skip
 _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
