@@ -243,7 +243,7 @@ class Settings(CacheTypes, PlacementOptions):
         "five bits with activations alike (else each group keeps its scale, and activations have one per 32). Attention over "
         "caches of f16 or bf16 rounds queries, the keys' weights and cached rows to bf16 where heads are multiples of 32 "
         "numbers and there is AVX512-BF16 without AMX; queries for keys of q8_0 are rounded to bytes with VNNI: of generated "
-        "tokens, too, where at least sixteen heads share keys (latents).",
+        "tokens, too, where at least sixteen heads share keys (as all do with latents, unless an indexer selects some).",
         default=None,
         in_cli=False,
         shown="for generating text and measuring speed",

@@ -20,7 +20,7 @@ from .kv_cache import CacheRows
 
 _TASK_BYTES = 1 << 20  # for the rows of a task: half of the cache that is a core's own
 _MAX_ROWS, _MIN_ROWS = 288, 48  # beyond, more gain nothing; below, decoding a block of keys takes longer than its products
-_SPLIT_ROWS = 64  # of generated tokens, whose keys are split: sums of the blocks of a split are in the cache, too
+_SPLIT_ROWS = 64  # at the most where keys are split (more, and sums of blocks leave the cache), if that makes enough tasks
 _TASKS_PER_THREAD = 3
 _MIN_NUMBERS = 1 << 14  # of keys and values, decoded by a task: some microseconds
 _MERGE_NUMBERS = 1 << 12  # added by a part of `merge`
@@ -184,15 +184,16 @@ def _divide(shape: AttentionShape) -> Division:
     max_rows = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
     per_thread = max_rows if fixed else kv_heads * n * group // (_TASKS_PER_THREAD * threads)
     rows = max(_MIN_ROWS, min(_MAX_ROWS, max_rows, per_thread))
-    parts = -(-group // (_SPLIT_ROWS if is_split else rows))
-    members = -(-group // parts)  # queries of a group that a task takes
-    tokens = min(n, max(1, (_SPLIT_ROWS if is_split else rows) // members))
-    first, blocks = 0, -(-(past + n) // flash.KEYS)
-    head_step, split_blocks = 1, 0
+    first, blocks, busy = 0, -(-(past + n) // flash.KEYS), 1 if threads == 1 else 2 * threads
     if is_split:
         first = first_key(max(0, past + 1 - _POSITIONS), window) // flash.KEYS
+        rows = _SPLIT_ROWS if kv_heads * -(-group // _SPLIT_ROWS) * (blocks - first) >= busy else _MIN_ROWS
+    parts = -(-group // rows)
+    members = -(-group // parts)  # queries of a group that a task takes
+    tokens = min(n, max(1, rows // members))
+    head_step, split_blocks = 1, 0
+    if is_split:
         numbers = (blocks - first) * flash.KEYS * (k_width + v_width)
-        busy = 1 if threads == 1 else 2 * threads
         head_step = max(1, kv_heads * parts // busy, min(kv_heads, _MIN_NUMBERS // numbers))
         target = min(busy // (-(-kv_heads // head_step) * parts), numbers // _MIN_NUMBERS)
         split_blocks = _split_blocks(first, blocks, target)

@@ -185,8 +185,7 @@ class LatentBatch:
                 new = at.stop - at.start
                 keys, values = cache.rows(layer, "kv", new), cache.rows(layer, values_name, new)
                 segments.append(Segment(wide[at], keys, values, cache.length, out[at]))
-            rounds = self._pass.settings.rounds and self._observer is None
-            attend(segments, 1, self._params, workers, self._pass.gemv, rounds)
+            attend(segments, 1, self._params, workers, self._pass.gemv, self._pass.settings.rounds)
             rotate(out.reshape(-1, s.rank), values_part)
             return
         for cache, at in batch:

@@ -179,11 +179,12 @@ def attend_blocks(op: Attention, out: PassProgram, q: View, result: View) -> Non
     if kv_heads % chosen and chosen % kv_heads:
         raise PlanError(f"layer {op.layer} has {chosen} index heads for {kv_heads} key heads: one has to divide the other")
     units = max(kv_heads, chosen)
-    products = parts_of(*types, out.gemv, q.heads // units, q.width, out.gemv and out.settings.rounds)
+    products = parts_of(*types, out.gemv, q.heads // units, q.width)
     names, tables = [out.names.index(name) for name in "kv"], out.row_addresses
     numbers = {"heads": q.heads, "kv_heads": kv_heads, "chosen": chosen, "units": units, "top": top_k, "block": op.block}
-    numbers |= {**products._asdict(), "v_type": types[1], "k_width": q.width, "v_width": result.width, "is_split": out.gemv}
-    numbers |= {"attend": flash.attend_of(products.k_type, types[1]).address}
+    numbers |= {"k_type": types[0], "v_type": types[1], "k_width": q.width, "v_width": result.width, "is_split": out.gemv}
+    numbers |= {"score_part": products.score_part, "value_part": products.value_part}
+    numbers |= {"attend": flash.attend_of(*types).address}
     out.task(
         listed_rows.attend_blocks,
         out.n * units,
@@ -225,14 +226,14 @@ def attend_listed(
     of_state["lengths"] = out.lengths
     type_id = TYPE_IDS["f32" if name is None else out.compiled.part(layer, name).type]
     heads, row_type = q.heads, type_id if kv is None else TYPE_IDS["f32"]
-    products = parts_of(row_type, row_type, out.gemv, heads, q.width, out.gemv and out.settings.rounds)
+    products = parts_of(row_type, row_type, out.gemv, heads, q.width)
     # Some tasks for each thread; each brings its rows together by itself.
     parts = -(-_TASKS * out.threads // out.n) if out.threads > 1 else 1
     members = max(-(-heads // parts), min(heads, _LEAST_HEADS))
     numbers = {"heads": heads, "members": members, "k_width": q.width, "v_width": result.width, "scale": params.scale}
     numbers |= {"window": size, "stride": stride, "every": 0 if name is None else every, "is_split": out.gemv}
     numbers |= {"top": 0 if selection is None else selection.size, "type_id": type_id, "row_type": row_type}
-    numbers |= {"query_part": products.query_part, "score_part": products.score_part, "value_part": products.value_part}
+    numbers |= {"score_part": products.score_part, "value_part": products.value_part}
     numbers |= {"attend": flash.attend_floats.address, "gather": listed_rows.gather.address}
     out.task(
         listed_rows.attend_listed,

@@ -363,14 +363,19 @@ def test_prompts_may_be_rounded(n, group, widths, past, options, types):
         array[at] = kept
 
 
-@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0")])
 @pytest.mark.parametrize(
-    ("group", "widths", "past", "window"),
-    [(15, (64, 64), 300, 0), (16, (64, 64), 301, 0), (24, (96, 64), 1500, 200), (130, (160, 128), 700, 0)],
+    "types", [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "bf16")]
 )
-def test_generated_tokens_are_rounded_where_many_queries_share_keys(group, widths, past, window, types):
+@pytest.mark.parametrize(
+    ("group", "widths", "past", "options"),
+    [
+        *((15, (64, 64), 300, {}), (16, (64, 64), 301, {}), (24, (96, 96), 1500, {"window": 200})),
+        *((130, (160, 128), 700, {}), (17, (64, 32), 140, {"softcap": 3.0})),
+    ],
+)
+def test_generated_tokens_are_rounded_where_many_queries_share_keys(group, widths, past, options, types):
     """One by one or several at a time, whatever threads and tasks there are."""
-    n, params = 5, AttentionParams(widths[0] ** -0.5, window)
+    n, params = 5, AttentionParams(widths[0] ** -0.5, **options)
     q, k, v = random(np.random.default_rng(15), n, 2 * group, 2, *widths, past)
 
     def results(start, stop, workers=ALONE, rounds=True):

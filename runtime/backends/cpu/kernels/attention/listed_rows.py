@@ -20,13 +20,13 @@ from .tiles import PANEL
 
 (
     _TASKS, _Q, _K, _V, _OUT, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_TYPE, _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES,
-    _PAST, _SPLITS, _SPLIT_BLOCKS, _QUERY_PART, _SCORE_PART, _VALUE_PART, _GATHER_PART, _GATHERED, _SCALE, _MAXIMA, _SUMS,
+    _PAST, _SPLITS, _SPLIT_BLOCKS, _SCORE_PART, _VALUE_PART, _GATHER_PART, _GATHERED, _SCALE, _MAXIMA, _SUMS,
 ) = (
     JOB_FIELDS.index(name)
     for name in (
         "tasks", "q", "k", "v", "out", "sinks", "n", "group", "kv_heads", "k_width", "v_width", "k_type", "v_type",
-        "k_row_bytes", "v_row_bytes", "past", "splits", "split_blocks", "query_part", "score_part", "value_part", "gather_part",
-        "gathered", "scale", "maxima", "sums",
+        "k_row_bytes", "v_row_bytes", "past", "splits", "split_blocks", "score_part", "value_part", "gather_part", "gathered",
+        "scale", "maxima", "sums",
     )
 )  # fmt: skip
 _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
@@ -34,9 +34,8 @@ _JOB_SIZE, _TASK_SIZE, _F32 = len(JOB_FIELDS), len(TASK_FIELDS), TYPE_IDS["f32"]
 # these are all there are, they stay what they are; else they are decoded.
 _LISTED_SIZE = 6
 # Of both attentions: widths of keys and values, the factor of the scores; attend: address of what flash.attend_of returns;
-# query_part, score_part, value_part: see job_parts; is_split: whether sums have the order of generated tokens (see flash).
-_PARTS = "query_part", "score_part", "value_part"
-ATTENTION = dict.fromkeys(("k_width", "v_width", "attend", *_PARTS, "is_split"), INT) | {"scale": REAL}
+# score_part, value_part: see job_parts; is_split: whether sums have the order of generated tokens (see flash).
+ATTENTION = dict.fromkeys(("k_width", "v_width", "attend", "score_part", "value_part", "is_split"), INT) | {"scale": REAL}
 
 
 def _gather(argument, number):
@@ -157,8 +156,7 @@ def _attend_rows(task, job, count, head, head_end):
         split_blocks = np.int64(1)
         while split_blocks < blocks:
             split_blocks *= 2
-        job[_SPLIT_BLOCKS], job[_QUERY_PART] = split_blocks, task.query_part
-        job[_SCORE_PART], job[_VALUE_PART] = task.score_part, task.value_part
+        job[_SPLIT_BLOCKS], job[_SCORE_PART], job[_VALUE_PART] = split_blocks, task.score_part, task.value_part
     view(address(job), _JOB_SIZE, np.float64)[_SCALE] = task.scale
     call_part(task.attend, address(job), 0)
     keep_alive(part)
