@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ggufmill.cli import main
 from ggufmill.runtime.text.tokenizer import Tokenizer
@@ -14,6 +15,10 @@ pytest_plugins = ["end_of_run", "selection"]
 
 # What tests start with sys.executable: in emulation the interpreter only runs through its launcher (tests/levels.py sets this).
 sys.executable = os.environ.get("GGUFMILL_TEST_PYTHON", sys.executable)
+
+# How long an example takes depends on the machine, and on what else it does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Triton's kernels run in its interpreter, unless they are to be tested on a device; it reads this once, when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu").startswith("cuda") else "1")

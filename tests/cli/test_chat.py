@@ -163,7 +163,7 @@ def test_in_a_terminal():
         wait_for("> ")
         os.write(ours, b"half a li")
         wait_for("half a li")
-        time.sleep(0.2)  # a signal while readline still works on a key is not seen before the next one
+        time.sleep(2)  # a signal while readline still works on a key is not seen before the next one
         os.write(ours, b"\x03")
         wait_for("/exit or Ctrl-D ends the conversation")
         wait_for("> ")

@@ -12,6 +12,7 @@ from commands import exit_code
 
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix.covariance import open_covariance
+from ggufmill.operating_system.process import low_priority
 from ggufmill.recipes import FOLDER
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
@@ -36,7 +37,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     seen = None
     for options in ([], ["--resume"]):
         command = [sys.executable, "-m", "ggufmill", *map(str, [*job, *options])]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(low_priority(command), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == seen):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)

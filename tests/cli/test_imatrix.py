@@ -19,6 +19,7 @@ from ggufmill.errors import MillError
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.imatrix import Imatrix, load
 from ggufmill.jobs.lock import output_lock
+from ggufmill.operating_system.process import low_priority
 from ggufmill.recipes import FOLDER
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
@@ -60,7 +61,8 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     """SIGKILL once there is something to resume."""
     out, state = tmp_path / "demo.imatrix", tmp_path / "demo.imatrix.state"
     job = ["imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 12, "--process-output", *SHORT, "--output-frequency", 1]
-    process = subprocess.Popen([sys.executable, "-m", "ggufmill", *map(str, job)], stderr=subprocess.DEVNULL)
+    command = low_priority([sys.executable, "-m", "ggufmill", *map(str, job)])
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while process.poll() is None and not state.exists():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

@@ -16,6 +16,7 @@ from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.outputs import Output
 from ggufmill.jobs.plan import make_plan
+from ggufmill.operating_system.process import low_priority
 from ggufmill.quantize.covariance.matrix.triangles import FoldedCovariance, triangle_size
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime.evaluate import compare
@@ -49,7 +50,7 @@ def files(tmp_path_factory):
 
 def peak(*arguments):
     """The most memory that a job took, bytes: what is no file's (RssAnon, RssShmem)."""
-    command, most = [sys.executable, "-m", "ggufmill", *map(str, arguments)], 0
+    command, most = low_priority([sys.executable, "-m", "ggufmill", *map(str, arguments)]), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         while job.poll() is None:
             status = Path(f"/proc/{job.pid}/status")

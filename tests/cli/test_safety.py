@@ -18,6 +18,7 @@ from failures import error_line
 from ggufmill.formats import FormatError, open_gguf
 from ggufmill.formats.safetensors import open_safetensors
 from ggufmill.jobs.execute import execute
+from ggufmill.operating_system.process import low_priority
 from ggufmill.pipeline.writing import carry_out as writing
 from ggufmill.quantize import verify as verifying
 from ggufmill.recipes import FOLDER
@@ -211,7 +212,9 @@ def test_signals(job, tmp_path, number):
     command, _, bytes_ = job
     out, journal, stopped = tmp_path / "out.gguf", tmp_path / "out.gguf.journal", 0
     for delay in (0.0, 0.05, 0.15):
-        process = subprocess.Popen([*MILL, *command, "--resume"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            low_priority([*MILL, *command, "--resume"]), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
         while not is_locked(journal) and process.poll() is None:
             time.sleep(0.002)
         time.sleep(delay)

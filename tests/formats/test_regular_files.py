@@ -111,14 +111,15 @@ def test_a_pipe_into_which_nothing_writes_is_not_waited_for(tmp_path, mill, monk
 
 
 def test_a_writer_that_takes_its_time_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_range, "PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(file_range, "PIPE_SECONDS", 0.0)
     os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # a writer is there before anybody reads
 
     def write():
-        with (tmp_path / "pipe").open("wb", buffering=0) as pipe:
-            for part in (b"one ", b"two"):
-                time.sleep(0.3)
-                pipe.write(part)
+        for part in (b"one ", b"two"):
+            time.sleep(0.3)
+            os.write(pipe, part)
+        os.close(pipe)
 
     writer = threading.Thread(target=write)
     writer.start()

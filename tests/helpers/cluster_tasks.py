@@ -14,7 +14,7 @@ def square(number):
 
 def slow_first(number):
     """The first piece takes longest."""
-    time.sleep(0.5 if number == 0 else 0.01)
+    time.sleep(3 if number == 0 else 0.01)
     return number
 
 

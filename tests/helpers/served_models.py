@@ -47,7 +47,7 @@ def text_of(url, model):
 
 
 def statuses(url):
-    return {each["id"]: each["status"]["value"] for each in httpx.get(f"{url}/models").json()["data"]}
+    return {each["id"]: each["status"]["value"] for each in httpx.get(f"{url}/models", timeout=PATIENCE).json()["data"]}
 
 
 def loaded_at(url):

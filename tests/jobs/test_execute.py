@@ -108,7 +108,7 @@ SCRIPT = textwrap.dedent("""
 
     def output(i):
         def produce(start, stop):
-            time.sleep(0.004)
+            time.sleep(0.02)
             return np.random.default_rng(i).integers(0, 256, (64, 4096), np.uint8)[start:stop]
         return Output(f"t{i}", (1024, 64), "f32", TYPES["f32"], "test", produce)
 

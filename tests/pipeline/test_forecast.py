@@ -25,7 +25,9 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize("refine", [0, 1])
-def test_a_search_counts_the_models_that_it_measures(tmp_path, measured, refine):
+def test_a_search_counts_the_models_that_it_measures(tmp_path, measured, refine, monkeypatch):
+    monkeypatch.setattr("ggufmill.pipeline.recipe_search.forecast.encode_speed", lambda *_, **__: 1e8)
+    monkeypatch.setattr("ggufmill.runtime.timing.waiting", lambda: 1.0)
     arguments = {**READ, "types": TYPES, "target_bpw": 5.5, "refine": refine}
     planned = ggufmill.search_recipe(DEMO, tmp_path / "r.txt", dry_run=True, **arguments)
     assert not measured

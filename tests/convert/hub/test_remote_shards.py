@@ -159,7 +159,8 @@ def test_failures_of_the_server(hub, monkeypatch, failure):
 
 
 def test_a_server_that_does_not_answer(hub, monkeypatch):
-    tensors, _ = open_shard(hub, monkeypatch, attempts=2, timeout=0.1)
+    tensors, prefetcher = open_shard(hub, monkeypatch, attempts=2)
+    prefetcher.transport._timeout = 0.1  # the header has been read
     hub.faults = [lambda h, n, a, b: time.sleep(0.5) or True]
     with pytest.raises(MillError, match="gave up after 2 attempts: .*timed out"):
         tensors["t0"].rows(0, 1)

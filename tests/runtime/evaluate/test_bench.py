@@ -70,6 +70,7 @@ def test_mean_and_deviation():
 
 
 def test_only_measured_tokens_are_timed(counting, monkeypatch):
+    Runner(counting).seconds(Case(4, 2))  # loads kernels, which looks at the clock
     clock = iter(range(100))
     monkeypatch.setattr("ggufmill.runtime.evaluate.bench.time.perf_counter", lambda: next(clock))
     runner = Runner(counting)
@@ -97,6 +98,8 @@ def test_passes_of_a_sweep(counting):
 
 
 def test_repetitions_of_a_sweep(counting, monkeypatch):
+    list(sweep(counting, 16, pp=8, tg=2, warm_up=False))  # loads kernels, which looks at the clock
+    counting.passes.clear()
     seconds = iter([2, 1, 4, 2, 1, 1, 1, 1])  # of generation and prompt in turn, twice at each of two depths
     now = [0.0]
 

@@ -21,6 +21,7 @@ def compile_a_function():
 
 
 def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
+    compile_a_function()  # the first one loads modules
     model = load_model(tiny, cache_k="f32", cache_v="f32")
     generate(model, "a", n_predict=2, temp=0).text()
     run, compile_seconds = model.executable.hidden, []

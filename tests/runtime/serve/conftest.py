@@ -79,7 +79,7 @@ def running():
         thread = threading.Thread(target=serve, args=positional, kwargs=arguments | {"settings": settings})
         thread.start()
         stops.append((settings.stop, thread))
-        assert ready.wait(20)
+        assert ready.wait(120)
         return url[0]
 
     yield start

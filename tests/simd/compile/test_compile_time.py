@@ -102,7 +102,7 @@ def test_short_times_are_added_up_until_they_are_worth_a_line(lines, monkeypatch
 
 
 def test_waiting_for_another_process_counts_as_compiling(lines):
-    start, wall_start = seconds_without_compilation(), time.perf_counter()
+    wall_start, start = time.perf_counter(), seconds_without_compilation()
     with compiling_for("q2_K, q3_K"), compile_time.waiting_for_compilation():
         time.sleep(0.02)
     assert seconds_without_compilation() - start <= time.perf_counter() - wall_start - 0.02
