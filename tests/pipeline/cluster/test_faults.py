@@ -31,10 +31,10 @@ def expected(tmp_path_factory):
 
 
 @pytest.fixture
-def running(tmp_path):
+def running(tmp_path, request):
     folder = tmp_path / "dask"
     folder.mkdir()
-    with processes(folder, ttl="3s") as started:
+    with processes(folder, ttl=getattr(request, "param", "120s")) as started:
         yield started
 
 
@@ -77,6 +77,7 @@ def test_worker_is_killed(running, out, expected, caplog, output):
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("running", ["3s"], indirect=True)
 def test_worker_is_frozen(running, out, expected, caplog):
     running.worker("good")
     frozen = running.worker("frozen", at_first_rows(out.parent / "marker", "os.kill(os.getpid(), signal.SIGSTOP)"))
