@@ -173,9 +173,17 @@ def test_memory_that_a_model_alone_exceeds(start, opening):
     assert loaded_at(url) == {"b"}
 
 
-def test_a_model_at_work_stays_and_others_get_their_turn(start, opening):
+def test_a_model_at_work_stays_and_others_get_their_turn(start, opening, monkeypatch):
     """b waits for a's answer; a request for a that comes after b's is answered after b's."""
-    url, order = start(most=1), []
+    url, order, go_on, passes = start(most=1), [], threading.Event(), []
+    feed = opening.models["a"].feed
+
+    def waits(*given, **named):
+        passes.append(given)
+        assert len(passes) != 20 or go_on.wait(PATIENCE)
+        return feed(*given, **named)
+
+    monkeypatch.setattr(opening.models["a"], "feed", waits)
 
     def ask(name):
         order.append((name, text_of(url, name)))
@@ -187,6 +195,7 @@ def test_a_model_at_work_stays_and_others_get_their_turn(start, opening):
         threads.append(threading.Thread(target=ask, args=("a",)))
         threads[1].start()
         n_seen, was_loaded = len(lines), loaded_at(url)
+        go_on.set()
         assert ended.wait(PATIENCE)
         for thread in threads:
             thread.join(PATIENCE)
