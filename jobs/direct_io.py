@@ -21,6 +21,7 @@ from ..operating_system import files
 
 BLOCK = 4096  # bytes; a multiple of the alignment that devices and file systems ask for
 BUFFER_BYTES = 8 << 20
+MEMORY = 2 * BUFFER_BYTES  # of a writer: one buffer is written while the other is filled
 MIN_TENSOR_BYTES = 4 << 20  # smaller tensors go through the cache: they are not worth a wait for the disk
 TRIAL_BYTES = 128 << 20  # written before the disk's speed is judged
 SLOW = 150e6  # bytes per second; spinning disks and network storage are below it

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sized
 from itertools import pairwise
 
 from ...formats import TensorSource, dims
-from ...jobs.direct_io import BUFFER_BYTES
+from ...jobs import direct_io
 from ...jobs.execute import CHUNK_ELEMENTS, CHUNKS_PER_THREAD, goes_past_the_cache
 from ...jobs.outputs import OutputKind
 from ...jobs.plan import Plan
@@ -82,7 +82,7 @@ def forecast(
         + threads * _thread_bytes(plan)
         + plan.covariance_bytes
         + (_PREPARING if plan.covariance_bytes else 0)
-        + (2 * BUFFER_BYTES if goes_past_the_cache((left or plan).total_bytes) else 0),
+        + (direct_io.MEMORY if goes_past_the_cache((left or plan).total_bytes) else 0),
     )
     needed, free = plan.file_bytes if disk_needed is None else disk_needed, free_space(plan.files[0].path.parent)
     return Forecast(needed, free, seconds, memory=memory, threads=threads, idle=idle)

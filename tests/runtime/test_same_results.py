@@ -165,9 +165,9 @@ def test_settings(build, case, settings):
     check_generated(models, text_of(models[0], case))
 
 
-def with_wide_rotations(case):
-    """A record of latent attention whose rotated keys are of 32 numbers in place of 16."""
-    record = record_of(case)
+def with_wide_rotations():
+    """The record of DeepSeek-V3 with rotated keys of 32 numbers in place of 16."""
+    record = record_of("v3")
     config = json.loads(record.config) | {"qk_rope_head_dim": 32}
     rows = {
         "self_attn.kv_a_proj_with_mqa.weight": config["kv_lora_rank"] + 32,
@@ -185,7 +185,7 @@ def with_wide_rotations(case):
 @pytest.mark.parametrize("mla", [0, 1, 3])
 def test_attention_that_rounds(mla, cache, monkeypatch, tmp_path):
     """In generated tokens as where many heads share keys."""
-    with_wide_rotations("v3").write(tmp_path)
+    with_wide_rotations().write(tmp_path)
     source, found = packed(open_source(tmp_path, vocab=False), "f32"), []
     for least in (1, 1000):
         monkeypatch.setattr(job_parts, "_ROUNDED_QUERIES", least)

@@ -254,7 +254,7 @@ def test_timings_are_elapsed_times(engine):
         assert 0 < t.generated_seconds < wall
         assert t.prompt_seconds + t.generated_seconds <= wall
     # The tasks run at the same time: the sum of their times is longer than the elapsed time.
-    assert sum(client.end.timings.generated_seconds for client in clients) > wall
+    assert sum(client.end.timings.generated_seconds for client in clients) > 1.5 * wall
 
 
 def test_cached_prompts_are_not_read_again(engine):
